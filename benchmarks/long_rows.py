@@ -74,7 +74,7 @@ def measure(*, num_rows: int, num_prompt_tokens: int, has_holes: bool, num_steps
         scheduler.update(batch, tokens, counts)
         return len(batch.rows), time.thread_time() - resumed + scheduled - start
 
-    while scheduler.counts()["waiting"] or any(manager.num_tokens - manager.num_computed > 1):
+    while scheduler.counts()["waiting"] or any(manager.rows.num_tokens - manager.rows.num_computed > 1):
         step()
     for i in sorted(doomed):
         scheduler.abort(f"r{i}")

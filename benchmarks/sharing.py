@@ -55,8 +55,8 @@ def saved(model: LoadedModel, asked: list[tuple[list[int], Any]]) -> float:
     def count(_: object) -> None:
         nonlocal named, used
         manager = engine.manager
-        named += int(manager.num_table_blocks[engine.scheduler.running_rows()].sum())
-        used += manager.num_used
+        named += int(manager.rows.num_blocks[engine.scheduler.running_rows()].sum())
+        used += manager.device.num_used
 
     engine.on_batch = count
     for prompt, params in asked:

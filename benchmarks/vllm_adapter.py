@@ -121,6 +121,6 @@ class Engine:
 
     def usage(self) -> tuple[float, float]:
         """(share of the blocks held by live requests, computed tokens per slot of those; above 1 means shared)."""
-        used_slots = self.manager.num_used * self.manager.block_size
-        computed = int(self.manager.num_computed[self.manager.live_rows].sum())
-        return self.manager.usage, computed / used_slots if used_slots else 0.0
+        used_slots = self.manager.device.num_used * self.manager.block_size
+        computed = int(self.manager.rows.num_computed[self.manager.rows.live].sum())
+        return self.manager.device.usage, computed / used_slots if used_slots else 0.0

@@ -66,6 +66,6 @@ class Plugged(VllmEngine):
     def usage(self) -> tuple[float, float]:
         """Share of the blocks that are used, and computed tokens for each slot of those."""
         manager = self.sched.manager
-        used = manager.num_used
-        computed = int(manager.num_computed[manager.live_rows].sum())
+        used = manager.device.num_used
+        computed = int(manager.rows.num_computed[manager.rows.live].sum())
         return used / manager.num_blocks, computed / (used * manager.block_size) if used else 0.0

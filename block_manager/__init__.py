@@ -9,6 +9,7 @@ from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
 from .stats import MemoryStats
+from .views import RowView, TierView
 
 __all__ = [
     "Admission",
@@ -21,5 +22,7 @@ __all__ = [
     "MemoryStats",
     "Moves",
     "Removed",
+    "RowView",
     "Stored",
+    "TierView",
 ]

@@ -78,6 +78,11 @@ class Growth:
         self._promised.append((row, have, wanted - have))
         self.num_promised += wanted - have
 
+    @property
+    def num_unpromised(self) -> int:
+        """Blocks that can be drawn beyond those that are promised."""
+        return self._device.num_available - self.num_promised
+
     def evict_promised(self) -> None:
         """Evict what the next draw would, if anything, by drawing now: before content is looked up."""
         if self.num_promised > self._device.num_free:

@@ -1,7 +1,7 @@
-"""The block manager: the public door of the memory layer.
+"""The block manager: the checked calls of the memory layer.
 
-Every operation takes rows, checks, and then acts: one that cannot be done whole raises and changes nothing. It returns data
-movement as arrays of block ids. Calls are serialised by the caller.
+Every call is atomic: it succeeds, or raises a typed error and changes nothing. Data movement is returned as arrays of block ids. Calls are
+serialised by the caller.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .stats import MemoryStats
 from .tables import Rows, Tables
+from .views import TierView
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -71,7 +72,7 @@ class BlockManager(Uncopyable):
     back. The moves that a call returns run before those of the next call, and after a call that returns none those of `take_moves`;
     calls between two `next_batch` belong to one step, in which rows may share what others of it compute.
 
-    Raises InvalidConfig for sizes that are not positive (host_blocks may be 0), and for switches that are no bool.
+    `rows` are the columns of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not positive (host_blocks may be 0), and for switches that are no bool.
     """
 
     def __init__(
@@ -96,27 +97,29 @@ class BlockManager(Uncopyable):
             )
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
-        self._memory = Memory(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
+        self._memory = memory = Memory(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
+        self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 
     def claim(self) -> Memory:
-        """Give this memory, by its unchecked calls, to a scheduler, which alone opens, changes and ends rows and batches from now on: of others' such calls each raises
-        MemoryClaimed. Reading, events, `retain` and `reset_cache` stay open to all. Raises InvalidConfig when another scheduler has it, or
-        rows are open."""
-        if self._is_claimed or len(self.live_rows):
+        """Give the memory, with its unchecked calls, to a scheduler: calls here that change rows or batches raise MemoryClaimed from now on. Raises
+        InvalidConfig when another scheduler has it, or rows are open."""
+        if self._is_claimed or len(self.rows.live):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
         return self._memory
 
-    def _must_be_unclaimed(self, call: str) -> None:
+    def _own(self, call: str) -> Memory:
+        """The memory, to be changed by this call. Raises MemoryClaimed."""
         if self._is_claimed:
             raise MemoryClaimed(call)
+        return self._memory
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.
 
-        Raises InvalidConfig for negative numbers. NEVER only if an empty pool could not hold them; the watermark alone gives LATER, and does not count while no block is
-        used, so that it never keeps the first one out.
+        NEVER only if an empty pool could not hold them. The watermark does not count while no block is used, so that it never keeps the first
+        request out. Raises InvalidConfig for negative numbers.
         """
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
@@ -142,9 +145,9 @@ class BlockManager(Uncopyable):
 
     def next_batch(self) -> int:
         """What is allocated from now on is another batch, which runs after those before it. Returns its number."""
-        self._must_be_unclaimed("next_batch")
-        self._memory.begin_batch(self._memory.batch + 1)
-        return self._memory.batch
+        memory = self._own("next_batch")
+        memory.begin_batch(memory.batch + 1)
+        return memory.batch
 
     def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
@@ -153,14 +156,14 @@ class BlockManager(Uncopyable):
         Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host.
         Raises InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False).
         """
-        self._must_be_unclaimed("add")
+        memory = self._own("add")
         reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
-        return self._memory.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
+        return memory.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
 
     def append(self, row: int, tokens: Any) -> None:
-        """The row knows more tokens. Raises UnknownRow or InvalidTokens."""
-        self._must_be_unclaimed("append")
-        self._memory.append_row(self._memory.tables.one(row, allow_swapped=True), token_array(tokens))
+        """Add known tokens to the row. Raises UnknownRow or InvalidTokens."""
+        memory = self._own("append")
+        memory.append_row(memory.tables.one(row, allow_swapped=True), token_array(tokens))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
         """Put `counts[i]` more tokens of `rows[i]` in flight in the batch that is being composed: draw the blocks they need, copy a
@@ -171,15 +174,15 @@ class BlockManager(Uncopyable):
         RowInFlight (it is in this batch already), RowSwapped, InvalidTokens (less than 1, or more than the row knows and `unknown`)
         or OutOfBlocks, changing nothing.
         """
-        self._must_be_unclaimed("allocate")
-        tables = self._memory.tables
+        memory = self._own("allocate")
+        tables = memory.tables
         array = tables.checked(rows)
         wanted, beyond = _counts(counts, array, "counts"), _counts(unknown, array, "unknown")
         if not len(array):
             # A batch without rows would be one to confirm.
             return NO_MOVES
         for row in array.tolist():
-            if self._memory.is_placed(row):
+            if memory.is_placed(row):
                 raise RowInFlight(row)
         known = tables.num_tokens[array] - tables.num_launched[array]
         is_wrong = (
@@ -192,11 +195,11 @@ class BlockManager(Uncopyable):
                 "not launched."
             )
         launched = tables.num_launched[array]
-        moves = self._memory.place(array, launched, launched + wanted)
-        self._memory.draw_promised()
+        moves = memory.place(array, launched, launched + wanted)
+        memory.growth.draw_promised()
         moves = self._with_content(moves)
         # Moves run in the order of the calls: the sources are read before anything else is written there.
-        self._memory.growth.release_copied()
+        memory.growth.release_copied()
         return moves
 
     def confirm(self) -> int:
@@ -205,25 +208,21 @@ class BlockManager(Uncopyable):
         Without one that is out, the batch that is being composed ends. Returns its number. Raises NothingInFlight, or InvalidTokens for
         a row whose tokens in this batch are still unknown: `append` tells them first.
         """
-        self._must_be_unclaimed("confirm")
+        memory = self._own("confirm")
         flight = self._ending(0)
-        known = self._memory.tables.num_tokens
+        known = memory.tables.num_tokens
         for row, _, end in flight.shares():
-            if min(end, int(self._memory.tables.num_launched[row])) > known[row]:
+            if min(end, int(memory.tables.num_launched[row])) > known[row]:
                 raise InvalidTokens(
                     f"row {row}: batch {flight.number} computes its tokens up to {end}, and {known[row]} are known; append the others first."
                 )
-        self._memory.settle(flight)
+        memory.settle(flight)
         return flight.number
 
     def cancel(self) -> dict[int, int]:
-        """The latest batch, that is being composed or out, was not computed: blocks drawn for it go back, pending nodes are withdrawn.
-
-        A row that shared such a node gives up its table from there on. Returns, for each such row, the hit tokens that it gave up and
-        that had been counted. Raises NothingInFlight, changing nothing.
-        """
-        self._must_be_unclaimed("cancel")
-        return self._memory.take_back(self._ending(-1))
+        """Take back the latest batch, composed or out: its blocks are released, its pending nodes withdrawn. A row that shared such a node gives
+        up its table from there on. Returns the counted hit tokens that each such row gave up. Raises NothingInFlight, changing nothing."""
+        return self._own("cancel").take_back(self._ending(-1))
 
     def _ending(self, place: int) -> Flight:
         flights = self._memory.flights
@@ -235,80 +234,66 @@ class BlockManager(Uncopyable):
         return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
-        """The tables of these rows hold at least `num_blocks[i]` blocks (lookahead, preallocation), and keep them on cancel.
-
-        Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing.
-        """
-        self._must_be_unclaimed("reserve")
-        array = self._memory.tables.checked(rows)
+        """Draw blocks until these rows' tables hold `num_blocks[i]` at least (lookahead, preallocation); a cancel leaves them. Raises UnknownRow,
+        DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
+        memory = self._own("reserve")
+        array = memory.tables.checked(rows)
         wanted = _counts(num_blocks, array, "num_blocks")
         if (wanted < 0).any():
             raise InvalidConfig(f"a table cannot hold {wanted.min()} blocks.")
         if (wanted > self.num_blocks).any():
             # As Python integers: the sum of such numbers may not fit into 64 bits.
-            missing = np.maximum(wanted - self._memory.tables.num_blocks[array], 0)
-            raise OutOfBlocks(sum(missing.tolist()), self.num_available)
-        self._memory.reserve_rows(array, wanted)
+            missing = np.maximum(wanted - memory.tables.num_blocks[array], 0)
+            raise OutOfBlocks(sum(missing.tolist()), self.device.num_available)
+        memory.reserve_rows(array, wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
-        """Give up the row's blocks from column `num_blocks` on, and on the host all behind them; its watermarks fall with them.
-
-        What batches that are out compute there is lost. Raises UnknownRow or InvalidConfig (negative, or past the table's end),
-        changing nothing.
-        """
-        self._must_be_unclaimed("truncate")
-        row = self._memory.tables.one(row, allow_swapped=True)
-        have = int(self._memory.tables.num_blocks[row])
+        """Give up the row's blocks from column `num_blocks` on, on the host too; its watermarks fall with them, and what batches that are out
+        compute there is lost. Raises UnknownRow or InvalidConfig (negative, or past the table's end), changing nothing."""
+        memory = self._own("truncate")
+        row = memory.tables.one(row, allow_swapped=True)
+        have = int(memory.tables.num_blocks[row])
         if not is_integer(num_blocks) or not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
-        self._memory.truncate_row(row, int(num_blocks))
+        memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
         """These rows end, in flight or not; their blocks go back tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
-        self._must_be_unclaimed("free")
-        for row in self._memory.tables.checked(rows, allow_swapped=True).tolist():
-            self._memory.release(row)
+        memory = self._own("free")
+        for row in memory.tables.checked(rows, allow_swapped=True).tolist():
+            memory.release(row)
 
     def fork(self, row: int) -> int:
-        """A new row with the same tokens that shares every block with launched tokens, the partial one too.
-
-        Who writes the shared partial block first copies it. Of batches that are out it has the same shares, as far as their tokens
-        are known. Raises UnknownRow or RowSwapped, changing nothing.
-        """
-        self._must_be_unclaimed("fork")
-        return self._memory.fork_of(self._memory.tables.one(row))
+        """Open a row with the same tokens that shares every block with launched tokens, and the shares of batches that are out as far as their
+        tokens are known. Who writes the shared partial block first copies it. Raises UnknownRow or RowSwapped, changing nothing."""
+        memory = self._own("fork")
+        return memory.fork_of(memory.tables.one(row))
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
-        """All blocks from column `keep` on go to the host, after what batches that are out write into them.
-
-        Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing.
-        """
-        self._must_be_unclaimed("swap_out")
-        array = self._memory.tables.checked(rows, allow_swapped=True)
-        least = int(self._memory.tables.num_blocks[array].min()) if len(array) else 0
+        """Move the rows' blocks from column `keep` on to the host, after what batches that are out write into them. Raises UnknownRow,
+        DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing."""
+        memory = self._own("swap_out")
+        array = memory.tables.checked(rows, allow_swapped=True)
+        least = int(memory.tables.num_blocks[array].min()) if len(array) else 0
         if not is_integer(keep) or not 0 <= keep <= least:
             raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
         keep = int(keep)
-        return self._with_content(self._memory.tiers.swap_out(array, keep))
+        return self._with_content(memory.tiers.swap_out(array, keep))
 
     def swap_in(self, rows: RowsLike) -> Moves:
-        """The rows' host tails come back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
-        self._must_be_unclaimed("swap_in")
-        array = self._memory.tables.checked(rows, allow_swapped=True)
-        return self._with_content(self._memory.take_from_host(array))
+        """Move the rows' host blocks back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
+        memory = self._own("swap_in")
+        array = memory.tables.checked(rows, allow_swapped=True)
+        return self._with_content(memory.take_from_host(array))
 
     def take_moves(self) -> Moves:
-        """Copies of content between the tiers that were planned since the last call, to run before the batch's forward pass.
-
-        Empty without `host_caching`, and for a caller of what returns Moves alone: those bring them along.
-        """
-        self._must_be_unclaimed("take_moves")
-        return self._memory.take_moves()
+        """Copies of content between the tiers that calls without moves of their own planned, to run before the batch's forward pass. Empty
+        without `host_caching`."""
+        return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""
-        row = self._memory.tables.one(row, allow_swapped=True)
-        return self._memory.tables.blocks[0, row, : self._memory.tables.num_blocks[row]].copy()
+        return self.rows.table(self._memory.tables.one(row, allow_swapped=True))
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """block * block_size + offset of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
@@ -323,19 +308,20 @@ class BlockManager(Uncopyable):
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
-        num_slots = self.num_used * self.block_size
+        device, host = self.device, self.host
+        num_slots = device.num_used * self.block_size
         empty = num_slots - _num_filled_slots(self._memory.tables, self.num_blocks)
         offload = self._memory.offload
         return MemoryStats(
             num_blocks=self.num_blocks,
-            free=self.num_free,
-            cached=self.num_cached,
-            used=self.num_used,
+            free=device.num_free,
+            cached=device.num_cached,
+            used=device.num_used,
             host_blocks=self.num_host_blocks,
-            host_free=self.host_free,
-            host_cached=self.host_cached,
-            host_used=self.host_used,
-            usage=self.usage,
+            host_free=host.num_free,
+            host_cached=host.num_cached,
+            host_used=host.num_used,
+            usage=device.usage,
             fragmentation=empty / num_slots if num_slots else 0.0,
             recent_query_tokens=sum(tokens for tokens, _ in self._memory.content.recent),
             recent_hit_tokens=sum(found for _, found in self._memory.content.recent),
@@ -359,10 +345,8 @@ class BlockManager(Uncopyable):
         return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
-        """The cached prefix of these tokens is evicted after all content of lower priority; what is not retained has 0, the highest is 3.
-
-        It holds for each block of the prefix until the logical time `until` (see `expire`; None: as long as the block stays known),
-        on both tiers. Returns the tokens of the prefix.
+        """Evict the cached prefix of these tokens after all content of lower priority; what is not retained has 0, the highest is 3. It holds on
+        both tiers until the logical time `until` (see `expire`; None: as long as a block stays known). Returns the tokens of the prefix.
 
         Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent where nothing of it is cached.
         """
@@ -370,10 +354,8 @@ class BlockManager(Uncopyable):
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
     def expire(self, now: float) -> None:
-        """Retentions that were to end by the logical time `now` have ended; an earlier time than before changes nothing.
-
-        Raises InvalidConfig for what is no number, and for NaN.
-        """
+        """End the retentions until the logical time `now`, or before; an earlier time than before changes nothing. Raises InvalidConfig for what
+        is no number, and for NaN."""
         self._memory.content.retentions.expire(logical_time("now", now))
 
     def reset_cache(self) -> bool:
@@ -387,17 +369,14 @@ class BlockManager(Uncopyable):
         return [] if memory.index is None else memory.index.hashes(row)
 
     def take_events(self) -> Sequence[Event]:
-        """What either tier stored and removed since the last call, parents before children where they are stored. The first call
-        begins with all that is there; before it, and without a prefix cache, nothing is written down. After it all that changes is
-        remembered until the next call, so a reader has to go on asking. Hashes are computed when the events are read.
-
-        A reader that applies all of it from empty has exactly the confirmed contents of both tiers.
-        """
+        """What either tier stored and removed since the last call, parents stored before children: applied from empty, exactly the confirmed
+        contents of both tiers. The first call begins with all that is there; after it changes are kept until the next call, so a reader has
+        to go on asking. Empty without a prefix cache. Hashes are computed when the events are read."""
         log = self._memory.content.event_log()
         return [] if log is None else log.take()
 
     def events_snapshot(self) -> Sequence[Event]:
-        """What was told by `take_events` and still holds, for a reader that starts late: the events to come continue it."""
+        """What `take_events` has returned and still holds, for a reader that starts late: the events to come continue it."""
         log = self._memory.content.event_log()
         return [] if log is None else log.snapshot()
 
@@ -411,12 +390,10 @@ class BlockManager(Uncopyable):
         return set() if self._memory.index is None else self._memory.index.contents(tier)
 
     def extend_hit(self, row: int) -> int:
-        """Look up what follows the row's blocks, if all of them are content, and take what is found. Returns the tokens won.
-
-        Raises UnknownRow or RowSwapped.
-        """
-        self._must_be_unclaimed("extend_hit")
-        return self._memory.extend_hit(self._memory.tables.one(row))
+        """Look up what follows the row's blocks, if all of them are content, and take what is found. Returns the tokens won. Raises UnknownRow or
+        RowSwapped."""
+        memory = self._own("extend_hit")
+        return memory.extend_hit(memory.tables.one(row))
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """A hit on content that only the host has is loaded where this says so, given the first position and the one after the last;
@@ -432,113 +409,3 @@ class BlockManager(Uncopyable):
         if not len(array):
             raise InvalidTokens("a sequence needs at least one token.")
         return array
-
-    @property
-    def block_tables(self) -> NDArray[np.int32]:
-        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
-        return self._memory.tables.read_only_blocks
-
-    @property
-    def num_table_blocks(self) -> NDArray[np.int64]:
-        """int64 [rows]: blocks in each row's table."""
-        return self._memory.tables.shown.num_blocks
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens known of each row."""
-        return self._memory.tables.shown.num_tokens
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
-        return self._memory.tables.shown.num_computed
-
-    @property
-    def num_launched(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
-        return self._memory.tables.shown.num_launched
-
-    @property
-    def num_scheduled(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are in flight; a copy."""
-        return self._memory.tables.num_launched - self._memory.tables.num_computed
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
-        return self._memory.tables.shown.tokens
-
-    @property
-    def live_rows(self) -> Rows:
-        """int64 [n]: the rows that sequences hold, rising."""
-        return self._memory.tables.live_rows
-
-    @property
-    def ref_counts(self) -> NDArray[np.int32]:
-        """int32 [num_blocks]: references to each device block; a copy."""
-        return self._memory.device.ref_count
-
-    def ref_counts_of(self, row: int) -> NDArray[np.int32]:
-        """int32 [num_table_blocks[row]]: references to each block of the row's table, in order."""
-        return self._memory.device.refs(
-            self._memory.tables.blocks[0, row, : self._memory.tables.num_blocks[row]].astype(np.int64)
-        )
-
-    def block_states(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: 0 free, 1 cached, 2 used, of each device block."""
-        state = self._memory.device.state
-        return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
-
-    def block_levels(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: how long the content of each device block is kept, 0 where it is not retained; see `retain`. A copy."""
-        level = self._memory.device.level
-        return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
-
-    @property
-    def host_ref_counts(self) -> NDArray[np.int32]:
-        """int32 [num_host_blocks]: references to each host block; a copy."""
-        return self._memory.host.ref_count
-
-    @property
-    def num_free(self) -> int:
-        """Device blocks with ref count 0 and no content."""
-        return self._memory.device.num_free
-
-    @property
-    def num_cached(self) -> int:
-        """Device blocks with ref count 0 and content."""
-        return self._memory.device.num_cached
-
-    @property
-    def num_used(self) -> int:
-        """Device blocks with a ref count of at least 1."""
-        return self._memory.device.num_used
-
-    @property
-    def num_available(self) -> int:
-        """Device blocks that can be drawn: free and cached."""
-        return self._memory.device.num_available
-
-    @property
-    def host_free(self) -> int:
-        """Host blocks with ref count 0 and no content."""
-        return self._memory.host.num_free
-
-    @property
-    def host_cached(self) -> int:
-        """Host blocks with ref count 0 and content."""
-        return self._memory.host.num_cached
-
-    @property
-    def host_used(self) -> int:
-        """Host blocks that a swapped row holds."""
-        return self._memory.host.num_used
-
-    def num_host_tail(self, row: int) -> int:
-        """Host blocks that the row holds."""
-        return self._memory.tiers.num_on_host(row)
-
-    @property
-    def usage(self) -> float:
-        """Used device blocks ÷ all device blocks."""
-        return self._memory.device.num_used / self.num_blocks

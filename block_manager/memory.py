@@ -26,6 +26,7 @@ from .prefix_index import PrefixIndex
 from .sharing import Sharing, truncate_table
 from .tables import Rows, Tables
 from .tiers import Tiers
+from .views import RowView
 
 
 class Composed(NamedTuple):
@@ -76,6 +77,7 @@ class Memory:
             self.index.leave = self.offload.leave
         self.tiers = Tiers(self.tables, self.device, self.host, self.index, self.offload)
         self.growth = Growth(self.tables, self.device)
+        self.rows = RowView(self.tables, self.tiers)
         self.sharing = (
             Sharing(self.tables, self.flights, self.device, self.index, self.growth, self.tiers, self.offload)
             if self.index
@@ -114,7 +116,7 @@ class Memory:
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
         """`add_counted` and `place_one` of at most `most` tokens in one: what an ordinary request needs to come in.
 
-        The caller has seen that the blocks are there. They are promised: `draw_promised` has to come before a table is read,
+        The caller has seen that the blocks are there. They are promised: `Growth.draw_promised` has to come before a table is read,
         or calls anything but `admit`. Returns (row, tokens found, tokens placed).
         """
         sharing, size = self.sharing, self.block_size
@@ -143,15 +145,6 @@ class Memory:
             self.growth.promise_one(row, have, wanted)
         self._launch_one(row, computed, end)
         return row, computed, end - computed
-
-    def draw_promised(self) -> None:
-        """Draw what was promised, all at once: one eviction a step costs less than one for each row."""
-        self.growth.draw_promised()
-
-    @property
-    def num_unpromised(self) -> int:
-        """Blocks that can be drawn beyond those that are promised."""
-        return self.device.num_available - self.growth.num_promised
 
     def take_moves(self) -> Moves:
         """Copies of content that were planned since the last call."""
@@ -198,7 +191,7 @@ class Memory:
         """Put tokens `starts[i]` to `ends[i]` - 1 of these distinct rows, which are launched to `starts`, in flight; `one_each`: they are
         one of each row.
 
-        Their blocks are promised: `draw_promised` has to come before a table is read, or calls anything but `admit`. Returns the copies
+        Their blocks are promised: `Growth.draw_promised` has to come before a table is read, or calls anything but `admit`. Returns the copies
         of partial blocks that others hold. Raises OutOfBlocks, changing nothing.
         """
         tables, growth = self.tables, self.growth
@@ -527,88 +520,6 @@ class Memory:
         self.tables.reserved[row] = reserved
         self.growth.give_back(row, max(-(-int(self.tables.num_launched[row]) // self.block_size), reserved))
 
-    @property
-    def may_skip(self) -> bool:
-        """Whether `skip_decodes` can be asked for: nothing is to be copied, and no content ends by time."""
-        return not self.growth.any_shared_tail and self.offload is None and self.content.retentions.next_end == np.inf
-
-    def go_alone(self, rows: Rows) -> bool:
-        """Whether these rows stand in blocks of their own, so that what they compute next they neither find in the cache nor leave to
-        another row of their batch, as long as no block is looked up (`most_decodes`)."""
-        index, num_blocks = self.index, self.tables.num_blocks
-        return index is None or not any(index.may_find_next(row, num_blocks.item(row)) for row in rows.tolist())
-
-    def most_decodes(self, rows: Rows, limit: int) -> int:
-        """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
-        them has to look a full block up."""
-        tables, index, size = self.tables, self.index, self.block_size
-        computed = tables.num_computed[rows]
-        if index is not None and index.num_attentive:
-            asking = index.attentive(rows)
-            if len(asking):
-                limit = min(limit, size - 1 - int((computed[asking] % size).max()))
-        if limit < 1:
-            return 0
-        spare = tables.num_blocks[rows] * size - computed
-        available = self.num_unpromised
-        if int(spare.max()) < size:
-            # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
-            rounds, place = divmod(available, len(rows))
-            return min(limit, rounds * size + int(np.partition(spare, place)[place]))
-        # Mostly there is room for all of them: that is asked first.
-        least, most, middle = 0, limit, limit
-        while least < most:
-            if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
-                least = middle
-            else:
-                most = middle - 1
-            middle = (least + most + 1) // 2
-        return least
-
-    def skip_decodes(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-        """`place_decodes`, `commit`, `settle` and `extend` for each column of `tokens`, int32 [n, k]: what the first n
-        of these rows sampled, one batch after the other. The others go on in what they know. The caller has seen by `most_decodes` that
-        they can. Returns the blocks that each batch drew, int64 [k]."""
-        tables, size, num_steps = self.tables, self.block_size, tokens.shape[1]
-        computed = tables.num_computed[rows]
-        have = tables.num_blocks[rows].astype(np.int64)
-        # In step j of these a row computes its token number computed + j: the steps in which that one begins a block.
-        first = have * size - computed
-        counts = -(-np.maximum(num_steps - first, 0) // size)
-        places = np.repeat(np.arange(len(rows)), counts)
-        nth = np.arange(len(places)) - np.repeat(counts.cumsum() - counts, counts)
-        steps = first[places] + nth * size
-        order = np.argsort(steps, kind="stable")
-        places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
-        self._longest = int(tables.num_tokens.max()) + num_steps
-        tables.ensure_tokens(self._longest + 1)
-        start = self.batch
-        if len(steps):
-            self._draw_ahead(rows[places], columns, start + steps)
-        self.begin_batch(start + num_steps)
-        tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
-        rows, ends = rows[: len(tokens)], computed[: len(tokens)] + 1
-        tables.tokens[rows[:, None], ends[:, None] + np.arange(num_steps)] = tokens
-        tables.num_tokens[rows] = ends + num_steps
-        tables.last_token[rows] = tokens[:, -1]
-        return np.bincount(steps, minlength=num_steps)
-
-    def _draw_ahead(self, rows: Rows, columns: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
-        """A block for each of these places in tables, whose batches, int64 [n], rise: one draw evicts in the order in which so many would.
-
-        A block that is evicted in a later batch lay idle, and its node lived, for so many steps longer.
-        """
-        device = self.device
-        evicted, first = device.num_evicted, int(batches[0])
-        self.begin_batch(first)
-        self.growth.promise(rows, columns)
-        self.growth.draw_promised()
-        if count := device.num_evicted - evicted:
-            later = int(batches[-count:].sum()) - count * first
-            device.idle_steps += later
-            if self.index is not None:
-                self.index.lifetime_steps += later
-
     def take_from_host(self, rows: Rows) -> Moves:
         """`swap_in` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
         rows = rows[self.tables.is_swapped[rows]]
@@ -641,45 +552,6 @@ class Memory:
         """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
         self.tables.set_progress(row, num_computed)
         self._publish(row)
-
-    @property
-    def block_tables(self) -> NDArray[np.int32]:
-        """int32 [rows, columns]: entry (row, column) for column < num_table_blocks[row]; the rest is stale. A view."""
-        return self.tables.read_only_blocks
-
-    @property
-    def num_table_blocks(self) -> NDArray[np.int64]:
-        """int64 [rows]: blocks in each row's table."""
-        return self.tables.shown.num_blocks
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens known of each row."""
-        return self.tables.shown.num_tokens
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
-        return self.tables.shown.num_computed
-
-    @property
-    def num_launched(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
-        return self.tables.shown.num_launched
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
-        return self.tables.shown.tokens
-
-    @property
-    def num_available(self) -> int:
-        """Device blocks that can be drawn: free and cached."""
-        return self.device.num_available
-
-    def table(self, row: int) -> NDArray[np.int32]:
-        """The row's device blocks in order, int32 [n]; a copy."""
-        return self.tables.blocks[0, row, : self.tables.num_blocks[row]].copy()
 
     def check(self) -> list[str]:
         """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""

@@ -268,11 +268,6 @@ class PrefixIndex:
         path = self.paths[row]
         return path.open is None and path.writes and path.published < self._tables.full_blocks(row)
 
-    def may_find_next(self, row: int, num_blocks: int) -> bool:
-        """Whether a row that is put in flight with so many blocks looks up what follows its nodes, or its own blocks that are none yet."""
-        path = self.paths[row]
-        return path.open is None and (path.published == num_blocks or self.is_behind(row))
-
     def attentive(self, rows: Rows) -> Rows:
         """The places in `rows` of those that are not lazy, int64 [k]. Empty where `num_attentive` is 0."""
         is_lazy = self.is_lazy[rows]

@@ -86,7 +86,7 @@ async def answers_of(server: Server, requests: list[Line], patience: dict[int, i
     task.cancel()
     listening.close()
     assert server.scheduler.check() == []
-    assert server.scheduler.manager.num_used == 0
+    assert server.scheduler.manager.device.num_used == 0
     return answers
 
 

@@ -44,7 +44,7 @@ class Admission:
                 continue
             if step.budget <= 0 or state.outstanding.keeps_out(request):
                 return
-            state.manager.draw_promised()
+            state.manager.growth.draw_promised()
             if not _has_seats(state, step, request) or state.books.to_return(request) > state.books.num_free():
                 shut(state, step)
                 return
@@ -110,7 +110,7 @@ def _may_enter(state: State, step: Step, request: RequestState) -> bool:
         # Sharing what a row holds takes nothing, so a prompt that is known may fit all the same.
         if free <= 0 or not manager.content.has_first(tokens, request.root):
             return False
-    manager.draw_promised()
+    manager.growth.draw_promised()
     if not _has_seats(state, step, request) or not fits(state, step, request) or state.outstanding.keeps_out(request):
         return False
     return foresight is None or foresight.fits(request)
@@ -148,10 +148,10 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         is_whole = found + count == len(known)
         step.place((row, found, count, is_whole), leads=not is_whole)
         if not is_whole:
-            manager.draw_promised()
+            manager.growth.draw_promised()
             state.books.owe(request)
         return
-    manager.draw_promised()
+    manager.growth.draw_promised()
     state.books.bound_if_due(request)
     is_loading = False
     for sequence, tokens in enumerate(request.tokens):
@@ -161,7 +161,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         row = manager.add_counted(
             tokens, request.root, count=request.is_new, reads=wish.reads_cache, writes=wish.writes_cache
         )
-        state.seat(request, sequence, row, manager.num_launched.item(row))
+        state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         if request.is_new:
             stats.prompt_tokens += len(tokens)
         state.reservation.take(state.books, request, sequence)
@@ -185,7 +185,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     manager, rows = state.manager, request.live_rows
     follows, is_whole = None, not (request.is_bounded or state.reservation.is_counted)
     for row in rows:
-        todo = 0 if manager.is_placed(row) else state.outstanding.total_of(row) - manager.num_launched.item(row)
+        todo = 0 if manager.is_placed(row) else state.outstanding.total_of(row) - manager.rows.num_launched.item(row)
         if todo <= 0:
             continue
         if step.budget <= 0 or place_chunk(state, step, request, row, is_fresh=is_fresh) < todo:
@@ -200,13 +200,13 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     """List the blocks for tokens whose KV exists elsewhere; the request is loading until they are reported. Returns whether there are any."""
     manager, size = state.manager, state.manager.block_size
     request.wants_load = False
-    have = manager.num_launched.item(row)
-    wanted = min(request.request.num_computed, manager.num_tokens.item(row) - 1)
+    have = manager.rows.num_launched.item(row)
+    wanted = min(request.request.num_computed, manager.rows.num_tokens.item(row) - 1)
     num_blocks = state.books.blocks_for(wanted)
-    if wanted <= have or num_blocks - manager.num_table_blocks.item(row) > manager.num_available:
+    if wanted <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
         return False
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
-    table = manager.table(row)[:num_blocks].tolist()
+    table = manager.rows.table(row)[:num_blocks].tolist()
     step.loads += [(row, column * size, table[column]) for column in range(have // size, len(table))]
     request.num_asked = wanted - have
     step.asked.append(request)
@@ -222,8 +222,8 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
         return True
     rows, manager = state.books.running_rows(), state.manager
     # Rows that wait for tokens from the caller take no seat.
-    launched = manager.num_launched[rows]
-    is_idle = (manager.num_tokens[rows] == launched) & (manager.num_computed[rows] == launched)
+    launched = manager.rows.num_launched[rows]
+    is_idle = (manager.rows.num_tokens[rows] == launched) & (manager.rows.num_computed[rows] == launched)
     return len(rows) - int(np.count_nonzero(is_idle)) <= num_free
 
 

@@ -54,9 +54,9 @@ def _rows(state: State) -> list[str]:
             if row >= 0 and (state.columns.owner[row] is not request or state.columns.sequence[row] != sequence):
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
             is_refused = request in state.to_reject
-            if row >= 0 and manager.num_tokens[row] > request.max_total[sequence] and not is_refused:
-                found.append(f'8: request "{request.id}" has {manager.num_tokens[row]} tokens, more than it may.')
-        if request.status is Status.SWAPPED and any(manager.num_table_blocks[row] for row in rows):
+            if row >= 0 and manager.rows.num_tokens[row] > request.max_total[sequence] and not is_refused:
+                found.append(f'8: request "{request.id}" has {manager.rows.num_tokens[row]} tokens, more than it may.')
+        if request.status is Status.SWAPPED and any(manager.rows.num_blocks[row] for row in rows):
             found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
         if request.status is Status.RUNNING and any(manager.tiers.num_on_host(row) for row in rows):
             found.append(f'9: request "{request.id}" is running and has blocks on the host.')
@@ -72,7 +72,10 @@ def _rows(state: State) -> list[str]:
         found.append("9: the array of running rows differs from the running requests.")
     # What several of them share counts once.
     held = {
-        block for request in state.books.bounded for row in request.live_rows for block in manager.table(row).tolist()
+        block
+        for request in state.books.bounded
+        for row in request.live_rows
+        for block in manager.rows.table(row).tolist()
     }
     worst = len(held) + state.books.owed_to_bounded()
     if worst > manager.num_blocks:
@@ -87,7 +90,7 @@ def _in_flight(state: State) -> list[str]:
         row for batch in state.outstanding.batches for row in batch.ticket.rows.tolist() if _computes(batch, row)
     }
     live = manager.tables.live_rows
-    in_flight = set(live[manager.num_launched[live] != manager.num_computed[live]].tolist())
+    in_flight = set(live[manager.rows.num_launched[live] != manager.rows.num_computed[live]].tolist())
     if not in_flight <= in_batches:
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
     numbers = [batch.number for batch in state.outstanding.batches]

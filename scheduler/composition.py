@@ -80,7 +80,7 @@ def compose_running(state: State, step: Step) -> None:
     is_ahead = outstanding.batches and decodes is not None
     if decodes is None or decodes[0] is not rows:
         # Else nothing need be gathered: a decode step of 1,024 rows in `paged bench scheduler`.
-        launched = manager.num_launched[rows]
+        launched = manager.rows.num_launched[rows]
         todo = outstanding.totals_of(rows) - launched
         decodes = None if np.count_nonzero(todo != 1) else (rows, launched, launched + 1)
     if decodes is not None and len(rows) <= step.budget and len(rows) <= step.seats and not state.books.bounded:
@@ -137,9 +137,9 @@ def place_chunk(
     request.follows = _leader_of(state, step, request, row)
     if request.follows is not None:
         return 0
-    launched = manager.num_launched.item(row)
+    launched = manager.rows.num_launched.item(row)
     todo = state.outstanding.total_of(row) - launched
-    holds = (manager.num_table_blocks.item(row) + state.books.allowance(request)) * manager.block_size
+    holds = (manager.rows.num_blocks.item(row) + state.books.allowance(request)) * manager.block_size
     count = min(todo, step.budget, most, state.composition.most(state, launched), holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
@@ -157,9 +157,9 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     granted = _fitted(state, step, rows, _granted(state, step, rows, todo))
     decodes = rows[(granted > 0) & (todo == 1)]
     if len(decodes):
-        launched = state.manager.num_launched[decodes]
+        launched = state.manager.rows.num_launched[decodes]
         _place_decodes(state, step, decodes, launched, launched + 1)
-        state.manager.draw_promised()
+        state.manager.growth.draw_promised()
     is_chunk = (granted > 0) & (todo > 1)
     for row, most in zip(rows[is_chunk].tolist(), granted[is_chunk].tolist(), strict=True):
         place_chunk(state, step, state.columns.owner[row], row, most)
@@ -181,22 +181,22 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
 def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
     """What of `granted` memory can hold, after taking from victims what is missing."""
     manager, books, owed = state.manager, state.books, 0
-    needs = books.lacking(rows, manager.num_launched[rows] + granted)
+    needs = books.lacking(rows, manager.rows.num_launched[rows] + granted)
     if books.bounded:
         owed = books.owed_to_bounded()
-        if owed <= manager.num_available:
+        if owed <= manager.device.num_available:
             # Their blocks are reserved: they neither compete nor count.
             needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
         else:
             # A cancelled batch took back what one of them shared: until it is whole again it competes as everybody does.
             owed = 0
-    missing = int(needs.sum()) - (manager.num_available - owed)
+    missing = int(needs.sum()) - (manager.device.num_available - owed)
     if missing <= 0:
         return granted
     if step.may_move:
         _take_from_victims(state, step, rows, granted, needs, missing)
     # Rows that still lack blocks stay out of this step, the last in order first; who owns its memory already stays in.
-    fits = np.cumsum(needs) <= manager.num_available - owed
+    fits = np.cumsum(needs) <= manager.device.num_available - owed
     return np.where(fits | (needs == 0), granted, 0)
 
 
@@ -218,7 +218,9 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
         if not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
             # It computes what it can with fewer more blocks.
             row, left = rows.item(own[0]), own_need - missing
-            holds = (manager.num_table_blocks.item(row) + left) * manager.block_size - manager.num_launched.item(row)
+            holds = (manager.rows.num_blocks.item(row) + left) * manager.block_size - manager.rows.num_launched.item(
+                row
+            )
             if holds > 0:
                 granted[own[0]] = min(granted.item(own[0]), holds)
                 needs[own[0]] = left
@@ -234,15 +236,15 @@ def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str
     manager, size = state.manager, state.manager.block_size
     if not step.leaders or not manager.prefix_caching or not request.request.reads_cache:
         return None
-    have = manager.num_table_blocks.item(row)
+    have = manager.rows.num_blocks.item(row)
     start, stop = have * size, (have + 1) * size
     # Only a row that stands on nodes alone can take another block by content, and one token is always computed.
-    if manager.num_launched[row] != start or stop > manager.num_tokens[row] - 1:
+    if manager.rows.num_launched[row] != start or stop > manager.rows.num_tokens[row] - 1:
         return None
-    tokens, table = manager.tokens, manager.block_tables
+    tokens, table = manager.rows.tokens, manager.rows.block_tables
     for leader, launched in step.leaders.items():
         other = state.columns.owner[leader]
-        if leader == row or other.root != request.root or not launched < stop <= manager.num_tokens[leader]:
+        if leader == row or other.root != request.root or not launched < stop <= manager.rows.num_tokens[leader]:
             continue
         if not (tokens[leader, start:stop] == tokens[row, start:stop]).all():
             continue

@@ -385,7 +385,7 @@ class Scheduler(Uncopyable):
         if manager.is_unconfirmed(row):
             # Its nodes would be confirmed below ones that are only pending.
             raise RequestInFlight(request_id)
-        hit, asked = int(manager.num_launched[row]), request.num_asked
+        hit, asked = int(manager.rows.num_launched[row]), request.num_asked
         if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
             raise InvalidRequest(
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
@@ -494,7 +494,7 @@ class Scheduler(Uncopyable):
         request = self._living(request_id)
         sequence = self._live_sequence(request, sequence)
         known, manager, row = request.tokens[sequence], self._state.manager, request.rows[sequence]
-        return (manager.tokens[row, : manager.num_tokens[row]] if known is None else known).copy()
+        return (manager.rows.tokens[row, : manager.rows.num_tokens[row]] if known is None else known).copy()
 
     def stats(self) -> SchedulerStats:
         """Totals so far; a copy."""

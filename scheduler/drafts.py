@@ -70,7 +70,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     size = manager.block_size
     proposed, first = drafts.counts, drafts.counts.cumsum() - drafts.counts
     if drafts.rows.tobytes() != rows.tobytes():
-        index = _places_in(drafts.rows, rows, len(manager.num_tokens))
+        index = _places_in(drafts.rows, rows, len(manager.rows.num_tokens))
         proposed, first = np.where(index >= 0, proposed[index], 0), first[index]
     ends = step.decode_ends
     # With the token after them they make the row as long as it may be, and no longer.
@@ -81,7 +81,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     if total > step.budget:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
     # Their blocks are drawn, or promised to the decodes.
-    have = np.maximum(manager.num_table_blocks[rows], (ends + size - 1) // size)
+    have = np.maximum(manager.rows.num_blocks[rows], (ends + size - 1) // size)
     room = have * size - ends
     needs = np.maximum(wanted - room + size - 1, 0) // size
     # What admitted requests still need, and the watermark, come before drafts.

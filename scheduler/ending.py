@@ -186,7 +186,7 @@ def _extend_unevenly(
     if picked is not None:
         given, first, ends = given[picked], first[picked], ends[picked]
         drafted = None if drafted is None else drafted[picked]
-    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.num_tokens[rows])
+    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.rows.num_tokens[rows])
     if int(kept.sum()) != len(tokens):
         tokens = tokens[rising_from(first, kept)]
     totals = manager.extend_by(rows, tokens, kept)
@@ -229,7 +229,7 @@ def _hush(state: State, rows: Rows) -> None:
     manager = state.manager
     for row in rows.tolist():
         is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
-        if is_out or manager.num_launched[row] < manager.num_tokens[row]:
+        if is_out or manager.rows.num_launched[row] < manager.rows.num_tokens[row]:
             request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
             request.is_quiet = replaced(request.is_quiet, sequence, True)
             state.silent.add(row)
@@ -253,7 +253,7 @@ def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
     """The sequence got no token, or other ones than batches that are out count on: what they compute beyond those that it knows is void,
     also what they compute in a row that it gave back."""
     manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
-    num_known = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
+    num_known = int(manager.rows.num_tokens[row]) if row >= 0 or known is None else len(known)
     state.outstanding.void_beyond(request, sequence, num_known)
     if row >= 0:
         manager.give_up_from(row, num_known)
@@ -288,7 +288,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
             state.queues.leave(request)
             state.queues.park(request)
         return [Output(request.id, sequence, [], None, None)]
-    total = int(manager.num_tokens[row]) if row >= 0 or known is None else len(known)
+    total = int(manager.rows.num_tokens[row]) if row >= 0 or known is None else len(known)
     count, code = kept_of(request, sequence, sampled, total)
     new = np.array(sampled[:count], np.int32)
     state.stats.output_tokens += count
@@ -409,7 +409,7 @@ def _num_known(state: State, request: RequestState, sequence: int) -> int:
     """Tokens that a live sequence knows; 0 for one that has ended."""
     row, known = request.rows[sequence], request.tokens[sequence]
     if row >= 0:
-        return int(state.manager.num_tokens[row])
+        return int(state.manager.rows.num_tokens[row])
     return 0 if known is None else len(known)
 
 

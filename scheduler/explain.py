@@ -86,7 +86,7 @@ def view_of(state: State, request: RequestState) -> RequestView:
 def _blocks_of(state: State, request: RequestState) -> tuple[int, int]:
     """Entries of its block tables, and blocks on the host."""
     manager, rows = state.manager, request.live_rows
-    return sum(manager.num_table_blocks.item(row) for row in rows), sum(map(manager.tiers.num_on_host, rows))
+    return sum(manager.rows.num_blocks.item(row) for row in rows), sum(map(manager.tiers.num_on_host, rows))
 
 
 def explain(state: State, request_id: str) -> Explanation:
@@ -125,7 +125,7 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
     for other in (request, *sorted(state.requests.values(), key=lambda other: other.order)):
         before = np.count_nonzero(is_counted)
         for row in other.live_rows:
-            is_counted[state.manager.table(row)] = True
+            is_counted[state.manager.rows.table(row)] = True
         blocks = int(np.count_nonzero(is_counted) - before)
         if blocks and other is not request:
             held[other.id] = blocks
@@ -135,7 +135,7 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
 def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     """A sentence, blocks that the request lacks to go on, and blocks that could be drawn for it."""
     books, outstanding = state.books, state.outstanding
-    free, needed = state.manager.num_available - books.owed(), 0
+    free, needed = state.manager.device.num_available - books.owed(), 0
     if request.status is Status.WAITING:
         needed = books.to_enter(request) - books.to_share(request) + books.watermark()
         sentence = _why_it_waits(state, request, needed, max(0, free))

@@ -128,13 +128,13 @@ class Foresight:
         if most <= slots:
             return True
         # It may share what is promised to one who came in just now.
-        manager.draw_promised()
+        manager.growth.draw_promised()
         return most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
         """Tokens for which there are slots; what rows share counts for each of them."""
         manager = self._books.manager
-        tables = int(manager.num_table_blocks[self._rows()].sum())
+        tables = int(manager.rows.num_blocks[self._rows()].sum())
         shared = tables - manager.device.num_used
         if request.request.reads_cache:
             shared += manager.content.held_prefix(request.first_tokens, request.root)
@@ -173,7 +173,7 @@ class Foresight:
         rows = self._rows()
         # The last one is a newcomer, which has written nothing.
         held, written = np.zeros(len(rows) + 1, np.int64), np.zeros(len(rows) + 1, np.int64)
-        held[:-1] = known = manager.num_tokens[rows]
+        held[:-1] = known = manager.rows.num_tokens[rows]
         np.subtract(known, columns.prompt_total[rows], out=written[:-1])
         remaining = self._lengths.remaining(written, self._quantile_now())
         self._newcomer = remaining.item(-1)

@@ -68,7 +68,7 @@ def outlook(state: State) -> Outlook:
         waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
         held.append(books.to_enter(request) * size if reserves else 0)
     in_rows = (
-        manager.num_tokens[rows],
+        manager.rows.num_tokens[rows],
         columns.prompt_total[rows],
         columns.max_total[rows],
         columns.expected_total[rows],
@@ -81,11 +81,11 @@ def outlook(state: State) -> Outlook:
     num_sequences = np.array(num, np.int64)
     # A group computes its prompt once where it can be shared.
     todo = known * (1 if manager.prefix_caching else num_sequences)
-    behind = known[:num_rows] - manager.num_launched[rows]
+    behind = known[:num_rows] - manager.rows.num_launched[rows]
     todo[:num_rows] = np.maximum(1, behind)
     # What a batch that is out samples has come.
     left[:num_rows] = np.maximum(1, left[:num_rows] + np.minimum(0, behind - 1))
-    on_device = manager.num_table_blocks[rows] * size
+    on_device = manager.rows.num_blocks[rows] * size
     kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]
     return Outlook(
         num_sequences=num_sequences,
@@ -96,7 +96,7 @@ def outlook(state: State) -> Outlook:
         num_suspended=len(suspended),
         mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
         max_total=books.max_total,
-        slots=manager.num_available * size + int(on_device.sum()),
+        slots=manager.device.num_available * size + int(on_device.sum()),
         spare=books.watermark_blocks * size,
         block_size=size,
         max_sequences=state.limits.max_sequences,

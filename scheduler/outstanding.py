@@ -88,7 +88,7 @@ class Outstanding:
     def awaited(self) -> Awaited | None:
         """What the rows of the step that is made wait for; None while no batch is out."""
         if self._awaited is None and self.batches:
-            self._awaited = Awaited(len(self._manager.num_tokens), self.batches)
+            self._awaited = Awaited(len(self._manager.rows.num_tokens), self.batches)
         return self._awaited
 
     def steady_source(self, rows: Rows) -> Ticket | None:
@@ -126,21 +126,21 @@ class Outstanding:
         """Upper bound of the row's known tokens once all batches have ended; those that are launched where it goes on from an unknown place."""
         manager = self._manager
         if not self.batches:
-            return int(manager.num_tokens[row])
+            return int(manager.rows.num_tokens[row])
         request, sequence = self._columns.owner[row], self._columns.sequence.item(row)
         sources = self.sources_of(request, sequence)
-        total = int(manager.num_tokens[row]) + len(sources)
+        total = int(manager.rows.num_tokens[row]) + len(sources)
         if sources and (
             total >= request.max_total[sequence]
             or self._is_undecided(request, sequence)
             or (self._resumes_known and (row in self._retold or sources[-1][0] != self._batch_before))
         ):
-            return min(total, int(manager.num_launched[row]))
+            return min(total, int(manager.rows.num_launched[row]))
         return total
 
     def totals_of(self, rows: Rows) -> Counts:
         """`total_of` each of these rows, int64 [n]."""
-        known, awaited = self._manager.num_tokens[rows], self.awaited()
+        known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known
         num_awaited = awaited.num[rows]
@@ -152,7 +152,7 @@ class Outstanding:
             if self._retold:
                 goes_on &= ~np.isin(rows, list(self._retold))
             ends |= (num_awaited > 0) & ~goes_on
-        return np.where(ends, np.minimum(totals, self._manager.num_launched[rows]), totals)
+        return np.where(ends, np.minimum(totals, self._manager.rows.num_launched[rows]), totals)
 
     def keeps_out(self, request: RequestState) -> bool:
         """Whether the request, which does not run, comes in again only when batches have sampled for it."""
@@ -166,7 +166,7 @@ class Outstanding:
         """Whether nothing can become of a request with rows until the caller appends tokens."""
         manager = self._manager
         return all(
-            manager.num_tokens[row] == manager.num_launched[row] for row in request.live_rows
+            manager.rows.num_tokens[row] == manager.rows.num_launched[row] for row in request.live_rows
         ) and not self._samples_for(request)
 
     def is_busy(self, request_id: str) -> bool:
@@ -199,7 +199,7 @@ class Outstanding:
         if not request.num_asked or all(batch.number != request.load_batch for batch in self.batches):
             return
         for row in request.live_rows:
-            blocks = self._manager.table(row).astype(np.int64)
+            blocks = self._manager.rows.table(row).astype(np.int64)
             self._manager.device.keep(blocks)
             self._loading.append((request.load_batch, request.id, blocks))
 

@@ -154,7 +154,7 @@ class Packer:
             return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
         awaited = self._outstanding.awaited()
         assert awaited is not None, "a batch is out"
-        is_known = step.decode_starts < self._manager.num_tokens[step.decodes]
+        is_known = step.decode_starts < self._manager.rows.num_tokens[step.decodes]
         batches = np.where(is_known, -1, awaited.batch[step.decodes])
         places = np.where(is_known, -1, awaited.place[step.decodes])
         return np.where(is_known, tokens, np.int32(-1)), batches, places
@@ -196,7 +196,7 @@ class Packer:
         """The tokens of a chunk (row, first, end), -1 where batches that are out sample them, and the batch and place that each comes from."""
         row, first, end = span
         nowhere = _NOWHERE.first(end - first)
-        known = self._manager.num_tokens.item(row) if self._outstanding.batches else end
+        known = self._manager.rows.num_tokens.item(row) if self._outstanding.batches else end
         if known >= end:
             return tokens[row, first:end], nowhere, nowhere
         sources = self._outstanding.sources_of(self._columns.owner[row], self._columns.sequence.item(row))

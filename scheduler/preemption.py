@@ -44,7 +44,7 @@ class FewestBlocks(Victims):
     """Those that hold the fewest blocks first, and of equals the latest."""
 
     def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
-        num_blocks = state.manager.num_table_blocks
+        num_blocks = state.manager.rows.num_blocks
         return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
 
 
@@ -81,12 +81,12 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     step.is_short = True
     takes_tail = not state.victims.takes_whole and not is_idle and len(rows) == 1
     keep = _blocks_kept(manager, rows[0], num_missing) if takes_tail else 0
-    available = manager.num_available
+    available = manager.device.num_available
     swaps = not is_idle and _swaps(state, step, rows, keep)
     state.remember_high_water(victim)
     state.queues.leave(victim)
     victim.follows = None
-    gives = keep == 0 or keep < manager.num_table_blocks[rows[0]]
+    gives = keep == 0 or keep < manager.rows.num_blocks[rows[0]]
     if gives:
         _note_given(state, step, victim, "swap" if swaps else "recompute")
     state.books.lift_bound(victim)
@@ -100,20 +100,20 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
     elif gives:
         manager.truncate_row(rows[0], keep)
     if victim.live_rows:
-        has_device_blocks = any(manager.num_table_blocks[row] for row in rows)
+        has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)
         state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
     elif is_idle:
         state.queues.park(victim)
     else:
         state.queues.wait(victim)
-    return manager.num_available - available
+    return manager.device.num_available - available
 
 
 def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
     """How many blocks the row keeps when `num_missing` are to become available off its tail; shared ones do not count."""
     if num_missing <= 0:
-        return manager.num_table_blocks.item(row)
-    becomes_free = manager.device.refs(manager.table(row))[::-1] == 1
+        return manager.rows.num_blocks.item(row)
+    becomes_free = manager.device.refs(manager.rows.table(row))[::-1] == 1
     reached = np.cumsum(becomes_free) >= num_missing
     return len(becomes_free) - int(reached.argmax()) - 1 if reached.any() else 0
 
@@ -123,10 +123,10 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
     manager = state.manager
     if not manager.num_host_blocks or not step.may_move or step.has_swapped_in:
         return False
-    if all(manager.num_table_blocks[row] <= keep for row in rows):
+    if all(manager.rows.num_blocks[row] <= keep for row in rows):
         return False
     wanted = manager.tiers.host_blocks_wanted(rows, keep)
-    launched = [manager.num_launched.item(row) for row in rows]
+    launched = [manager.rows.num_launched.item(row) for row in rows]
     lost = [(min(keep * manager.block_size, total), total) for total in launched]
     return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 
@@ -137,8 +137,8 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row < 0:
             continue
-        victim.tokens[sequence] = manager.tokens[row, : manager.num_tokens[row]].copy()
-        is_computed = manager.num_tokens[row] == manager.num_launched[row]
+        victim.tokens[sequence] = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
+        is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
             victim.is_quiet = replaced(victim.is_quiet, sequence, True)
         state.release_row(victim, sequence, has_ended=False)

@@ -51,7 +51,7 @@ def _admitted(state: State) -> list[RequestState]:
 
 def _has_todo(state: State, request: RequestState) -> bool:
     manager = state.manager
-    return any(manager.num_tokens[row] != manager.num_launched[row] for row in request.live_rows)
+    return any(manager.rows.num_tokens[row] != manager.rows.num_launched[row] for row in request.live_rows)
 
 
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
@@ -59,7 +59,7 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
     books = state.books
     givers = [other for other in victims(state, partial(_may_give, state)) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
-    kept = {block for other in keepers for row in other.live_rows for block in state.manager.table(row).tolist()}
+    kept = {block for other in keepers for row in other.live_rows for block in state.manager.rows.table(row).tolist()}
     if books.to_go_on(request) > state.manager.num_blocks - len(kept):
         return False
     needed = books.to_go_on if request.status is Status.RUNNING else books.to_return
@@ -70,7 +70,7 @@ def _may_give(state: State, other: RequestState) -> bool:
     if not other.is_bounded or not _has_todo(state, other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
-    return state.books.owed_to_bounded() > state.manager.num_available
+    return state.books.owed_to_bounded() > state.manager.device.num_available
 
 
 def _clear(state: State, step: Step, request: RequestState, needed: Callable[[RequestState], int]) -> bool:

@@ -168,7 +168,7 @@ class Books:
         """Tokens that a live sequence knows; 0 for one that has ended."""
         row, tokens = request.rows[sequence], request.tokens[sequence]
         if row >= 0:
-            return self.manager.num_tokens.item(row)
+            return self.manager.rows.num_tokens.item(row)
         return 0 if tokens is None else len(tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -177,12 +177,12 @@ class Books:
 
     def lacking(self, rows: Rows, ends: Counts) -> Counts:
         """Blocks that each row lacks to hold its first `ends` tokens, int64 [n]."""
-        short: Counts = -(-ends // self.manager.block_size) - self.manager.num_table_blocks[rows]
+        short: Counts = -(-ends // self.manager.block_size) - self.manager.rows.num_blocks[rows]
         return np.maximum(short, 0)
 
     def kept(self, rows: Rows) -> Counts:
         """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, or reserved by count."""
-        known = self.manager.num_tokens[rows]
+        known = self.manager.rows.num_tokens[rows]
         return np.maximum(known, self.columns.reserved[rows]) if self.reservation.is_counted else known
 
     def is_due(self, request: RequestState) -> bool:
@@ -218,8 +218,8 @@ class Books:
         manager, is_running = self.manager, request.status is Status.RUNNING
         ends: list[int] = []
         for row in request.live_rows:
-            is_next = manager.num_tokens[row] > manager.num_launched[row] and not (is_running and any(ends))
-            ends.append(manager.num_launched.item(row) + 1 if is_next else 0)
+            is_next = manager.rows.num_tokens[row] > manager.rows.num_launched[row] and not (is_running and any(ends))
+            ends.append(manager.rows.num_launched.item(row) + 1 if is_next else 0)
         return self._to_hold(request, ends)
 
     def _to_hold(self, request: RequestState, ends: list[int]) -> int:
@@ -227,7 +227,7 @@ class Books:
         manager, rows = self.manager, request.live_rows
         needed = manager.tiers.device_blocks_wanted(rows)
         for row, end in zip(rows, ends, strict=True):
-            held = manager.num_table_blocks.item(row) + manager.tiers.num_on_host(row)
+            held = manager.rows.num_blocks.item(row) + manager.tiers.num_on_host(row)
             needed += max(0, self.blocks_for(end) - held)
         return needed
 
@@ -250,9 +250,9 @@ class Books:
     def num_free(self) -> int:
         """Blocks that a newcomer may have: neither promised, nor owed to those who were admitted, nor left by the watermark."""
         if self._owed is None:
-            self.manager.draw_promised()
+            self.manager.growth.draw_promised()
             self._owed = self.owed()
-        return self.manager.num_unpromised - self._owed - self.watermark()
+        return self.manager.growth.num_unpromised - self._owed - self.watermark()
 
     def watermark(self) -> int:
         """Blocks that newcomers leave available: a share of the pool, and where admission looks ahead less of it with many rows."""
@@ -264,7 +264,7 @@ class Books:
 
     def has_room(self, request: RequestState) -> bool:
         """Whether there is memory for a waiting request now."""
-        if self.manager.num_available <= self.watermark():
+        if self.manager.device.num_available <= self.watermark():
             # At least one block is always drawn, so what is owed need not even be asked.
             return False
         free, needed = self.num_free(), self.to_enter(request)
@@ -274,7 +274,7 @@ class Books:
 
     def allowance(self, request: RequestState) -> int:
         """Blocks that the request may draw: what others have reserved is not there for it."""
-        available = self.manager.num_available
+        available = self.manager.device.num_available
         if not self.bounded:
             return available
         own = self.debt_at_worst(request) if request.is_bounded else 0
@@ -318,7 +318,7 @@ class Books:
             worst = self.debt_at_worst(request)
         else:
             worst = self.to_enter(request) - self.to_share(request)
-        if worst + self.owed_to_bounded() <= self.manager.num_available:
+        if worst + self.owed_to_bounded() <= self.manager.device.num_available:
             request.is_bounded = True
             self.bounded.append(request)
 

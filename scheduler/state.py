@@ -197,7 +197,7 @@ class State:
         """What has been computed of the request is about to be lost in part: computing it again is waste."""
         for sequence, row in enumerate(state.rows):
             if row >= 0:
-                launched = int(self.manager.num_launched[row])
+                launched = int(self.manager.rows.num_launched[row])
                 before = self.recovering.get(row, 0)
                 self.outstanding.note_computed(row, before)
                 state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], launched))

@@ -126,7 +126,7 @@ class _World:
         self.alive = [id for id in self.alive if self.scheduler.status(id) in ALIVE]
         self.quiet = [each for each in self.quiet if each[0] in self.alive]
         counts = list(self.scheduler.counts().values())
-        self.done.append(["counts", memory.num_free, memory.host_used, self.scheduler.num_reserved, counts])
+        self.done.append(["counts", memory.device.num_free, memory.host.num_used, self.scheduler.num_reserved, counts])
         return self.done
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:

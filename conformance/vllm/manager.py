@@ -121,8 +121,8 @@ class VllmManager:
     """One pool of `num_blocks` usable blocks. `core` takes a KVCacheManager that is there already, a scheduler's own."""
 
     capabilities = CAPABILITIES
-    num_host_blocks = host_free = host_cached = host_used = 0
-    host_ref_counts = np.zeros(0, np.int64)
+    num_host_blocks = 0
+    host = SimpleNamespace(num_blocks=0, num_free=0, num_cached=0, num_used=0, ref_counts=np.zeros(0, np.int64))
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, core: Any = None) -> None:
         self.num_blocks = num_blocks
@@ -135,7 +135,7 @@ class VllmManager:
             hash_block_size=block_size,
             enable_caching=prefix_caching,
         )
-        self.rows: dict[int, Row] = {}
+        self.requests: dict[int, Row] = {}
         self.paths: dict[bytes, tuple[bytes, ...]] = {}
         self.collisions: list[str] = []
         self.num_requests = 0
@@ -155,40 +155,29 @@ class VllmManager:
         return list(self.pool.blocks[1:])
 
     @property
-    def num_free(self) -> int:
-        return int(self.pool.get_num_free_blocks()) - self.num_cached
+    def device(self) -> SimpleNamespace:
+        """Figures of the blocks. States: 0 no content and no references, 1 cached, 2 used."""
+        states = np.array([2 if b.ref_cnt else int(b.block_hash is not None) for b in self.blocks], np.int64)
+        num_free, num_cached = int(self.pool.get_num_free_blocks()), int((states == 1).sum())
+        return SimpleNamespace(
+            num_blocks=self.num_blocks,
+            num_free=num_free - num_cached,
+            num_cached=num_cached,
+            num_used=self.num_blocks - num_free,
+            ref_counts=np.array([block.ref_cnt for block in self.blocks], np.int64),
+            states=states,
+        )
 
     @property
-    def num_cached(self) -> int:
-        return sum(block.ref_cnt == 0 and block.block_hash is not None for block in self.blocks)
-
-    @property
-    def num_used(self) -> int:
-        return self.num_blocks - int(self.pool.get_num_free_blocks())
-
-    @property
-    def ref_counts(self) -> NDArray[np.int64]:
-        return np.array([block.ref_cnt for block in self.blocks], np.int64)
-
-    @property
-    def live_rows(self) -> NDArray[np.int64]:
-        return np.array(sorted(self.rows), np.int64)
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        return self._column(lambda row: row.request.num_tokens)
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        return self._column(lambda row: row.request.num_computed_tokens - row.scheduled)
-
-    @property
-    def num_scheduled(self) -> NDArray[np.int64]:
-        return self._column(lambda row: row.scheduled)
-
-    def num_host_tail(self, row: int) -> int:
-        """There is no host tier."""
-        return 0
+    def rows(self) -> SimpleNamespace:
+        """Figures of the rows; there is no host tier."""
+        return SimpleNamespace(
+            live=np.array(sorted(self.requests), np.int64),
+            num_tokens=self._column(lambda row: row.request.num_tokens),
+            num_computed=self._column(lambda row: row.request.num_computed_tokens - row.scheduled),
+            num_scheduled=self._column(lambda row: row.scheduled),
+            num_on_host=lambda row: 0,
+        )
 
     def next_batch(self) -> int:
         """vLLM's manager knows no batches: what is published is seen by all. The adapter counts them."""
@@ -208,30 +197,33 @@ class VllmManager:
             adopted = self.core.allocate_slots(request, 0, num_tokens, blocks)
             assert adopted is not None, "a hit takes no block that is not there"
             request.num_computed_tokens = num_tokens
-        number = next(number for number in range(len(self.rows) + 1) if number not in self.rows)
-        self.rows[number] = Row(request, namespace)
+        number = next(number for number in range(len(self.requests) + 1) if number not in self.requests)
+        self.requests[number] = Row(request, namespace)
         return number
 
     def append(self, row: int, tokens: Any, /) -> None:
-        self.rows[row].request.append_output_token_ids([int(token) for token in tokens])
-        self.learn(self.rows[row].request, self.rows[row].namespace)
+        self.requests[row].request.append_output_token_ids([int(token) for token in tokens])
+        self.learn(self.requests[row].request, self.requests[row].namespace)
 
     def allocate(self, rows: Any, counts: Any, /) -> Moves:
         """`allocate_slots` for each row. Where vLLM says None for one row, or the sum of several does not fit: OutOfBlocks."""
         free = int(self.pool.get_num_free_blocks())
         wanted = sum(
-            max(0, -(-(self.rows[row].request.num_computed_tokens + count) // self.block_size) - len(self.table(row)))
+            max(
+                0,
+                -(-(self.requests[row].request.num_computed_tokens + count) // self.block_size) - len(self.table(row)),
+            )
             for row, count in zip(rows, counts, strict=True)
         )
         if len(rows) > 1 and wanted > free:
             raise OutOfBlocks(wanted, free)
         for row, count in zip(rows, counts, strict=True):
-            request = self.rows[row].request
+            request = self.requests[row].request
             if self.core.allocate_slots(request, count) is None:
                 raise OutOfBlocks(wanted, free)
             request.num_computed_tokens += count
-            self.rows[row].scheduled = count
-            self.batches.setdefault(self.batch, []).append(self.rows[row])
+            self.requests[row].scheduled = count
+            self.batches.setdefault(self.batch, []).append(self.requests[row])
         return Moves()
 
     def confirm(self) -> int:
@@ -249,22 +241,18 @@ class VllmManager:
 
     def free(self, rows: Any, /) -> None:
         for row in rows:
-            self.core.free(self.rows.pop(row).request)
+            self.core.free(self.requests.pop(row).request)
 
     def table(self, row: int, /) -> NDArray[np.int64]:
-        if row not in self.rows:
+        if row not in self.requests:
             # An abort takes the blocks at once, its batch outstanding or not.
             return np.zeros(0, np.int64)
-        return np.array(self.core.get_block_ids(self.rows[row].request.request_id)[0], np.int64) - 1
+        return np.array(self.core.get_block_ids(self.requests[row].request.request_id)[0], np.int64) - 1
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """Where vLLM's worker writes these positions: block * block_size + offset."""
         positions = np.arange(start, stop)
         return self.table(row)[positions // self.block_size] * self.block_size + positions % self.block_size
-
-    def block_states(self) -> NDArray[np.int64]:
-        """0: no content and no references, 1: cached, 2: used."""
-        return np.array([2 if b.ref_cnt else int(b.block_hash is not None) for b in self.blocks], np.int64)
 
     def cached_contents(self) -> set[tuple[bytes, ...]]:
         """The content behind every key of vLLM's hash table, but for keys that only blocks of `unconfirmed` carry."""
@@ -282,7 +270,7 @@ class VllmManager:
         """Everything that can be seen, to be compared."""
         rows = {
             number: (self.table(number).tolist(), row.request.num_tokens, row.scheduled)
-            for number, row in self.rows.items()
+            for number, row in self.requests.items()
         }
         keys = [(block.block_id, block.ref_cnt, block.block_hash) for block in self.pool.blocks]
         return rows, keys, [block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()]
@@ -294,7 +282,9 @@ class VllmManager:
         if len(set(free)) < len(free) or len(free) != self.pool.get_num_free_blocks():
             found.append(f"the free queue holds {free}, its count says {self.pool.get_num_free_blocks()}")
         if set(free) != {block.block_id for block in self.blocks if block.ref_cnt == 0}:
-            found.append(f"the free queue holds {free}, ref counts are {self.ref_counts.tolist()} from block 1 on")
+            found.append(
+                f"the free queue holds {free}, ref counts are {self.device.ref_counts.tolist()} from block 1 on"
+            )
         keyed: dict[int, list[Any]] = {}
         for key, entry in self.pool.cached_block_hash_to_block._cache.items():
             for block in carriers_of(entry):
@@ -302,7 +292,7 @@ class VllmManager:
         for block in self.pool.blocks:
             if keyed.get(block.block_id, []) != ([] if block.block_hash is None else [block.block_hash]):
                 found.append(f"block {block.block_id} says one hash, the table another")
-        if any(0 in self.core.get_block_ids(row.request.request_id)[0] for row in self.rows.values()):
+        if any(0 in self.core.get_block_ids(row.request.request_id)[0] for row in self.requests.values()):
             found.append("a table names the placeholder, block 0")
         return found
 
@@ -324,8 +314,8 @@ class VllmManager:
         return request
 
     def _column(self, read: Any) -> NDArray[np.int64]:
-        column = np.zeros(max(self.rows, default=-1) + 1, np.int64)
-        for number, row in self.rows.items():
+        column = np.zeros(max(self.requests, default=-1) + 1, np.int64)
+        for number, row in self.requests.items():
             column[number] = read(row)
         return column
 

@@ -55,7 +55,7 @@ def double_free_of_a_shared_block() -> str:
     first = manager.add([0, 1, 2])
     manager.allocate([first], [3])
     second = manager.add([0, 1, 3])
-    shared, own = manager.core.pop_blocks_for_free(manager.rows.pop(first).request)
+    shared, own = manager.core.pop_blocks_for_free(manager.requests.pop(first).request)
     manager.pool.free_blocks([own, shared, shared])
     return f"accepted; row {second} still names block {manager.table(second).tolist()[0]}; the kit: {references(manager)[0]}"
 
@@ -65,7 +65,7 @@ def free_twice() -> str:
     manager = VllmManager(6, 2)
     row = manager.add([0, 1, 2])
     manager.allocate([row], [3])
-    request = manager.rows[row].request
+    request = manager.requests[row].request
     manager.free([row])
     manager.core.free(request)
     return f"nothing happens; {manager.pool.get_num_free_blocks()} of 6 blocks can be drawn, check: {manager.check()}"
@@ -147,8 +147,8 @@ def reset_with_requests_in_flight() -> str:
             found = references(scheduler.manager) + scheduler.check()
             if found:
                 return f"seed {seed}: {found}"
-        if scheduler.manager.num_used:
-            return f"seed {seed}: {scheduler.manager.num_used} blocks left"
+        if scheduler.manager.device.num_used:
+            return f"seed {seed}: {scheduler.manager.device.num_used} blocks left"
     return f"{steps} steps, {resets} resets: free queue, ref counts and hash table agree, and no block is left used"
 
 
@@ -164,7 +164,7 @@ def an_empty_step() -> str:
             rig.step()
     except Violation as violation:
         seen = violation.found
-    free = rig.manager.num_free + rig.manager.num_cached
+    free = rig.manager.device.num_free + rig.manager.device.num_cached
     return f"the kit: {seen[0].split(':')[1].strip()}; {free} blocks can be drawn by then"
 
 
@@ -200,7 +200,7 @@ def twins() -> str:
             rig.add(Request(id=f"r{number}", prompt=[n % 13 for n in range(32)], max_tokens=64))
         while rig.has_work:
             rig.step()
-            most = max(most, int(rig.manager.num_used))
+            most = max(most, int(rig.manager.device.num_used))
         seen.append(f"{name} {most}")
     return ", ".join(seen) + f" of {world.num_blocks}; one request alone needs 24"
 

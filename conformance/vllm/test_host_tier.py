@@ -35,7 +35,7 @@ scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 stats = scheduler.decisions.stats()
 print("FOUND " + json.dumps({
     "answers": found, "out": stats.swapped_out_blocks, "back": stats.swapped_in_blocks,
-    "wrong": scheduler.check(), "used": scheduler.manager.num_used,
+    "wrong": scheduler.check(), "used": scheduler.manager.device.num_used,
 }))
 """
 

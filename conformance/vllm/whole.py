@@ -251,11 +251,11 @@ class VllmScheduler:
 
     def manager_ids(self) -> set[str]:
         """Whose tables the manager showed after the last call."""
-        return {row.request.request_id for row in self.manager.rows.values()}
+        return {row.request.request_id for row in self.manager.requests.values()}
 
     def sync(self) -> None:
         """The running requests as the manager's rows, and the contents that their hashes stand for."""
-        self.manager.rows = {
+        self.manager.requests = {
             self.rows[request.request_id]: Row(
                 request, self.namespaces[request.request_id], request.num_in_flight_tokens
             )
@@ -296,7 +296,7 @@ class VllmScheduler:
             positions += span
             slots += [(runner.blocks[p // size] - 1) * size + p % size for p in span]
         tables = np.full((max(self.rows.values(), default=0) + 1, self.world.num_blocks), -1, np.int32)
-        for row in self.manager.rows:
+        for row in self.manager.requests:
             table = self.manager.table(row)
             tables[row, : len(table)] = table
         rows, columns, blocks = np.array(changes, np.int64).reshape(-1, 3).T

@@ -60,12 +60,12 @@ class Watch:
             now_s=simulation.now_s,
             cells=self._cells(),
             block_size=manager.block_size,
-            used=manager.num_used,
-            cached=manager.num_cached,
-            free=manager.num_free,
+            used=manager.device.num_used,
+            cached=manager.device.num_cached,
+            free=manager.device.num_free,
             host_blocks=manager.num_host_blocks,
-            host_used=manager.host_used,
-            host_cached=manager.host_cached,
+            host_used=manager.host.num_used,
+            host_cached=manager.host.num_cached,
             requests=len(simulation.trace),
             counts=scheduler.counts(),
             batch_tokens=batch.num_scheduled_tokens if batch else 0,
@@ -81,6 +81,8 @@ class Watch:
 
     def _cells(self) -> NDArray[np.int64]:
         scheduler, manager = self._simulation.scheduler, self._simulation.scheduler.manager
-        rows = manager.live_rows
+        rows = manager.rows.live
         owners = np.array([int(scheduler.id_of(row) or 0) for row in rows.tolist()], np.int64)
-        return block_cells(manager.block_tables[rows], manager.num_table_blocks[rows], owners, manager.block_states())
+        return block_cells(
+            manager.rows.block_tables[rows], manager.rows.num_blocks[rows], owners, manager.device.states
+        )

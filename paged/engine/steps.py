@@ -296,7 +296,7 @@ class Steps:
         if self._drafter is None:
             return None
         manager, rows = self._scheduler.manager, self._scheduler.running_rows()
-        return self._drafter.propose(manager.tokens, manager.num_tokens, rows) if len(rows) else None
+        return self._drafter.propose(manager.rows.tokens, manager.rows.num_tokens, rows) if len(rows) else None
 
     def _move(self, batch: Batch) -> None:
         try:

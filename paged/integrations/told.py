@@ -57,7 +57,7 @@ class ToldTables:
         if not len(places):
             return
         rows, tables = batch.rows[places], batch.block_tables
-        wrong, stops = self._is_wrong[rows], self._manager.num_table_blocks[rows]
+        wrong, stops = self._is_wrong[rows], self._manager.rows.num_blocks[rows]
         starts = np.where(wrong, 0, self._num_told[rows])
         self._num_told[rows], self._is_wrong[rows], self._is_due[rows] = stops, False, False
         last = (tables[rows, stops - 1] + self._first_block).tolist()

@@ -237,7 +237,7 @@ class Watcher:
             max_tokens_per_step=limits.max_tokens_per_step,
             max_sequences=limits.max_sequences,
             blocks=self._blocks(),
-            host=HostSight(manager.host_free, manager.host_cached, manager.host_used),
+            host=HostSight(manager.host.num_free, manager.host.num_cached, manager.host.num_used),
             queues=QueueSight(**{name: counts[name] for name in QueueSight.__struct_fields__}),
             requests=self._requests(now),
             totals=TotalSight(**{name: getattr(stats, name) for name in TotalSight.__struct_fields__}),
@@ -292,7 +292,7 @@ class Watcher:
     def _point(self, at: float) -> PointSight:
         manager, stats = self._engine.manager, self._scheduler.stats()
         preemptions = stats.preemptions_recompute + stats.preemptions_swap
-        return PointSight(at, manager.num_used, manager.num_cached, preemptions, stats.output_tokens)
+        return PointSight(at, manager.device.num_used, manager.device.num_cached, preemptions, stats.output_tokens)
 
     def _newest_points(self, now: float) -> list[PointSight]:
         """What is to be kept beside the points that are: after a rest, the end of the last step, too, since which all is as it is now."""
@@ -413,11 +413,11 @@ class Watcher:
 
     def _blocks(self) -> BlockSight:
         manager, scheduler = self._engine.manager, self._scheduler
-        rows = manager.live_rows
+        rows = manager.rows.live
         owners = np.array([self._number_of(scheduler.id_of(row) or "") for row in rows.tolist()], np.int64)
-        lengths = manager.num_table_blocks[rows]
-        tables = manager.block_tables[rows, : int(lengths.max(initial=0))]
-        cells = block_cells(tables, lengths, owners, manager.block_states(), manager.block_levels())
+        lengths = manager.rows.num_blocks[rows]
+        tables = manager.rows.block_tables[rows, : int(lengths.max(initial=0))]
+        cells = block_cells(tables, lengths, owners, manager.device.states, manager.device.levels)
         counts = {state: int(np.count_nonzero(cells == state)) for state in (FREE, CACHED, RETAINED, SHARED, HELD)}
         size = -(-len(cells) // MAX_CELLS)
         return BlockSight(

@@ -27,7 +27,7 @@ computed, and leaves rows alone that are in flight. `machines.AdapterMachine` is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, ClassVar, NamedTuple
@@ -49,7 +49,7 @@ from paged.errors import (
 )
 from paged.testing.conformance import BrokenPromise
 from paged.testing.content import typed
-from paged.testing.protocol import Capabilities
+from paged.testing.protocol import Capabilities, KVRows, KVTier
 
 
 class Found(NamedTuple):
@@ -72,6 +72,36 @@ class Held:
     is_swapped: bool = False
 
 
+@dataclass(frozen=True)
+class _Tier:
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    ref_counts: NDArray[Any]
+    read_states: Callable[[], NDArray[Any]]
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def states(self) -> NDArray[Any]:
+        return self.read_states()
+
+
+class _Columns:
+    def __init__(self, rows: dict[int, Held], host_blocks: Callable[[Held], list[int]]) -> None:
+        self._rows, self._host_blocks = rows, host_blocks
+        self.live = np.array(sorted(rows), np.int64)
+        self.num_tokens, self.num_computed, self.num_scheduled = np.zeros((3, max(rows, default=-1) + 1), np.int64)
+        for row, held in rows.items():
+            self.num_tokens[row], self.num_computed[row] = len(held.tokens), held.computed
+            self.num_scheduled[row] = held.scheduled
+
+    def num_on_host(self, row: int) -> int:
+        return len(self._host_blocks(self._rows[row]))
+
+
 class ManagerAdapter(ABC):
     """A `KVManager` made of an allocator that knows sequences and blocks only."""
 
@@ -90,7 +120,6 @@ class ManagerAdapter(ABC):
         external_tokens=False,
         cancel=False,
     )
-    host_cached = 0
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
@@ -174,43 +203,30 @@ class ManagerAdapter(ABC):
         """Forget all content; nothing is held."""
 
     @property
-    def num_used(self) -> int:
-        """Blocks that are neither free nor cached."""
-        return self.num_blocks - self.num_free - self.num_cached
-
-    @property
     def host_ref_counts(self) -> NDArray[Any]:
         """int [num_host_blocks]: how many tables name each host block."""
         return np.zeros(self.num_host_blocks, np.int64)
 
     @property
-    def host_used(self) -> int:
-        """Host blocks that are not free."""
-        return self.num_host_blocks - self.host_free
+    def device(self) -> KVTier:
+        """The device blocks, by `num_free`, `num_cached` and `ref_counts`."""
+        return _Tier(self.num_blocks, self.num_free, self.num_cached, self.ref_counts, self._states)
 
     @property
-    def live_rows(self) -> NDArray[np.int64]:
-        """int64 [n]: the rows that sequences hold, rising."""
-        return np.array(sorted(self._rows), np.int64)
+    def host(self) -> KVTier:
+        """The host blocks, by `host_free` and `host_ref_counts`: none is cached."""
+        return _Tier(
+            self.num_host_blocks,
+            self.host_free,
+            0,
+            self.host_ref_counts,
+            lambda: np.where(self.host_ref_counts > 0, 2, 0),
+        )
 
     @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens known."""
-        return self._column(lambda held: len(held.tokens))
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens computed."""
-        return self._column(lambda held: held.computed)
-
-    @property
-    def num_scheduled(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens in flight."""
-        return self._column(lambda held: held.scheduled)
-
-    def num_host_tail(self, row: int) -> int:
-        """How many of the row's blocks lie on the host."""
-        return len(self._host_blocks(self._row(row)))
+    def rows(self) -> KVRows:
+        """What each row knows and has in flight, int64 [rows] each."""
+        return _Columns(self._rows, self._host_blocks)
 
     def next_batch(self) -> int:
         """What is allocated from now on is another batch."""
@@ -342,7 +358,7 @@ class ManagerAdapter(ABC):
         )
         return slots
 
-    def block_states(self) -> NDArray[np.int8]:
+    def _states(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: 2 used, 1 cached, as far as content that was computed here is found there, else 0."""
         states = np.where(np.asarray(self.ref_counts) > 0, 2, 0).astype(np.int8)
         for blocks in self._contents().values():
@@ -360,7 +376,7 @@ class ManagerAdapter(ABC):
 
     def reset_cache(self) -> bool:
         """Forget all content, unless anything is held."""
-        if self.num_used or self.host_used:
+        if self.device.num_used or self.host.num_used:
             return False
         self.forget_cache()
         return True
@@ -436,12 +452,6 @@ class ManagerAdapter(ABC):
                 f"{type(self).__name__}.{call} gave {answer!r}; ManagerAdapter asks for block ids from 0 to {num_blocks - 1}."
             )
         return ids
-
-    def _column(self, of: Any) -> NDArray[np.int64]:
-        column = np.zeros(max(self._rows, default=-1) + 1, np.int64)
-        for row, held in self._rows.items():
-            column[row] = of(held)
-        return column
 
     def _row(self, row: int) -> Held:
         if row not in self._rows:

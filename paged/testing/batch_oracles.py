@@ -199,8 +199,8 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     statuses = {id: rig.scheduler.status(id) for id in rig.live}
     if not set(statuses.values()) <= {"waiting", "running"}:
         return []
-    rows, size = manager.live_rows.tolist(), world.block_size
-    owed = sum(max(0, -(-int(manager.num_tokens[row]) // size) - len(manager.table(row))) for row in rows)
+    rows, size = manager.rows.live.tolist(), world.block_size
+    owed = sum(max(0, -(-int(manager.rows.num_tokens[row]) // size) - len(manager.table(row))) for row in rows)
     kept = int(policy.watermark * world.num_blocks)
     if policy.foresight != "none":
         # Errors of many guesses cancel: from 16 rows on less is kept.
@@ -210,8 +210,10 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     is_ordinary = len(entered) > 1 or (entered and any(id not in entered for id, _ in keys_of(batch)))
     has_groups = any(rig.books[id].request.num_sequences > 1 for id in rig.live)
     found = []
-    if is_ordinary and not has_groups and owed + kept > manager.num_available:
-        found.append(f"10: {entered} came in; {manager.num_available} blocks are left, {owed} owed, {kept} kept free")
+    if is_ordinary and not has_groups and owed + kept > manager.device.num_available:
+        found.append(
+            f"10: {entered} came in; {manager.device.num_available} blocks are left, {owed} owed, {kept} kept free"
+        )
     waiting = [id for id in rig.scheduler.waiting_ids() if not rig.books[id].is_idle]
     if not waiting or len(batch.token_ids) >= world.max_tokens_per_step or len(rows) >= world.max_sequences:
         return found
@@ -221,9 +223,9 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         return found
     if request.num_sequences == 1 and not request.num_computed:
         needed = -(-len(rig.known(waiting[0], 0)[1]) // size)
-        if needed + owed + (kept if rows else 0) <= manager.num_available:
+        if needed + owed + (kept if rows else 0) <= manager.device.num_available:
             found.append(
-                f"10: {waiting[0]} waits for {needed} blocks; {manager.num_available} are left, {owed} owed, {kept} kept free"
+                f"10: {waiting[0]} waits for {needed} blocks; {manager.device.num_available} are left, {owed} owed, {kept} kept free"
             )
     return found
 

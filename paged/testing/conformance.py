@@ -21,42 +21,46 @@ class BrokenPromise(TypeError):
 
 
 class Promise(NamedTuple):
-    """What a member promises, in words, and whether an answer keeps it, given the subject."""
+    """What a member promises, in words, and whether an answer keeps it, given the subject. `parts` are the promises of the answer's own
+    members."""
 
     words: str
     holds: Callable[[Any, Any], bool]
     is_required: bool = True
+    parts: dict[str, Promise] | None = None
 
 
 def held_to(protocol: str, subject: Any) -> Any:
     """The subject behind a door that looks at each answer. `protocol`: a key of PROTOCOLS. Raises BrokenPromise, now for members that
     are missing, and later for answers."""
-    promises = PROTOCOLS[protocol]
-    for name, promise in promises.items():
-        if promise.is_required and not _has(subject, name):
-            raise BrokenPromise(_missing(subject, protocol, name, promise))
-    return _Held(subject, protocol, promises)
+    return _Held(subject, protocol, PROTOCOLS[protocol], type(subject).__name__)
 
 
 class _Held:
     """The subject, and a look at what it answers."""
 
-    def __init__(self, subject: Any, protocol: str, promises: dict[str, Promise]) -> None:
+    def __init__(self, subject: Any, protocol: str, promises: dict[str, Promise], name: str) -> None:
         self._subject = subject
         self._protocol = protocol
         self._promises = promises
+        self._name = name
         self._there: set[str] = set()
+        for member, promise in promises.items():
+            if promise.is_required and not _has(subject, member):
+                raise BrokenPromise(self._missing(member, promise))
 
     def __getattr__(self, name: str) -> Any:
         promise = self._promises.get(name)
         if promise is not None and name not in self._there and not _has(self._subject, name):
             flag = _FLAGS.get(name, name)
             way_out = f" Capabilities({flag}=False) leaves it out." if flag in Capabilities.__dataclass_fields__ else ""
-            raise BrokenPromise(_missing(self._subject, self._protocol, name, promise) + way_out)
+            raise BrokenPromise(self._missing(name, promise) + way_out)
         value = getattr(self._subject, name)
         if promise is None:
             return value
         self._there.add(name)
+        if promise.parts is not None:
+            return _Held(value, self._protocol, promise.parts, f"{self._name}.{name}")
         if not callable(value):
             self._look(name, promise, value)
             return value
@@ -79,17 +83,10 @@ class _Held:
             told = repr(answer)
             told = told if len(told) <= 100 else f"{told[:100]}…"
             given = "" if arguments is None else f"({', '.join(map(repr, arguments))})"
-            raise BrokenPromise(
-                f"{_name(self._subject)}.{name}{given} gave {told}; {self._protocol} promises {promise.words}."
-            )
+            raise BrokenPromise(f"{self._name}.{name}{given} gave {told}; {self._protocol} promises {promise.words}.")
 
-
-def _name(subject: Any) -> str:
-    return type(subject).__name__
-
-
-def _missing(subject: Any, protocol: str, name: str, promise: Promise) -> str:
-    return f"{_name(subject)} has no `{name}`; {protocol} asks for one that gives {promise.words}."
+    def _missing(self, name: str, promise: Promise) -> str:
+        return f"{self._name} has no `{name}`; {self._protocol} asks for one that gives {promise.words}."
 
 
 def _has(subject: Any, name: str) -> bool:
@@ -108,8 +105,13 @@ def _is_ids(answer: Any, subject: Any = None) -> bool:
 
 def _is_column(answer: Any, subject: Any) -> bool:
     """One integer a row, for every row that is live."""
-    rows = subject.live_rows
+    rows = subject.live
     return _is_ids(answer) and (not len(rows) or int(max(rows)) < len(answer))
+
+
+def _is_by_block(answer: Any, subject: Any) -> bool:
+    """One integer a block of the tier."""
+    return _is_ids(answer) and len(answer) == subject.num_blocks
 
 
 def _is_pairs(answer: Any) -> bool:
@@ -191,33 +193,28 @@ _STATES = ("submitted", "waiting", "loading", "running", "paused", "swapped", "f
 _COUNT = "an int of at least 0"
 _MOVES = "moves: device_to_host, host_to_device and device_to_device, int [n, 2] each, source and destination block; len() is all of them"
 
-_MANAGER = {
-    **{
-        name: Promise(f"{_COUNT}, blocks", _is_count)
-        for name in (
-            "num_blocks",
-            "num_host_blocks",
-            "num_free",
-            "num_cached",
-            "num_used",
-            "host_free",
-            "host_cached",
-            "host_used",
-        )
-    },
-    "block_size": Promise(f"{_COUNT}, tokens a block", _is_count),
-    "ref_counts": Promise(
-        "int [num_blocks], references to each device block",
-        lambda answer, subject: _is_ids(answer) and len(answer) == subject.num_blocks,
-    ),
-    "host_ref_counts": Promise(
-        "int [num_host_blocks], references to each host block",
-        lambda answer, subject: _is_ids(answer) and len(answer) == subject.num_host_blocks,
-    ),
-    "live_rows": Promise("int [n], the rows that sequences hold", _is_ids),
+_TIER = {
+    "num_blocks": Promise(f"{_COUNT}, blocks", _is_count),
+    "num_free": Promise(f"{_COUNT}, blocks", _is_count),
+    "num_cached": Promise(f"{_COUNT}, blocks", _is_count),
+    "num_used": Promise(f"{_COUNT}, blocks", _is_count),
+    "ref_counts": Promise("int [num_blocks], references to each block", _is_by_block),
+}
+_DEVICE = {**_TIER, "states": Promise("int [num_blocks]: 0 free, 1 cached, 2 used", _is_by_block)}
+_ROWS = {
+    "live": Promise("int [n], the rows that sequences hold", _is_ids),
     "num_tokens": Promise("int [rows], tokens known of each row", _is_column),
     "num_computed": Promise("int [rows], tokens of each row that are computed", _is_column),
     "num_scheduled": Promise("int [rows], tokens of each row that are in flight", _is_column),
+    "num_on_host": Promise(f"{_COUNT}, host blocks that the row holds", _is_count, False),
+}
+_MANAGER = {
+    "num_blocks": Promise(f"{_COUNT}, blocks", _is_count),
+    "num_host_blocks": Promise(f"{_COUNT}, blocks", _is_count),
+    "block_size": Promise(f"{_COUNT}, tokens a block", _is_count),
+    "device": Promise("a tier", _is_anything, parts=_DEVICE),
+    "host": Promise("a tier", _is_anything, parts=_TIER),
+    "rows": Promise("the rows' columns", _is_anything, parts=_ROWS),
     "next_batch": Promise("an int, the new batch's number", _is_count),
     "lookup": Promise("`num_tokens`, an int, and `blocks`, int [n], of the cached prefix", _is_hit),
     "add": Promise("an int, the row", _is_count),
@@ -231,16 +228,11 @@ _MANAGER = {
         "int [n], block * block_size + offset of each position",
         lambda answer, subject: _is_ids(answer),
     ),
-    "block_states": Promise(
-        "int [num_blocks]: 0 free, 1 cached, 2 used",
-        lambda answer, subject: _is_ids(answer) and len(answer) == subject.num_blocks,
-    ),
     "cached_contents": Promise("a set of tuples of bytes: the namespace, then the tokens of each block", _is_contents),
     "reset_cache": Promise("a bool, whether anything was done", lambda answer, _: isinstance(answer, bool)),
     "check": Promise("a list of sentences, empty when all is well", _are_strings),
     "snapshot": Promise("a value that is equal exactly when nothing has changed", _is_anything, False),
     "extend_hit": Promise(f"{_COUNT}, tokens won", _is_count, False),
-    "num_host_tail": Promise(f"{_COUNT}, host blocks that the row holds", _is_count, False),
     "fork": Promise("an int, the new row", _is_count, False),
     "reserve": Promise("nothing", _is_nothing, False),
     "truncate": Promise("nothing", _is_nothing, False),

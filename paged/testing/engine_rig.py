@@ -278,7 +278,7 @@ class EngineRig:
             found.append(f"free, cached and used blocks were {self._num_blocks} and are {num_blocks}")
         if self.able.counts and not self.live and not is_busy:
             manager = self.engine.manager
-            used = (int(manager.num_used), int(getattr(manager, "host_used", 0)))
+            used = (int(manager.device.num_used), int(manager.host.num_used) if hasattr(manager, "host") else 0)
             if any(used):
                 found.append(f"nothing lives, and {used[0]} device and {used[1]} host blocks are used")
         self._fail_on(found)
@@ -287,7 +287,7 @@ class EngineRig:
         if not self.able.counts:
             return 0
         manager = self.engine.manager
-        return int(manager.num_free + manager.num_cached + manager.num_used)
+        return int(manager.device.num_free + manager.device.num_cached + manager.device.num_used)
 
     def _fail_on(self, found: list[str], cause: Exception | None = None) -> None:
         if found:

@@ -43,8 +43,8 @@ def tiers_add_up(manager: Any) -> list[str]:
     """1, for both tiers."""
     found = []
     for tier, parts, total in (
-        ("device", (manager.num_free, manager.num_cached, manager.num_used), manager.num_blocks),
-        ("host", (manager.host_free, manager.host_cached, manager.host_used), manager.num_host_blocks),
+        ("device", (manager.device.num_free, manager.device.num_cached, manager.device.num_used), manager.num_blocks),
+        ("host", (manager.host.num_free, manager.host.num_cached, manager.host.num_used), manager.num_host_blocks),
     ):
         if sum(parts) != total or min(parts) < 0:
             found.append(f"1: {tier} free, cached, used {parts} do not make {total} blocks")
@@ -55,12 +55,12 @@ def references(manager: Any, *, may_hold: bool = False) -> list[str]:
     """2, on the device: each block is referenced as often as tables name it, and not more often unless loads or copies `may_hold` it."""
     named = np.zeros(manager.num_blocks, np.int64)
     found = []
-    for row in manager.live_rows.tolist():
+    for row in manager.rows.live.tolist():
         table = manager.table(row)
         if len(set(table.tolist())) < len(table):
             found.append(f"6: row {row} names a block twice: {table.tolist()}")
         np.add.at(named, table, 1)
-    ref_counts = manager.ref_counts
+    ref_counts = manager.device.ref_counts
     beyond = ref_counts - named
     if (beyond < 0).any() or (not may_hold and beyond.any()):
         wrong = (beyond != 0).nonzero()[0].tolist()
@@ -74,8 +74,8 @@ def used_means_referenced(manager: Any) -> list[str]:
     """3: as many blocks have references as are counted as used, in both tiers."""
     found = []
     for tier, counts, used in (
-        ("device", manager.ref_counts, manager.num_used),
-        ("host", manager.host_ref_counts, manager.host_used),
+        ("device", manager.device.ref_counts, manager.device.num_used),
+        ("host", manager.host.ref_counts, manager.host.num_used),
     ):
         if int((counts > 0).sum()) != used or (counts < 0).any():
             found.append(f"3: {tier} ref counts {counts.tolist()}, and {used} blocks count as used")
@@ -87,14 +87,14 @@ def table_lengths(manager: Any) -> list[str]:
     found = []
     size, tokens, computed, scheduled = (
         manager.block_size,
-        manager.num_tokens,
-        manager.num_computed,
-        manager.num_scheduled,
+        manager.rows.num_tokens,
+        manager.rows.num_computed,
+        manager.rows.num_scheduled,
     )
-    for row in manager.live_rows.tolist():
+    for row in manager.rows.live.tolist():
         end = int(computed[row] + scheduled[row])
         needed = -(-end // size)
-        held = len(manager.table(row)) + manager.num_host_tail(row)
+        held = len(manager.table(row)) + manager.rows.num_on_host(row)
         if held < needed:
             found.append(f"6: row {row} has {held} blocks for {needed} blocks of tokens")
         if computed[row] > tokens[row] or scheduled[row] < 0:
@@ -117,10 +117,12 @@ def parents_of_contents(manager: Any) -> list[str]:
 def memory_at_rest(manager: Any) -> list[str]:
     """12: no row, no reference, every block free or cached in both tiers."""
     found = tiers_add_up(manager)
-    if manager.num_used or manager.host_used:
-        found.append(f"12: {manager.num_used} device and {manager.host_used} host blocks are still used")
-    if manager.ref_counts.any() or manager.host_ref_counts.any():
-        found.append(f"12: ref counts are left: {manager.ref_counts.tolist()}, {manager.host_ref_counts.tolist()}")
-    if len(manager.live_rows):
-        found.append(f"12: rows {manager.live_rows.tolist()} still have tables")
+    if manager.device.num_used or manager.host.num_used:
+        found.append(f"12: {manager.device.num_used} device and {manager.host.num_used} host blocks are still used")
+    if manager.device.ref_counts.any() or manager.host.ref_counts.any():
+        found.append(
+            f"12: ref counts are left: {manager.device.ref_counts.tolist()}, {manager.host.ref_counts.tolist()}"
+        )
+    if len(manager.rows.live):
+        found.append(f"12: rows {manager.rows.live.tolist()} still have tables")
     return found

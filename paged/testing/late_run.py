@@ -69,8 +69,10 @@ class LateRun:
         self.events["hit"] += stats.hit_tokens
         self.events["void"] += stats.voided_tokens
         self.answers.violations += self.late.violations + self.scheduler.check()
-        if self.scheduler.manager.num_used:
-            self.answers.violations.append(f"{self.scheduler.manager.num_used} blocks are held when all have ended.")
+        if self.scheduler.manager.device.num_used:
+            self.answers.violations.append(
+                f"{self.scheduler.manager.device.num_used} blocks are held when all have ended."
+            )
         return self.answers
 
     def _add(self, request: Request) -> None:
@@ -80,7 +82,7 @@ class LateRun:
         self.scheduler.add(request)
 
     def _schedule(self) -> None:
-        free = (self.scheduler.manager.block_states() == 0).nonzero()[0]
+        free = (self.scheduler.manager.device.states == 0).nonzero()[0]
         batch = self.scheduler.schedule(drafts=self._drafts())
         if batch.is_empty:
             return

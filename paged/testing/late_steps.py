@@ -41,7 +41,7 @@ class LateSteps(Steps):
 
     def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> FailedBatch | None:
         """Only queue the batch."""
-        self._free = (self._scheduler.manager.block_states() == 0).nonzero()[0]
+        self._free = (self._scheduler.manager.device.states == 0).nonzero()[0]
         batch = self._put_out(self._clock(), note_admitted)
         if batch is not None:
             self._asked.append((batch, self._sampling.of(batch.rows), on_logits))

@@ -570,8 +570,12 @@ class ManagerRig:
     def _tallies(self) -> list[str]:
         manager, found = self.manager, []
         for tier, pool, shown in (
-            ("device", self.naive.device, (manager.num_free, manager.num_cached, manager.num_used)),
-            ("host", self.naive.host, (manager.host_free, manager.host_cached, manager.host_used)),
+            (
+                "device",
+                self.naive.device,
+                (manager.device.num_free, manager.device.num_cached, manager.device.num_used),
+            ),
+            ("host", self.naive.host, (manager.host.num_free, manager.host.num_cached, manager.host.num_used)),
         ):
             expected = (pool.free, len(pool.cached), pool.used)
             if tuple(map(int, shown)) != expected:
@@ -585,7 +589,10 @@ class ManagerRig:
         """How long each row is, which blocks it has and who else holds them."""
         manager, found = self.manager, []
         # Asked once: a subject may make them anew each time.
-        columns, ref_counts = (manager.num_tokens, manager.num_computed, manager.num_scheduled), manager.ref_counts
+        columns, ref_counts = (
+            (manager.rows.num_tokens, manager.rows.num_computed, manager.rows.num_scheduled),
+            manager.device.ref_counts,
+        )
         for number in self.rows:
             row, table = self.naive.rows[number], manager.table(number).tolist()
             shown = tuple(int(column[number]) for column in columns)
@@ -624,7 +631,7 @@ class ManagerRig:
             if len(set(ids.values())) < len(ids):
                 found.append("one block holds two contents")
         if naive.retentions:
-            levels = self.manager.block_levels()
+            levels = self.manager.device.levels
             for node, block in naive.device.resident.items():
                 # How long a used block is to be kept need not be known before no row uses it.
                 if not block.refs and levels[self.ids[block]] != naive.level(node):

@@ -86,7 +86,7 @@ def _compute(naive: NaiveManager, number: int) -> None:
 def _manager_hits(manager: Any, number: int, prompt: list[int]) -> int:
     del number
     row = manager.add(prompt)
-    hits = int(manager.num_computed[row])
+    hits = int(manager.rows.num_computed[row])
     manager.allocate([row], [len(prompt) - hits])
     manager.confirm()
     manager.free([row])

@@ -143,7 +143,7 @@ class PressureRun:
 
     def _poison_free(self) -> None:
         if self.poison:
-            self.pool.poison(torch.from_numpy((self.manager.block_states() == 0).nonzero()[0].astype(np.int64)))
+            self.pool.poison(torch.from_numpy((self.manager.device.states == 0).nonzero()[0].astype(np.int64)))
 
 
 def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str) -> Answers:

@@ -314,7 +314,7 @@ class SchedulerRig:
         self._note("update", tuple(counts))
         flight = self.flights.pop(0)
         tokens, given, expected = self._sampled(flight, counts)
-        live = set(self.manager.live_rows.tolist())
+        live = set(self.manager.rows.live.tolist())
         before = {row: self.manager.table(row) for row in flight.tables if row in live}
         with self._blaming():
             sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts or flight.has_drafts else None
@@ -325,7 +325,7 @@ class SchedulerRig:
                 continue
             self.computed[key] = flight.end(index)
             row = int(flight.batch.rows[index])
-            if row in before and self.scheduler.id_of(row) == key[0] and row in self.manager.live_rows:
+            if row in before and self.scheduler.id_of(row) == key[0] and row in self.manager.rows.live:
                 self.events["switch"] += not np.array_equal(before[row], self.manager.table(row)[: len(before[row])])
         delivered = self._receive(list(outputs), expected)
         self._check()
@@ -709,7 +709,7 @@ class SchedulerRig:
         """Once nothing is between decision and execution, blocks without content are poisoned, as a debug build would."""
         is_between = all(flight.has_run for flight in self.flights) and not self.carries_moves
         if is_between and not self.loads:
-            self.shadow.poison((self.manager.block_states() == 0).nonzero()[0].tolist())
+            self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
 
     def _forget_progress(self, id: str) -> None:
         for sequence in range(len(self.books[id].sequences)):

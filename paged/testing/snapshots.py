@@ -28,7 +28,7 @@ def _row(memory: Any, row: int) -> tuple[object, ...]:
     tables, index = memory.tables, memory.index
     return (
         tables.tokens[row, : tables.num_tokens[row]].tolist(),
-        memory.table(row).tolist(),
+        memory.rows.table(row).tolist(),
         [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
         memory.tiers.tails[row].tolist() if row in memory.tiers.tails else None,
         index.num_published(row) if index is not None else 0,

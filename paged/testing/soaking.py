@@ -40,6 +40,6 @@ def soak(num_requests: int, *, seed: int = 0, world: World = TINY, build: Builde
         while rig.num_added < num_requests:
             engine.do()
         rig.drain()
-    num_cached = int(rig.manager.num_cached)
+    num_cached = int(rig.manager.device.num_cached)
     rig.manager.reset_cache()
-    return SoakReport(rig.num_added, len(rig.calls), int(rig.manager.num_free), num_cached, rig.events)
+    return SoakReport(rig.num_added, len(rig.calls), int(rig.manager.device.num_free), num_cached, rig.events)

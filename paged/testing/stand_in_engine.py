@@ -71,7 +71,7 @@ class StandInEngine:
         outputs = list(self.scheduler.update(batch, np.array(words, np.int32)))
         for output in outputs:
             self.known[output.id] += output.token_ids
-        self.shadow.poison((self.manager.block_states() == 0).nonzero()[0].tolist())
+        self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
         return outputs
 
     def abort(self, request_id: str) -> Any:

@@ -62,7 +62,7 @@ def compute() -> Callable[..., None]:
 
     def compute(manager: BlockManager, row: int, count: int | None = None) -> Moves:
         if count is None:
-            count = int(manager.num_tokens[row] - manager.num_computed[row])
+            count = int(manager.rows.num_tokens[row] - manager.rows.num_computed[row])
         moves = manager.allocate([row], [count])
         manager.confirm()
         return moves

@@ -13,7 +13,7 @@ def test_A1_a_fresh_pool_hands_out_every_block_once(make_manager, fill):
     manager = make_manager(6, 4)
     tables = [manager.table(fill(manager, [token])).tolist() for token in range(6)]
     assert tables == [[0], [1], [2], [3], [4], [5]]
-    assert (manager.num_free, manager.num_used) == (0, 6)
+    assert (manager.device.num_free, manager.device.num_used) == (0, 6)
 
 
 def test_A2_a_full_pool_gives_back_the_block_that_was_freed_and_no_second_one(make_manager, fill):
@@ -35,9 +35,9 @@ def test_A3_the_free_count_before_the_ith_free_is_i(make_manager, fill):
     manager = make_manager(1024, 16)
     rows = [fill(manager, [row, row]) for row in range(1024)]
     for i, row in enumerate(rows):
-        assert manager.num_free == i
+        assert manager.device.num_free == i
         manager.free([row])
-    assert manager.num_free == 1024
+    assert manager.device.num_free == 1024
 
 
 def test_A4_calls_about_no_rows_change_nothing(make_manager, fill):
@@ -58,7 +58,7 @@ def test_A5_a_request_for_more_than_is_free_changes_nothing(make_manager):
     assert isinstance(caught.value, ValueError)
     assert (caught.value.wanted, caught.value.free) == (99, 10)
     assert snapshot(manager) == before
-    assert manager.num_free == 10
+    assert manager.device.num_free == 10
 
 
 def test_A6_a_call_for_several_rows_that_fit_only_one_by_one_changes_nothing(make_manager):
@@ -69,7 +69,7 @@ def test_A6_a_call_for_several_rows_that_fit_only_one_by_one_changes_nothing(mak
         manager.allocate(rows, [8, 8])
     assert snapshot(manager) == before
     manager.allocate(rows, [8, 4])
-    assert manager.num_free == 0
+    assert manager.device.num_free == 0
     manager.cancel()
 
 
@@ -82,7 +82,7 @@ def test_A7_a_row_listed_twice_in_one_free_is_refused_and_nothing_changes(make_m
         manager.free([row, row])
     assert snapshot(manager) == before
     manager.free([row])
-    assert manager.num_free == 7
+    assert manager.device.num_free == 7
 
 
 def test_A7_a_row_freed_twice_is_unknown_the_second_time(make_manager, fill):
@@ -101,16 +101,16 @@ def test_A8_block_0_is_ordinary_it_is_handed_out_and_comes_back(make_manager, fi
     row = fill(manager, [1, 2])
     assert manager.table(row).tolist() == [0]
     manager.free([row])
-    assert manager.num_free == 1
+    assert manager.device.num_free == 1
     assert manager.table(fill(manager, [3])).tolist() == [0]
 
 
 def test_A9_a_pool_of_one_block_is_full_after_one_and_free_after_it_is_returned(make_manager, fill):
     manager = make_manager(1, 4)
     row = fill(manager, [1])
-    assert (manager.num_available, manager.num_used, manager.usage) == (0, 1, 1.0)
+    assert (manager.device.num_available, manager.device.num_used, manager.device.usage) == (0, 1, 1.0)
     manager.free([row])
-    assert (manager.num_available, manager.num_used, manager.usage) == (1, 0, 0.0)
+    assert (manager.device.num_available, manager.device.num_used, manager.device.usage) == (1, 0, 0.0)
 
 
 def test_A10_a_block_leaves_the_middle_of_the_free_list_and_returns_to_its_end(make_manager, fill):
@@ -146,46 +146,46 @@ def test_A11_many_blocks_are_popped_and_returned_in_one_call(make_manager, compu
 
 def test_A12_usage_is_the_share_of_used_blocks(make_manager, fill):
     manager = make_manager(10, 16)
-    assert manager.usage == 0.0
+    assert manager.device.usage == 0.0
     row = fill(manager, range(80))
-    assert manager.usage == 0.5
+    assert manager.device.usage == 0.5
     manager.free([row])
     # Cached content is not use.
-    assert manager.usage == 0.0
-    assert manager.num_cached == 5
+    assert manager.device.usage == 0.0
+    assert manager.device.num_cached == 5
 
 
 def test_A13_usage_counts_blocks_and_not_layers(make_manager, fill):
     # A peer allocates a layer at a time (10 %, 11 %, 1 %); here a block is a block of every layer.
     manager = make_manager(10, 4)
     first, second = fill(manager, [1]), fill(manager, [2])
-    assert manager.usage == pytest.approx(0.2)
+    assert manager.device.usage == pytest.approx(0.2)
     manager.free([first])
-    assert manager.usage == pytest.approx(0.1)
+    assert manager.device.usage == pytest.approx(0.1)
     manager.free([second])
-    assert manager.usage == 0.0
+    assert manager.device.usage == 0.0
 
 
 def test_A14_free_used_and_cached_blocks_make_up_the_pool(make_manager, fill):
     manager = make_manager(8, 4)
     whole, partial = fill(manager, range(8)), fill(manager, [50, 51])
-    assert (manager.num_free, manager.num_used, manager.num_cached) == (5, 3, 0)
+    assert (manager.device.num_free, manager.device.num_used, manager.device.num_cached) == (5, 3, 0)
     manager.free([whole])
-    assert (manager.num_free, manager.num_used, manager.num_cached) == (5, 1, 2)
+    assert (manager.device.num_free, manager.device.num_used, manager.device.num_cached) == (5, 1, 2)
     manager.free([partial])
-    assert (manager.num_free, manager.num_used, manager.num_cached) == (6, 0, 2)
-    assert manager.num_available == 8
+    assert (manager.device.num_free, manager.device.num_used, manager.device.num_cached) == (6, 0, 2)
+    assert manager.device.num_available == 8
 
 
 def test_A15_a_table_gives_up_its_tail_and_then_the_rest(make_manager, fill):
     manager = make_manager(6, 4, prefix_caching=False)
     row = fill(manager, range(24))
-    assert (manager.num_table_blocks[row], manager.num_free) == (6, 0)
+    assert (manager.rows.num_blocks[row], manager.device.num_free) == (6, 0)
     manager.truncate(row, 2)
-    assert (manager.num_table_blocks[row], manager.num_free) == (2, 4)
-    assert (manager.num_computed[row], manager.num_tokens[row]) == (8, 24)
+    assert (manager.rows.num_blocks[row], manager.device.num_free) == (2, 4)
+    assert (manager.rows.num_computed[row], manager.rows.num_tokens[row]) == (8, 24)
     manager.free([row])
-    assert manager.num_free == 6
+    assert manager.device.num_free == 6
     with pytest.raises(UnknownRow):
         manager.table(row)
 
@@ -239,7 +239,7 @@ def test_A19_a_snapshot_that_is_equal_to_itself_sees_every_change(make_manager, 
 def test_A6_what_is_refused_does_not_widen_the_tables(make_manager, call, num_rows):
     manager = make_manager(8, 4)
     rows = [manager.add(range(1000 * number, 1000 * number + 400)) for number in range(num_rows)]
-    width = manager.block_tables.shape[1]
+    width = manager.rows.block_tables.shape[1]
     with pytest.raises(OutOfBlocks):
         getattr(manager, call)(rows, [400] * num_rows)
-    assert manager.block_tables.shape[1] == width
+    assert manager.rows.block_tables.shape[1] == width

@@ -20,8 +20,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
 def test_B1_a_prompt_takes_as_many_blocks_as_its_tokens_need(make_manager, fill, block_size, length):
     manager = make_manager(200, block_size)
     row = fill(manager, range(length))
-    assert manager.num_table_blocks[row] == blocks_for(length, block_size)
-    assert manager.num_available == 200 - blocks_for(length, block_size)
+    assert manager.rows.num_blocks[row] == blocks_for(length, block_size)
+    assert manager.device.num_available == 200 - blocks_for(length, block_size)
 
 
 @pytest.mark.parametrize("block_size", [1, 8])
@@ -32,12 +32,12 @@ def test_B2_appending_takes_only_the_blocks_that_the_tail_cannot_hold(
 ):
     manager = make_manager(300, block_size)
     row = fill(manager, range(length))
-    before = manager.num_available
+    before = manager.device.num_available
     manager.append(row, range(1000, 1000 + appended))
-    assert manager.num_available == before
+    assert manager.device.num_available == before
     compute(manager, row)
     new = blocks_for(length + appended, block_size) - blocks_for(length, block_size)
-    assert before - manager.num_available == new
+    assert before - manager.device.num_available == new
 
 
 @pytest.mark.parametrize("block_size", [1, 8])
@@ -48,15 +48,15 @@ def test_B3_reserved_slots_cost_when_they_are_reserved_and_nothing_when_filled(
 ):
     manager = make_manager(300, block_size)
     row = fill(manager, range(length))
-    before = manager.num_available
+    before = manager.device.num_available
     wanted = blocks_for(length + lookahead, block_size)
     manager.reserve([row], [wanted])
-    reserved = manager.num_available
+    reserved = manager.device.num_available
     assert before - reserved == wanted - blocks_for(length, block_size)
     manager.append(row, range(1000, 1000 + lookahead))
     compute(manager, row)
-    assert manager.num_available == reserved
-    assert manager.num_computed[row] == length + lookahead
+    assert manager.device.num_available == reserved
+    assert manager.rows.num_computed[row] == length + lookahead
 
 
 def test_B3_a_reservation_smaller_than_the_table_takes_nothing(make_manager, fill):
@@ -64,7 +64,7 @@ def test_B3_a_reservation_smaller_than_the_table_takes_nothing(make_manager, fil
     row = fill(manager, range(8))
     table = manager.table(row).tolist()
     manager.reserve([row], [1])
-    assert (manager.table(row).tolist(), manager.num_available) == (table, 2)
+    assert (manager.table(row).tolist(), manager.device.num_available) == (table, 2)
 
 
 def test_B3_a_reservation_that_does_not_fit_changes_nothing(make_manager, fill):
@@ -92,14 +92,14 @@ def test_B5_a_block_has_a_node_once_it_is_full(make_manager, fill, compute):
     # "Hashed" in the source reads "has a node" here.
     manager = make_manager(10, 16)
     row = fill(manager, range(55))
-    assert (manager.num_table_blocks[row], len(manager.cached_contents())) == (4, 3)
+    assert (manager.rows.num_blocks[row], len(manager.cached_contents())) == (4, 3)
     manager.append(row, range(55, 59))
     compute(manager, row)
-    assert (manager.num_table_blocks[row], len(manager.cached_contents())) == (4, 3)
+    assert (manager.rows.num_blocks[row], len(manager.cached_contents())) == (4, 3)
     manager.append(row, range(59, 78))
     compute(manager, row)
     # 78 tokens: the last but one of five blocks is full, the last is not.
-    assert (manager.num_table_blocks[row], len(manager.cached_contents())) == (5, 4)
+    assert (manager.rows.num_blocks[row], len(manager.cached_contents())) == (5, 4)
     assert manager.lookup(range(78)).num_tokens == 64
 
 
@@ -145,7 +145,7 @@ def test_B10_a_sequence_allocated_and_freed_five_times_leaves_the_pool_whole(mak
     manager = make_manager(8, 4)
     for _ in range(5):
         manager.free([fill(manager, range(30))])
-        assert manager.num_available == 8
+        assert manager.device.num_available == 8
 
 
 def test_B11_freeing_one_row_leaves_the_others_tables_alone(make_manager, fill):
@@ -154,16 +154,16 @@ def test_B11_freeing_one_row_leaves_the_others_tables_alone(make_manager, fill):
     kept = [manager.table(row).tolist() for row in (rows[0], rows[2])]
     manager.free([rows[1]])
     assert [manager.table(row).tolist() for row in (rows[0], rows[2])] == kept
-    assert manager.num_available == 3
+    assert manager.device.num_available == 3
 
 
 def test_B12_a_row_gives_up_blocks_of_its_tail_and_none_that_it_does_not_have(make_manager, fill):
     # A peer drops any logical block; here blocks leave a table from its tail, so that what stays is a prefix.
     manager = make_manager(8, 2)
     row = fill(manager, range(5))
-    assert manager.num_available == 5
+    assert manager.device.num_available == 5
     manager.truncate(row, 2)
-    assert manager.num_available == 6
+    assert manager.device.num_available == 6
     before = snapshot(manager)
     with pytest.raises((PagedError, ValueError)):
         manager.truncate(row, 4)
@@ -176,8 +176,8 @@ def test_B13_the_table_columns_that_a_runner_reads_name_the_same_blocks(make_man
     manager = make_manager(9, 4)
     rows = [fill(manager, [row] * (4 * row + 1)) for row in range(3)]
     for row in rows:
-        count = int(manager.num_table_blocks[row])
-        assert manager.block_tables[row, :count].tolist() == manager.table(row).tolist()
+        count = int(manager.rows.num_blocks[row])
+        assert manager.rows.block_tables[row, :count].tolist() == manager.table(row).tolist()
 
 
 def test_B14_slots_beyond_the_table_are_refused(make_manager, fill):
@@ -190,31 +190,31 @@ def test_B14_slots_beyond_the_table_are_refused(make_manager, fill):
 def test_B15_a_row_that_fills_its_last_block_needs_no_new_one(make_manager, fill, compute):
     manager = make_manager(2, 4)
     row = fill(manager, range(5))
-    assert manager.num_available == 0
+    assert manager.device.num_available == 0
     manager.append(row, [5, 6, 7])
     compute(manager, row)
-    assert manager.num_table_blocks[row] == 2
+    assert manager.rows.num_blocks[row] == 2
     manager.append(row, [8])
     with pytest.raises(OutOfBlocks):
         manager.allocate([row], [1])
 
 
 @pytest.mark.parametrize(
-    "column", ["block_tables", "num_table_blocks", "num_tokens", "num_computed", "tokens", "num_launched"]
+    "column", ["block_tables", "num_blocks", "num_tokens", "num_computed", "tokens", "num_launched"]
 )
 def test_columns_that_a_caller_reads_cannot_be_written_and_show_what_is(make_manager, fill, column):
     manager = make_manager(300, 1)
     rows = [fill(manager, [number, 7]) for number in range(70)]
     manager.append(rows[-1], range(5000))
-    array = getattr(manager, column)
+    array = getattr(manager.rows, column)
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 99
     assert len(array) > 70
-    assert [int(manager.num_tokens[row]) for row in rows[-2:]] == [2, 5002]
-    assert manager.tokens[rows[-1], :4].tolist() == [69, 7, 0, 1]
+    assert [int(manager.rows.num_tokens[row]) for row in rows[-2:]] == [2, 5002]
+    assert manager.rows.tokens[rows[-1], :4].tolist() == [69, 7, 0, 1]
     manager.allocate([rows[-1]], [100])
-    assert int(manager.num_table_blocks[rows[-1]]) == 102
-    assert (int(manager.num_launched[rows[-1]]), int(manager.num_computed[rows[-1]])) == (102, 2)
+    assert int(manager.rows.num_blocks[rows[-1]]) == 102
+    assert (int(manager.rows.num_launched[rows[-1]]), int(manager.rows.num_computed[rows[-1]])) == (102, 2)
     assert manager.check() == []
 
 
@@ -223,8 +223,8 @@ def test_what_is_said_to_be_a_copy_can_be_written_and_changes_nothing(make_manag
     row = fill(manager, range(6))
     before = snapshot(manager)
     hit = manager.lookup(range(6)).blocks
-    for array in (manager.ref_counts, manager.ref_counts_of(row), manager.block_states(), manager.block_levels(), hit,
-                  manager.num_scheduled, manager.live_rows, manager.table(row), manager.host_ref_counts):  # fmt: skip
+    for array in (manager.device.ref_counts, manager.device.states, manager.device.levels, hit,
+                  manager.rows.num_scheduled, manager.rows.live, manager.table(row), manager.host.ref_counts):  # fmt: skip
         array[:] = 5
     assert snapshot(manager) == before
     assert manager.check() == []

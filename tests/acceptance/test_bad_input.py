@@ -116,7 +116,7 @@ def test_a_row_is_placed_once_in_a_batch_and_may_do_all_else_while_that_is_out(m
     manager.free([row])
     manager.confirm()
     manager.free([child])
-    assert (manager.num_used, manager.host_used) == (0, 0)
+    assert (manager.device.num_used, manager.host.num_used) == (0, 0)
 
 
 def test_with_no_batch_out_nothing_can_be_confirmed_or_cancelled(make_manager, fill):

@@ -13,9 +13,9 @@ def test_a_batch_in_flight_is_counted_apart_from_what_is_confirmed(make_schedule
     batch = scheduler.schedule()
     row = int(batch.rows[0])
     manager = scheduler.manager
-    assert (manager.num_computed[row], manager.num_scheduled[row]) == (0, 6)
+    assert (manager.rows.num_computed[row], manager.rows.num_scheduled[row]) == (0, 6)
     scheduler.update(batch, [7])
-    assert (manager.num_computed[row], manager.num_scheduled[row], manager.num_tokens[row]) == (6, 0, 7)
+    assert (manager.rows.num_computed[row], manager.rows.num_scheduled[row], manager.rows.num_tokens[row]) == (6, 0, 7)
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -24,7 +24,7 @@ def test_a_cancelled_batch_gives_its_blocks_back_and_is_scheduled_again(make_sch
     engine = make_engine(scheduler)
     engine.add(request_of("a", 6, max_tokens=6))
     engine.step()
-    used = scheduler.manager.num_used
+    used = scheduler.manager.device.num_used
     for _ in range(3):
         batch = scheduler.schedule()
         engine.see_tables(batch)
@@ -32,8 +32,8 @@ def test_a_cancelled_batch_gives_its_blocks_back_and_is_scheduled_again(make_sch
             engine.move(batch.moves)
         scheduler.cancel(batch, moved=moved)
         assert scheduler.check() == []
-        assert scheduler.manager.num_used == used
-        assert int(scheduler.manager.num_scheduled.sum()) == 0
+        assert scheduler.manager.device.num_used == used
+        assert int(scheduler.manager.rows.num_scheduled.sum()) == 0
     assert len(engine.run()["a/0"]) == 6
 
 
@@ -93,7 +93,7 @@ def test_a_row_shares_what_a_batch_that_is_out_computes(make_scheduler, make_eng
     second = scheduler.schedule()
     # A token of "a", and the one of "b" that is its own.
     assert second.num_tokens.tolist() == [1, 1]
-    assert scheduler.manager.num_used == 4
+    assert scheduler.manager.device.num_used == 4
     # It is cached from the update on.
     assert scheduler.manager.cached_contents() == set()
     engine.update(first, engine.forward(first))

@@ -14,15 +14,15 @@ CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)
 def test_C1_a_fork_shares_every_block_and_the_last_holder_frees_them(make_manager, fill, length, block_size):
     manager = make_manager(200, block_size)
     parent = fill(manager, range(length))
-    after_parent = manager.num_available
+    after_parent = manager.device.num_available
     child = manager.fork(parent)
-    assert manager.num_available == after_parent
+    assert manager.device.num_available == after_parent
     assert manager.table(child).tolist() == manager.table(parent).tolist()
-    assert (manager.num_tokens[child], manager.num_computed[child]) == (length, length)
+    assert (manager.rows.num_tokens[child], manager.rows.num_computed[child]) == (length, length)
     manager.free([parent])
-    assert manager.num_available == after_parent
+    assert manager.device.num_available == after_parent
     manager.free([child])
-    assert manager.num_available == 200
+    assert manager.device.num_available == 200
 
 
 @pytest.mark.parametrize("appender_is_child", [True, False])
@@ -90,12 +90,12 @@ def test_C5_a_fork_doubles_the_references_and_not_the_blocks(make_manager, fill)
     manager = make_manager(6, 4)
     parent = fill(manager, range(8))
     child = manager.fork(parent)
-    assert manager.num_used == 2
+    assert manager.device.num_used == 2
     manager.free([parent])
     # The last block had two references: one is left.
-    assert manager.num_used == 2
+    assert manager.device.num_used == 2
     manager.free([child])
-    assert manager.num_used == 0
+    assert manager.device.num_used == 0
 
 
 def test_C6_a_row_whose_sibling_is_gone_writes_in_place(make_manager, fill, compute):
@@ -113,12 +113,12 @@ def test_C7_four_forks_of_a_partial_block_need_four_more_blocks_for_one_token_ea
     manager = make_manager(8, 4)
     parent = fill(manager, range(5))
     rows = [parent] + [manager.fork(parent) for _ in range(4)]
-    assert manager.num_used == 2
+    assert manager.device.num_used == 2
     for row in rows:
         manager.append(row, [90 + row])
     manager.allocate(rows, [1] * 5)
     manager.confirm()
-    assert (manager.num_used, manager.num_available) == (6, 2)
+    assert (manager.device.num_used, manager.device.num_available) == (6, 2)
     for row in rows:
         manager.append(row, [1, 2, 3])
     before = snapshot(manager)
@@ -159,9 +159,9 @@ def test_C10_a_fork_of_a_fork_shares_with_both(make_manager, fill):
     grandchild = manager.fork(child)
     assert manager.table(grandchild).tolist() == manager.table(parent).tolist()
     manager.free([parent, child])
-    assert manager.num_used == 3
+    assert manager.device.num_used == 3
     manager.free([grandchild])
-    assert manager.num_available == 6
+    assert manager.device.num_available == 6
 
 
 def test_C11_a_fork_of_a_row_in_flight_shares_what_its_batch_computes_and_falls_back_with_it(make_manager):
@@ -170,9 +170,9 @@ def test_C11_a_fork_of_a_row_in_flight_shares_what_its_batch_computes_and_falls_
     manager.allocate([row], [6])
     child = manager.fork(row)
     assert manager.table(child).tolist() == manager.table(row).tolist()
-    assert (manager.num_launched[child], manager.num_computed[child]) == (6, 0)
+    assert (manager.rows.num_launched[child], manager.rows.num_computed[child]) == (6, 0)
     manager.cancel()
-    assert (manager.num_launched[child], manager.num_used, manager.check()) == (0, 0, [])
+    assert (manager.rows.num_launched[child], manager.device.num_used, manager.check()) == (0, 0, [])
 
 
 def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(make_manager):
@@ -205,7 +205,7 @@ def test_C13_two_forks_that_write_the_same_tokens_end_with_one_block(make_manage
         manager.append(row, [6, 7])
         compute(manager, row)
     assert manager.table(parent).tolist() == manager.table(child).tolist()
-    assert manager.num_used == 2
+    assert manager.device.num_used == 2
 
 
 def test_C14_a_copy_stands_when_its_step_is_cancelled(make_manager, fill, compute):
@@ -217,10 +217,10 @@ def test_C14_a_copy_stands_when_its_step_is_cancelled(make_manager, fill, comput
     copy = manager.allocate([child], [1])
     assert copy.device_to_device.tolist() == [[1, 2]]
     manager.cancel()
-    assert (manager.num_computed[child], manager.num_scheduled[child]) == (6, 0)
+    assert (manager.rows.num_computed[child], manager.rows.num_scheduled[child]) == (6, 0)
     assert (manager.table(parent).tolist(), manager.table(child).tolist()) == ([0, 1], [0, 2])
     assert compute(manager, child).is_empty
-    assert manager.num_used == 3
+    assert manager.device.num_used == 3
 
 
 def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_parent(make_manager):
@@ -228,12 +228,12 @@ def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_pa
     leader = manager.add(range(10))
     manager.allocate([leader], [10])
     sharer = manager.add([*range(8), 50])
-    assert manager.num_computed[sharer] == 8
+    assert manager.rows.num_computed[sharer] == 8
     child = manager.fork(sharer)
     manager.cancel()
     for row in (sharer, child):
-        assert (manager.num_computed[row], manager.table(row).tolist()) == (0, [])
-    assert manager.num_available == 10
+        assert (manager.rows.num_computed[row], manager.table(row).tolist()) == (0, [])
+    assert manager.device.num_available == 10
 
 
 def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_manager):
@@ -290,7 +290,7 @@ def test_C9_a_block_that_is_partial_again_after_a_cancel_is_copied_before_one_of
     manager.cancel()
     if away:
         manager.swap_in([row, child])
-    assert manager.num_launched[[row, child]].tolist() == [6, 6]
+    assert manager.rows.num_launched[[row, child]].tolist() == [6, 6]
     assert manager.table(row).tolist() == manager.table(child).tolist()
     moves = manager.allocate([row], [2])
     assert moves.device_to_device.tolist() == [[int(manager.table(child)[1]), int(manager.table(row)[1])]]
@@ -303,9 +303,9 @@ def test_C9_a_host_block_that_was_to_be_content_is_given_up_whole_by_rows_that_a
     row, child = forked_in_flight(manager)
     manager.swap_out([row, child], keep)
     manager.cancel()
-    assert manager.num_launched[[row, child]].tolist() == [4, 4]
+    assert manager.rows.num_launched[[row, child]].tolist() == [4, 4]
     manager.swap_in([row, child])
-    assert (manager.num_used, manager.host_used) == (1, 0)
+    assert (manager.device.num_used, manager.host.num_used) == (1, 0)
 
 
 def test_C8_copies_for_several_that_fit_only_one_by_one_change_nothing(make_manager, fill):

@@ -200,7 +200,7 @@ def test_D9_a_hit_is_equality_of_tokens(make_manager, fill):
         tokens = [number // 27 % 3, number // 9 % 3, number // 3 % 3, number % 3]
         expected = max(length for length in range(4) if length == 0 or tuple(tokens[:length]) in stored)
         row = manager.add(tokens)
-        assert manager.num_computed[row] == expected
+        assert manager.rows.num_computed[row] == expected
         manager.allocate([row], [4 - expected])
         manager.confirm()
         stored |= {tuple(tokens[:length]) for length in range(1, 5)}

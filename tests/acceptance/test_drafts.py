@@ -47,7 +47,7 @@ def test_accepted_drafts_are_computed_and_the_slots_of_rejected_ones_are_written
     (output,) = scheduler.update(scheduler.schedule(drafts={"a": [71, 72]}), tokens, [len(tokens)])
     assert output.token_ids == tokens
     row, manager = scheduler.rows_of("a")[0], scheduler.manager
-    assert (int(manager.num_computed[row]), int(manager.num_tokens[row])) == (launched, launched + 1)
+    assert (int(manager.rows.num_computed[row]), int(manager.rows.num_tokens[row])) == (launched, launched + 1)
     batch = scheduler.schedule()
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([9], [launched])
     stats = scheduler.stats()
@@ -58,9 +58,9 @@ def test_accepted_drafts_are_computed_and_the_slots_of_rejected_ones_are_written
 def test_a_block_that_held_rejected_drafts_alone_goes_back(make_scheduler, request_of):
     scheduler = started(make_scheduler(8, 4), request_of)
     batch = scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]})
-    assert scheduler.manager.num_used == 3
+    assert scheduler.manager.device.num_used == 3
     scheduler.update(batch, [9])
-    assert (scheduler.manager.num_used, scheduler.check()) == (2, [])
+    assert (scheduler.manager.device.num_used, scheduler.check()) == (2, [])
 
 
 def test_drafts_are_the_first_to_go_when_the_budget_is_short(make_scheduler, request_of):
@@ -93,7 +93,7 @@ def test_tokens_after_a_stop_among_the_accepted_ones_are_not_delivered(make_sche
     batch = scheduler.schedule(drafts={"a": [1, 2, 3]})
     (output,) = scheduler.update(batch, [1, 2, 3, 4], [4])
     assert (output.token_ids, output.finish_reason) == ([1, 2], "stop")
-    assert (scheduler.manager.num_used, scheduler.check()) == (0, [])
+    assert (scheduler.manager.device.num_used, scheduler.check()) == (0, [])
 
 
 def test_drafts_are_no_content_before_they_are_accepted(make_scheduler, request_of):
@@ -118,9 +118,9 @@ def test_a_row_with_undecided_drafts_is_not_in_the_next_batch(make_scheduler, re
 
 def test_a_cancelled_batch_leaves_nothing_of_its_drafts(make_scheduler, request_of):
     scheduler = started(make_scheduler(20, 4), request_of)
-    before = scheduler.manager.num_used
+    before = scheduler.manager.device.num_used
     scheduler.cancel(scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]}))
-    assert (scheduler.manager.num_used, scheduler.check()) == (before, [])
+    assert (scheduler.manager.device.num_used, scheduler.check()) == (before, [])
     assert scheduler.stats().drafted_tokens == 0
 
 
@@ -190,7 +190,7 @@ def test_a_block_that_held_rejected_drafts_goes_back_and_the_next_token_has_the_
     scheduler.add(request_of("between", 4))
     scheduler.update(scheduler.schedule(), [71, 80])
     batch = scheduler.schedule(drafts={"a": [1, 2, 3]})
-    assert scheduler.manager.num_table_blocks[scheduler.rows_of("a")].tolist() == [3]
+    assert scheduler.manager.rows.num_blocks[scheduler.rows_of("a")].tolist() == [3]
     scheduler.update(batch, [72, 81], counts=[1, 1])
     (row,) = scheduler.rows_of("a")
     table = scheduler.manager.table(row).tolist()
@@ -233,7 +233,7 @@ def test_a_draft_may_be_guessed_when_the_batch_runs_and_is_what_the_engine_says_
     with pytest.raises(WrongTokens, match="got token 73 where its draft was 72"):
         scheduler.update(batch, [71, 73, 9], [3])
     (output,) = scheduler.update(batch, [71, 72, 9], [3])
-    assert (output.token_ids, scheduler.manager.tokens[row, 5:9].tolist()) == ([71, 72, 9], [70, 71, 72, 9])
+    assert (output.token_ids, scheduler.manager.rows.tokens[row, 5:9].tolist()) == ([71, 72, 9], [70, 71, 72, 9])
     assert (scheduler.stats().accepted_tokens, scheduler.check()) == (2, [])
 
 

@@ -14,14 +14,14 @@ def test_E1_a_shared_prefix_takes_one_new_block(make_manager, fill, compute):
     manager = make_manager(10, 16)
     shared = list(range(48))
     first = manager.add([*shared, *range(100, 107)])
-    assert manager.num_computed[first] == 0
+    assert manager.rows.num_computed[first] == 0
     compute(manager, first)
     assert manager.table(first).tolist() == [0, 1, 2, 3]
     second = manager.add([*shared, *range(200, 205)])
-    assert manager.num_computed[second] == 48
+    assert manager.rows.num_computed[second] == 48
     compute(manager, second)
     assert manager.table(second).tolist() == [0, 1, 2, 4]
-    assert manager.num_available == 5
+    assert manager.device.num_available == 5
 
 
 def test_E2_a_shared_block_is_free_only_after_its_last_holder(make_manager, fill):
@@ -30,9 +30,9 @@ def test_E2_a_shared_block_is_free_only_after_its_last_holder(make_manager, fill
     first = fill(manager, [*shared, *range(100, 107)])
     second = fill(manager, [*shared, *range(200, 205)])
     manager.free([second])
-    assert manager.num_available == 6
+    assert manager.device.num_available == 6
     manager.free([first])
-    assert manager.num_available == 10
+    assert manager.device.num_available == 10
 
 
 def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, fill):
@@ -41,20 +41,20 @@ def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, f
     rows = [fill(manager, [*shared, *range(100, 107)]), fill(manager, [*shared, *range(200, 205)])]
     manager.free(rows)
     third = manager.add([*shared, *range(300, 306)])
-    assert manager.num_computed[third] == 48
-    assert manager.num_available == 7
+    assert manager.rows.num_computed[third] == 48
+    assert manager.device.num_available == 7
     manager.allocate([third], [6])
     manager.confirm()
-    assert manager.num_available == 6
+    assert manager.device.num_available == 6
 
 
 def test_E4_a_prompt_of_the_whole_pool_forgets_everything_else(make_manager, fill):
     manager = make_manager(10, 16)
     manager.free([fill(manager, range(87))])
     row = manager.add(range(1000, 1160))
-    assert manager.num_computed[row] == 0
+    assert manager.rows.num_computed[row] == 0
     manager.allocate([row], [160])
-    assert manager.num_available == 0
+    assert manager.device.num_available == 0
     manager.confirm()
     assert manager.lookup(range(87)).num_tokens == 0
     assert len(manager.cached_contents()) == 10
@@ -66,7 +66,7 @@ def test_E5_at_least_one_token_is_always_computed(make_manager, fill, length, hi
     fill(manager, range(64))
     assert manager.lookup(range(length)).num_tokens == hit
     row = manager.add(range(length))
-    assert manager.num_computed[row] == hit
+    assert manager.rows.num_computed[row] == hit
     assert manager.table(row).tolist() == manager.lookup(range(length)).blocks.tolist() == list(range(hit // 16))
 
 
@@ -74,14 +74,14 @@ def test_E6_eviction_takes_contentless_and_never_used_blocks_then_tails_of_the_l
     manager = make_manager(10, 16)
     first = fill(manager, range(87))
     second = fill(manager, range(1000, 1048))
-    assert manager.num_available == 1
+    assert manager.device.num_available == 1
     manager.free([first])
     manager.free([second])
-    assert (manager.num_free, manager.num_cached) == (2, 8)
+    assert (manager.device.num_free, manager.device.num_cached) == (2, 8)
     third = fill(manager, range(35))
     assert manager.stats().hit_tokens == 32
     assert manager.table(third).tolist() == [0, 1, 5]
-    assert manager.num_available == 7
+    assert manager.device.num_available == 7
     # What is left, in the order in which it goes: never used, then each freed row from its tail.
     order = [manager.table(fill(manager, [2000 + i])).tolist()[0] for i in range(7)]
     assert order == [9, 4, 3, 2, 8, 7, 6]
@@ -93,7 +93,7 @@ def test_E7_a_hit_is_not_evicted_for_the_same_rows_new_blocks(make_manager, fill
     manager.free([fill(manager, range(100, 116))])
     # Block 0 is the least recently used, and the hit.
     row = manager.add(range(32))
-    assert manager.num_computed[row] == 16
+    assert manager.rows.num_computed[row] == 16
     compute(manager, row)
     assert manager.table(row).tolist() == [0, 1]
 
@@ -119,18 +119,18 @@ def test_E9_a_hit_ends_at_the_first_block_that_differs(make_manager, fill):
 def test_E10_without_prefix_caching_nothing_is_a_hit(make_manager, fill, compute):
     manager = make_manager(4, 4, prefix_caching=False)
     row = fill(manager, range(10))
-    assert manager.num_table_blocks[row] == 3
+    assert manager.rows.num_blocks[row] == 3
     manager.free([row])
     row = manager.add(range(16))
-    assert manager.num_computed[row] == 0
+    assert manager.rows.num_computed[row] == 0
     compute(manager, row)
-    assert manager.num_table_blocks[row] == 4
+    assert manager.rows.num_blocks[row] == 4
     assert manager.admission(1) is Admission.LATER
     refused = manager.add(range(4))
     with pytest.raises(OutOfBlocks):
         manager.allocate([refused], [4])
     assert manager.cached_contents() == set()
-    assert manager.num_cached == 0
+    assert manager.device.num_cached == 0
 
 
 def test_E11_the_cache_is_reset_only_while_no_block_is_used(make_manager, fill):
@@ -144,7 +144,7 @@ def test_E11_the_cache_is_reset_only_while_no_block_is_used(make_manager, fill):
     assert manager.reset_cache() is True
     assert manager.lookup(range(17)).num_tokens == 0
     assert manager.cached_contents() == set()
-    assert (manager.num_free, manager.num_cached) == (8, 0)
+    assert (manager.device.num_free, manager.device.num_cached) == (8, 0)
     assert manager.block_hashes(fill(manager, range(3))) == []
 
 
@@ -153,10 +153,10 @@ def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_man
     manager = make_manager(10, 16)
     fill(manager, range(48))
     manager.free([fill(manager, range(96))])
-    assert manager.num_available == 7
+    assert manager.device.num_available == 7
     row = manager.add(range(96 + 5 * 16))
-    assert manager.num_computed[row] == 96
-    assert manager.num_available == 4
+    assert manager.rows.num_computed[row] == 96
+    assert manager.device.num_available == 4
     before = snapshot(manager)
     with pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
         manager.allocate([row], [80])
@@ -242,14 +242,14 @@ def test_E17_a_used_child_keeps_its_parent(make_manager, fill):
     child = manager.add(range(13))
     manager.free([parent])
     # Both hit blocks are used by the child alone now.
-    assert (manager.num_used, manager.num_available) == (2, 2)
+    assert (manager.device.num_used, manager.device.num_available) == (2, 2)
     for content in range(2):
         fill(manager, [100 + content])
     blocked = manager.add([7])
     with pytest.raises(OutOfBlocks):
         manager.allocate([blocked], [1])
     assert manager.lookup(range(13)).num_tokens == 8
-    assert manager.num_computed[child] == 8
+    assert manager.rows.num_computed[child] == 8
 
 
 def test_E18_the_oldest_of_three_cached_blocks_is_reused_and_the_others_still_hit(make_manager, fill):
@@ -294,7 +294,7 @@ def test_E20_the_same_prompt_again_replaces_its_last_block_alone(make_manager, f
     manager.free([fill(manager, range(4 * count))])
     old = manager.cached_contents()
     row = manager.add(range(4 * count))
-    assert manager.num_computed[row] == 4 * (count - 1)
+    assert manager.rows.num_computed[row] == 4 * (count - 1)
     manager.allocate([row], [4])
     assert len(manager.cached_contents()) == count - 1
     manager.confirm()
@@ -311,9 +311,9 @@ def test_E21_a_block_that_fills_with_known_content_switches_to_the_known_block(m
         manager.append(row, [6, 7])
         compute(manager, row)
     assert manager.table(second).tolist() == [0, 1]
-    assert (manager.num_used, manager.num_free) == (2, 6)
+    assert (manager.device.num_used, manager.device.num_free) == (2, 6)
     manager.free([first])
-    assert manager.num_used == 2
+    assert manager.device.num_used == 2
 
 
 def test_E21_the_batch_tells_of_the_switch(make_scheduler, request_of, step):
@@ -343,7 +343,7 @@ def test_E22_a_pending_block_is_shared_in_the_step_that_computes_it(make_schedul
     assert first.tokens == {"one": 18, "two": 2, "three": 2}
     assert scheduler.stats().shared_in_flight_tokens == 32
     # Four shared blocks and three tails.
-    assert scheduler.manager.num_used == 7
+    assert scheduler.manager.device.num_used == 7
 
 
 def test_E23_a_cancelled_step_withdraws_its_pending_content(make_manager):
@@ -353,7 +353,7 @@ def test_E23_a_cancelled_step_withdraws_its_pending_content(make_manager):
     manager.cancel()
     assert manager.lookup(range(10)).num_tokens == 0
     assert manager.cached_contents() == set()
-    assert (manager.num_free, manager.num_computed[row]) == (8, 0)
+    assert (manager.device.num_free, manager.rows.num_computed[row]) == (8, 0)
 
 
 def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, request_of, run):
@@ -411,9 +411,9 @@ def test_E29_a_truncated_row_leaves_its_content_to_others_and_finds_it_again(mak
     row = fill(manager, range(12))
     manager.truncate(row, 1)
     assert manager.lookup(range(13)).num_tokens == 12
-    assert (manager.num_used, manager.num_cached) == (1, 2)
+    assert (manager.device.num_used, manager.device.num_cached) == (1, 2)
     compute(manager, row)
-    assert manager.num_computed[row] == 12
+    assert manager.rows.num_computed[row] == 12
     # What it computes a second time is what is known already: it ends on the known blocks.
     assert manager.table(row).tolist() == manager.lookup(range(13)).blocks.tolist()
     assert len(manager.cached_contents()) == 3
@@ -429,7 +429,7 @@ def test_E30_content_under_a_truncated_row_may_go_on_differently(make_manager, f
         compute(manager, each)
     assert manager.lookup([*range(8), *range(100, 104), 0]).num_tokens == 12
     assert manager.lookup([*range(8), *range(200, 204), 0]).num_tokens == 12
-    assert manager.num_used == 4
+    assert manager.device.num_used == 4
 
 
 def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(make_manager, fill, compute):

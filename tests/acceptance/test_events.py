@@ -146,7 +146,7 @@ def test_a_reader_that_starts_late_gets_what_the_others_were_told(make_manager, 
     serve(manager, [1, 2, 3, 4, 5, 6, 7, 8])
     news = manager.take_events()
     assert replay(news, late) == replay(news, early)
-    assert len(late) == manager.num_cached + manager.host_cached
+    assert len(late) == manager.device.num_cached + manager.host.num_cached
 
 
 def test_tenants_have_hashes_of_their_own(make_manager, serve):

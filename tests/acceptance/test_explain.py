@@ -163,6 +163,6 @@ def test_blocks_that_several_hold_count_once(make_scheduler, request_of, step):
     answer = scheduler.explain("late")
     # 8 blocks of the prompt that all share, and a tail each.
     assert dict(answer.holders) == {"group": 8 + 3, "a": 1, "b": 1}
-    assert sum(blocks for _, blocks in answer.holders) == scheduler.manager.num_used == 13
+    assert sum(blocks for _, blocks in answer.holders) == scheduler.manager.device.num_used == 13
     # What the request holds itself is not kept from it.
     assert dict(scheduler.explain("a").holders) == {"group": 3, "b": 1}

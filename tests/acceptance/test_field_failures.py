@@ -28,7 +28,7 @@ def test_a_large_prompt_that_is_mostly_computed_elsewhere_gets_in_between_others
             scheduler.loaded("loaded", 4000)
         assert scheduler.check() == []
     assert scheduler.counts()["finished"] == 3
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     assert scheduler.stats().computed_tokens <= 1600 + 80 + 160 + 3 * 15 + scheduler.stats().recomputed_tokens
 
 
@@ -95,13 +95,13 @@ def test_ten_thousand_requests_leave_the_free_count_where_it_was():
         if steps % 50 == 0:
             assert scheduler.check() == []
     assert scheduler.check() == []
-    assert (manager.num_used, manager.host_used) == (0, 0)
-    assert manager.num_available == 64
-    assert manager.host_free + manager.host_cached == 32
+    assert (manager.device.num_used, manager.host.num_used) == (0, 0)
+    assert manager.device.num_available == 64
+    assert manager.host.num_free + manager.host.num_cached == 32
     counts = scheduler.counts()
     assert counts["finished"] + counts["aborted"] == counts["submitted"] == 10_000
     assert manager.reset_cache()
-    assert manager.num_free == 64
+    assert manager.device.num_free == 64
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_an_abort_in_every_state_leaves_nothing_behind(make_scheduler, request_o
     assert scheduler.abort("in flight").finish_reason == "abort"
     assert list(scheduler.update(batch, [7])) == []
     assert scheduler.abort("in flight") is None
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     assert not scheduler.has_unfinished
 
 
@@ -175,7 +175,7 @@ def test_an_abort_of_a_preempted_request_leaves_nothing_behind(make_scheduler, r
         assert scheduler.abort("b").finish_reason == "abort"
         assert scheduler.check() == []
         scheduler.abort("a")
-        assert (scheduler.manager.num_used, scheduler.manager.host_used) == (0, 0)
+        assert (scheduler.manager.device.num_used, scheduler.manager.host.num_used) == (0, 0)
 
 
 def test_a_swapped_request_can_be_aborted(make_scheduler, request_of, step):
@@ -192,7 +192,7 @@ def test_a_swapped_request_can_be_aborted(make_scheduler, request_of, step):
         if scheduler.status("b") == "swapped":
             assert scheduler.abort("b").finish_reason == "abort"
             assert scheduler.check() == []
-    assert scheduler.manager.host_used == 0
+    assert scheduler.manager.host.num_used == 0
     assert not scheduler.has_unfinished
 
 

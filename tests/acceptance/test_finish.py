@@ -59,7 +59,7 @@ def test_the_others_of_a_group_go_on_and_the_last_one_has_the_usage(make_schedul
     (usage,) = usages
     assert usage.output_tokens == sum(len(tokens) for tokens in engine.outputs.values())
     assert scheduler.counts()["finished"] == 1
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
 
 
 def test_a_waiting_request_ends(make_scheduler, request_of, step):
@@ -88,7 +88,7 @@ def test_in_flight_it_ends_at_once_and_the_id_is_free_when_the_batch_has_ended(m
         scheduler.add(request_of(name, 4))
     batch = scheduler.schedule()
     assert known(scheduler.finish("a")) == ("a", 0, [], "stop", True)
-    assert (scheduler.status("a"), scheduler.manager.num_used) == ("finished", 1)
+    assert (scheduler.status("a"), scheduler.manager.device.num_used) == ("finished", 1)
     assert scheduler.finish("a") is None
     assert scheduler.abort("a") is None
     with pytest.raises(UnknownRequest):
@@ -198,7 +198,7 @@ def test_a_preempted_request_ends(make_scheduler, request_of, step, policy, host
         assert scheduler.check() == []
     assert output.usage.preemptions >= 1
     assert scheduler.status("b") == "finished"
-    assert scheduler.manager.host_used == 0
+    assert scheduler.manager.host.num_used == 0
 
 
 def test_a_loading_request_ends_at_once_and_its_blocks_go_back_when_the_batch_that_lists_its_loads_has_ended(
@@ -208,15 +208,15 @@ def test_a_loading_request_ends_at_once_and_its_blocks_go_back_when_the_batch_th
     scheduler.add(request_of("a", 18, num_computed=12))
     batch = scheduler.schedule()
     assert known(scheduler.finish("a")) == ("a", 0, [], "stop", True)
-    assert (scheduler.status("a"), scheduler.manager.num_used) == ("finished", 3)
+    assert (scheduler.status("a"), scheduler.manager.device.num_used) == ("finished", 3)
     with pytest.raises(UnknownRequest):
         scheduler.loaded("a", 4)
     scheduler.update(batch, [])
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     scheduler.add(request_of("b", 18, num_computed=12))
     scheduler.update(scheduler.schedule(), [])
     assert scheduler.finish("b").finish_reason == "stop"
-    assert (scheduler.status("b"), scheduler.manager.num_used) == ("finished", 0)
+    assert (scheduler.status("b"), scheduler.manager.device.num_used) == ("finished", 0)
     assert scheduler.check() == []
 
 

@@ -28,11 +28,11 @@ def refuses_in_flight(scheduler, call):
 
 def test_a_fork_shares_full_blocks_and_has_a_copy_of_the_partial_one():
     scheduler = running()
-    before = scheduler.manager.num_available
+    before = scheduler.manager.device.num_available
     assert scheduler.fork("a") == 1
     ours, theirs = tables(scheduler)
     assert ours[:1] == theirs[:1] and ours[1] != theirs[1]
-    assert scheduler.manager.num_available == before - 1
+    assert scheduler.manager.device.num_available == before - 1
     batch = scheduler.schedule()
     assert batch.moves.device_to_device.tolist() == [[ours[1], theirs[1]]]
     assert batch.sequences.tolist() == [0, 1] and batch.positions.tolist() == [6, 6]
@@ -41,9 +41,9 @@ def test_a_fork_shares_full_blocks_and_has_a_copy_of_the_partial_one():
 
 def test_a_fork_at_the_end_of_a_block_copies_nothing():
     scheduler = running(prompt=(1, 2, 3, 4))
-    before = scheduler.manager.num_available
+    before = scheduler.manager.device.num_available
     scheduler.fork("a")
-    assert scheduler.manager.num_available == before
+    assert scheduler.manager.device.num_available == before
     assert not len(scheduler.schedule().moves)
 
 
@@ -60,7 +60,7 @@ def test_a_tree_of_drafts_ends_in_its_best_branch():
         scheduler.finish("a", branch)
     assert tables(scheduler) == [table]
     (row,) = scheduler.rows_of("a")
-    assert scheduler.manager.tokens[row, :10].tolist() == [1, 2, 3, 4, 5, 6, 7, 10, 11, 20]
+    assert scheduler.manager.rows.tokens[row, :10].tolist() == [1, 2, 3, 4, 5, 6, 7, 10, 11, 20]
     batch = scheduler.schedule()
     assert (batch.ids.tolist(), batch.sequences.tolist(), batch.positions.tolist()) == (["a"], [1], [9])
     assert scheduler.check() == []
@@ -93,7 +93,7 @@ def test_a_request_goes_on_as_its_fork():
         batch = scheduler.schedule()
         outputs = list(scheduler.update(batch, np.full(len(batch.rows), 9)))
     assert [(output.sequence, output.finish_reason) for output in outputs] == [(fork, "length")]
-    assert scheduler.manager.num_available == scheduler.manager.num_blocks and scheduler.check() == []
+    assert scheduler.manager.device.num_available == scheduler.manager.num_blocks and scheduler.check() == []
 
 
 def test_forks_of_a_cancelled_step_are_copied_by_the_next_one():

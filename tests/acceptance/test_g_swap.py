@@ -18,13 +18,13 @@ def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(make_ma
     table = manager.table(row).tolist()
     out = manager.swap_out([row])
     assert out.device_to_host[:, 0].tolist() == table
-    assert (manager.num_free, manager.host_free) == (4, 3)
-    assert manager.num_table_blocks[row] == 0
+    assert (manager.device.num_free, manager.host.num_free) == (4, 3)
+    assert manager.rows.num_blocks[row] == 0
     back = manager.swap_in([row])
     assert back.host_to_device[:, 0].tolist() == out.device_to_host[:, 1].tolist()
     assert back.host_to_device[:, 1].tolist() == manager.table(row).tolist()
-    assert (manager.num_free, manager.host_free) == (3, 4)
-    assert manager.num_computed[row] == 8
+    assert (manager.device.num_free, manager.host.num_free) == (3, 4)
+    assert manager.rows.num_computed[row] == 8
 
 
 def test_G1_a_node_that_is_still_on_the_device_comes_back_without_a_copy(make_manager, fill):
@@ -32,10 +32,10 @@ def test_G1_a_node_that_is_still_on_the_device_comes_back_without_a_copy(make_ma
     manager = make_manager(4, 8, host_blocks=4)
     row = fill(manager, range(8))
     assert len(manager.swap_out([row]).device_to_host) == 1
-    assert (manager.num_used, manager.num_cached, manager.host_used) == (0, 1, 1)
+    assert (manager.device.num_used, manager.device.num_cached, manager.host.num_used) == (0, 1, 1)
     assert manager.swap_in([row]).is_empty
-    assert (manager.num_used, manager.host_used) == (1, 0)
-    assert manager.host_free + manager.host_cached == 4
+    assert (manager.device.num_used, manager.host.num_used) == (1, 0)
+    assert manager.host.num_free + manager.host.num_cached == 4
 
 
 def test_G1_a_node_that_left_the_device_comes_back_from_the_host(make_manager, fill):
@@ -47,7 +47,7 @@ def test_G1_a_node_that_left_the_device_comes_back_from_the_host(make_manager, f
     back = manager.swap_in([row])
     assert back.host_to_device[:, 0].tolist() == out.device_to_host[:, 1].tolist()
     assert manager.table(row).tolist() == back.host_to_device[:, 1].tolist()
-    assert manager.num_computed[row] == 16
+    assert manager.rows.num_computed[row] == 16
 
 
 def test_G2_a_return_with_lookahead_is_admitted_by_what_it_needs_in_all(make_manager, fill):
@@ -76,7 +76,7 @@ def test_G3_a_swapped_row_holds_no_device_block_and_cannot_be_used(make_manager,
     row = fill(manager, range(6))
     manager.append(row, [6])
     manager.swap_out([row])
-    assert (manager.num_used, manager.table(row).tolist()) == (0, [])
+    assert (manager.device.num_used, manager.table(row).tolist()) == (0, [])
     before = snapshot(manager)
     with pytest.raises(RowSwapped):
         manager.allocate([row], [1])
@@ -86,7 +86,7 @@ def test_G3_a_swapped_row_holds_no_device_block_and_cannot_be_used(make_manager,
     manager.swap_in([row])
     manager.allocate([row], [1])
     manager.confirm()
-    assert manager.num_computed[row] == 7
+    assert manager.rows.num_computed[row] == 7
 
 
 @pytest.mark.parametrize("policy", ["paged", "vllm"])
@@ -161,10 +161,10 @@ def test_G7_cached_content_on_the_host_gives_way_to_a_swap(make_manager, fill):
     manager.swap_out([first])
     manager.swap_in([first])
     manager.free([first])
-    assert (manager.host_free, manager.host_cached) == (0, 2)
+    assert (manager.host.num_free, manager.host.num_cached) == (0, 2)
     second = fill(manager, range(100, 108))
     assert len(manager.swap_out([second]).device_to_host) == 2
-    assert (manager.host_cached, manager.host_used) == (0, 2)
+    assert (manager.host.num_cached, manager.host.num_used) == (0, 2)
 
 
 def test_G8_only_the_tail_goes_when_a_prefix_is_kept(make_manager, fill):
@@ -175,19 +175,19 @@ def test_G8_only_the_tail_goes_when_a_prefix_is_kept(make_manager, fill):
     assert out.device_to_host[:, 0].tolist() == table[2:]
     assert manager.table(row).tolist() == table[:2]
     manager.swap_in([row])
-    assert manager.num_table_blocks[row] == 4
+    assert manager.rows.num_blocks[row] == 4
     assert manager.table(row).tolist()[:2] == table[:2]
-    assert manager.num_computed[row] == 14
+    assert manager.rows.num_computed[row] == 14
 
 
 def test_G9_a_swapped_row_that_ends_gives_up_its_host_blocks(make_manager, fill):
     manager = make_manager(6, 4, host_blocks=6)
     row = fill(manager, range(10))
     manager.swap_out([row])
-    assert manager.host_used == 3
+    assert manager.host.num_used == 3
     manager.free([row])
-    assert manager.host_used == 0
-    assert manager.host_free + manager.host_cached == 6
+    assert manager.host.num_used == 0
+    assert manager.host.num_free + manager.host.num_cached == 6
     with pytest.raises(UnknownRow):
         manager.swap_in([row])
 
@@ -199,9 +199,9 @@ def test_G10_a_row_in_flight_goes_to_the_host_with_what_its_batch_computes(make_
     table = manager.table(row).tolist()
     assert manager.swap_out([row]).device_to_host[:, 0].tolist() == table
     manager.confirm()
-    assert (manager.num_computed[row], manager.host_used) == (6, 2)
+    assert (manager.rows.num_computed[row], manager.host.num_used) == (6, 2)
     manager.swap_in([row])
-    assert manager.num_table_blocks[row] == 2
+    assert manager.rows.num_blocks[row] == 2
 
 
 def test_a_cancel_sets_a_swapped_row_back_and_gives_up_a_host_block_that_is_no_content_after_all(make_manager):
@@ -212,9 +212,9 @@ def test_a_cancel_sets_a_swapped_row_back_and_gives_up_a_host_block_that_is_no_c
     manager.allocate([row], [2])
     manager.swap_out([row])
     manager.cancel()
-    assert (manager.num_launched[row], manager.host_used) == (4, 1)
+    assert (manager.rows.num_launched[row], manager.host.num_used) == (4, 1)
     manager.cancel()
-    assert (manager.num_launched[row], manager.host_used, manager.host_free) == (0, 0, 6)
+    assert (manager.rows.num_launched[row], manager.host.num_used, manager.host.num_free) == (0, 0, 6)
 
 
 def test_G11_a_block_that_is_on_the_host_already_is_not_copied_again(make_manager, fill, compute):
@@ -234,7 +234,7 @@ def test_G12_a_shared_prefix_stays_with_the_row_that_still_runs(make_manager, fi
     second = fill(manager, [*range(8), 60])
     manager.swap_out([second])
     assert manager.table(first).tolist() == [0, 1, 2]
-    assert manager.num_used == 3
+    assert manager.device.num_used == 3
     back = manager.swap_in([second])
     # The two shared nodes are on the device: only the private tail is copied.
     assert len(back.host_to_device) == 1
@@ -248,18 +248,18 @@ def test_G13_a_prefix_on_the_host_survives_the_device(make_scheduler, make_engin
         engine.add(request_of(name, 12, max_tokens=14))
     engine.run()
     assert [len(tokens) for tokens in engine.outputs.values()] == [14, 14, 14]
-    assert scheduler.manager.host_used == 0
+    assert scheduler.manager.host.num_used == 0
 
 
 def test_G14_a_swapped_row_that_gives_up_a_kept_block_gives_up_all_behind_it(make_manager, fill):
     manager = make_manager(6, 4, host_blocks=6)
     row = fill(manager, range(14))
     manager.swap_out([row], keep=2)
-    assert manager.host_used == 2
+    assert manager.host.num_used == 2
     manager.truncate(row, 1)
     # Pins cover a prefix with what the row holds on the device: with block 1 gone, 2 and 3 are of no use to it.
-    assert manager.host_used == 0
-    assert (manager.num_table_blocks[row], manager.num_computed[row]) == (1, 4)
+    assert manager.host.num_used == 0
+    assert (manager.rows.num_blocks[row], manager.rows.num_computed[row]) == (1, 4)
 
 
 def test_G15_two_rows_that_come_back_together_share_what_they_shared(make_manager, fill):
@@ -268,13 +268,13 @@ def test_G15_two_rows_that_come_back_together_share_what_they_shared(make_manage
     out = manager.swap_out(rows)
     # Two shared nodes and two private tails.
     assert len(out.device_to_host) == 4
-    assert manager.host_used == 4
+    assert manager.host.num_used == 4
     manager.free([fill(manager, range(100, 132))])
     assert len(manager.swap_in(rows).host_to_device) == 4
     first, second = (manager.table(row).tolist() for row in rows)
     assert first[:2] == second[:2]
     assert first[2] != second[2]
-    assert manager.num_used == 4
+    assert manager.device.num_used == 4
 
 
 def test_G5_a_block_that_is_cached_on_the_host_is_pinned_and_leaves_no_room_for_another(make_manager, fill, compute):
@@ -283,7 +283,7 @@ def test_G5_a_block_that_is_cached_on_the_host_is_pinned_and_leaves_no_room_for_
     manager.swap_out([row])
     manager.swap_in([row])
     manager.swap_out([fill(manager, range(100, 104))])
-    assert (manager.host_cached, manager.host_used) == (1, 1)
+    assert (manager.host.num_cached, manager.host.num_used) == (1, 1)
     manager.append(row, range(4, 8))
     compute(manager, row)
     before = snapshot(manager)

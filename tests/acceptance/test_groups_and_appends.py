@@ -50,7 +50,7 @@ def test_appended_tokens_that_can_never_fit_end_the_request_as_rejected(make_sch
                 reasons[id] = output.finish_reason
     assert reasons == {"a": "rejected", "b": "length"}
     assert not scheduler.has_unfinished
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
 
 
 def test_a_group_samples_in_every_sequence_and_shares_its_prompt(make_scheduler, make_engine, request_of):
@@ -61,7 +61,7 @@ def test_a_group_samples_in_every_sequence_and_shares_its_prompt(make_scheduler,
     assert sum(batch.num_tokens) <= 10 + 2 * 10
     engine.step()
     # Two full prompt blocks are shared; each sequence has a tail of its own.
-    assert scheduler.manager.num_used == 2 + 3
+    assert scheduler.manager.device.num_used == 2 + 3
     engine.run()
     assert sorted(engine.outputs) == ["group/0", "group/1", "group/2"]
     assert {len(tokens) for tokens in engine.outputs.values()} == {5}
@@ -93,7 +93,7 @@ def test_an_aborted_group_goes_whole(make_scheduler, request_of, step):
     step(scheduler)
     step(scheduler)
     scheduler.abort("group")
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     assert scheduler.counts()["aborted"] == 1
     assert not scheduler.has_unfinished
 
@@ -113,9 +113,9 @@ def test_tokens_that_can_never_fit_are_not_kept_until_their_request_is_rejected(
     scheduler = make_scheduler(8, 4)
     scheduler.add(request_of("a", 5, max_tokens=3))
     step(scheduler)
-    room = scheduler.manager.tokens.shape
+    room = scheduler.manager.rows.tokens.shape
     scheduler.append("a", np.ones(1_000_000, np.int32))
-    assert scheduler.manager.tokens.shape == room
+    assert scheduler.manager.rows.tokens.shape == room
     output = step(scheduler).outputs["a"]
     assert (output.finish_reason, output.usage.output_tokens) == ("rejected", 1)
     assert scheduler.check() == []

@@ -45,7 +45,7 @@ def test_H3_a_watermark_never_keeps_the_first_out(make_scheduler, request_of, st
     scheduler = make_scheduler(120, 16, policy=HALF)
     scheduler.add(request_of("first", 1600))
     assert step(scheduler).tokens == {"first": 1600}
-    assert scheduler.manager.num_used == 100
+    assert scheduler.manager.device.num_used == 100
 
 
 def test_H3_a_watermark_delays_the_second_and_is_no_refusal(make_scheduler, request_of, step):

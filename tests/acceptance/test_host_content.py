@@ -32,14 +32,14 @@ def test_what_is_evicted_goes_to_the_host_in_the_call_that_needs_its_blocks(make
     moves = serve(manager, B)
     assert sorted(moves.device_to_host[:, 0].tolist()) == [0, 1, 2]
     assert len(set(moves.device_to_host[:, 1].tolist())) == 3
-    assert (manager.num_cached, manager.host_cached) == (3, 3)
+    assert (manager.device.num_cached, manager.host.num_cached) == (3, 3)
 
 
 def test_without_it_what_is_evicted_is_gone(make_manager, serve):
     manager = make_manager(3, 4, host_blocks=6)
     serve(manager, A)
     assert len(serve(manager, B)) == 0
-    assert (manager.host_cached, manager.lookup([*A, 1]).host_tokens) == (0, 0)
+    assert (manager.host.num_cached, manager.lookup([*A, 1]).host_tokens) == (0, 0)
 
 
 def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
@@ -49,7 +49,7 @@ def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
     assert manager.lookup([*A, 1]).host_tokens == 12
     row = manager.add([*A, 1])
     moves = manager.take_moves()
-    assert manager.num_computed[row] == 12
+    assert manager.rows.num_computed[row] == 12
     assert moves.host_to_device[:, 1].tolist() == manager.table(row).tolist()
     assert (manager.stats().hit_tokens, manager.stats().host_hit_tokens) == (12, 12)
     manager.free([row])
@@ -60,11 +60,11 @@ def test_a_hit_on_the_host_goes_on_from_one_prompts_content_to_anothers(make_man
     branched = [*A[:8], *B]
     for tokens in (A, branched, list(range(200, 220))):
         serve(manager, tokens)
-    assert manager.num_cached == 5
+    assert manager.device.num_cached == 5
     # Two blocks of the first prompt, and three of the one that went on otherwise.
     assert manager.lookup([*branched, 1]).host_tokens == 20
     row = manager.add([*branched, 1])
-    assert (manager.num_computed[row], len(manager.take_moves().host_to_device)) == (20, 5)
+    assert (manager.rows.num_computed[row], len(manager.take_moves().host_to_device)) == (20, 5)
     manager.free([row])
 
 
@@ -76,7 +76,7 @@ def test_a_hit_on_the_host_comes_back_as_far_as_there_is_room(make_manager, serv
     fill(manager, range(300, 308))
     row = manager.add([*branched, 1])
     # Three blocks are available: for two of the first prompt, and one of the other.
-    assert (manager.num_computed[row], manager.num_available) == (12, 0)
+    assert (manager.rows.num_computed[row], manager.device.num_available) == (12, 0)
     manager.take_moves()
 
 
@@ -114,9 +114,9 @@ def test_copies_that_nobody_has_taken_yet_hold_what_they_read(make_manager, serv
     serve(manager, A)
     serve(manager, B)
     row = manager.add([*A, 1])
-    assert (manager.host_used, manager.check()) == (4, [])
+    assert (manager.host.num_used, manager.check()) == (4, [])
     manager.take_moves()
-    assert (manager.host_used, manager.check()) == (0, [])
+    assert (manager.host.num_used, manager.check()) == (0, [])
     manager.free([row])
 
 
@@ -126,9 +126,9 @@ def test_content_never_keeps_a_swap_out(make_manager, serve, compute):
         serve(manager, list(range(start, start + 12)))
     row = manager.add(list(range(300, 312)))
     compute(manager, row)
-    assert manager.host_cached == 3
+    assert manager.host.num_cached == 3
     assert len(manager.swap_out([row]).device_to_host) == 3
-    assert manager.host_used == 3
+    assert manager.host.num_used == 3
     manager.free([row])
 
 
@@ -190,7 +190,7 @@ def test_of_several_prompts_that_leave_together_the_host_keeps_those_that_left_f
     serve(manager, A)
     serve(manager, B)
     moves = serve(manager, range(200, 224))
-    assert (len(moves.device_to_host), manager.host_cached) == (4, 4)
+    assert (len(moves.device_to_host), manager.host.num_cached) == (4, 4)
     # A left whole, and of B the block at its end, which without those before it nobody can use.
     assert manager.lookup([*A, 1]).host_tokens == 12
     assert manager.lookup([*B, 1]).host_tokens == 0

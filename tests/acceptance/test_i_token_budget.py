@@ -216,7 +216,7 @@ def test_I19_a_static_batch_lets_nobody_in_until_its_last_has_ended(make_schedul
     first = step(scheduler)
     assert first.tokens == {"a": 4, "b": 4}
     # Memory is taken for prompt and outputs at once.
-    assert [scheduler.manager.num_table_blocks[row] for row in first.batch.rows] == [2, 2]
+    assert [scheduler.manager.rows.num_blocks[row] for row in first.batch.rows] == [2, 2]
     for expected in ({"a": 1, "b": 1}, {"b": 1}, {"b": 1}, {"c": 4}):
         assert step(scheduler).tokens == expected
 

@@ -16,7 +16,7 @@ def test_J1_a_row_in_flight_gives_way_at_once(make_scheduler, request_of, schedu
     assert scheduled(first) == {"a": 64, "b": 64}
     # Both need a fifth block, and there is one.
     assert (scheduled(second), second.preempted) == ({"a": 1}, (("b", "recompute"),))
-    assert (scheduler.status("b"), scheduler.manager.num_used) == ("waiting", 5)
+    assert (scheduler.status("b"), scheduler.manager.device.num_used) == ("waiting", 5)
 
 
 def test_J2_the_late_token_of_a_request_that_was_preempted_in_flight_is_recorded_once(make_scheduler, request_of, run):
@@ -72,11 +72,11 @@ def test_J5_the_third_gives_all_its_blocks_and_computes_its_whole_context_again(
         scheduler.add(request_of(name, 8))
     first = step(scheduler)
     assert first.batch.num_scheduled_tokens == 24
-    assert [scheduler.manager.num_table_blocks[row] for row in first.batch.rows] == [2, 2, 2]
+    assert [scheduler.manager.rows.num_blocks[row] for row in first.batch.rows] == [2, 2, 2]
     second = step(scheduler)
     assert second.tokens == {"a": 1, "b": 1}
-    assert [scheduler.manager.num_table_blocks[row] for row in second.batch.rows] == [3, 3]
-    assert scheduler.manager.num_used == 6
+    assert [scheduler.manager.rows.num_blocks[row] for row in second.batch.rows] == [3, 3]
+    assert scheduler.manager.device.num_used == 6
     scheduler.abort("a")
     # Its 8 prompt tokens and the one that it generated, and one token of "b".
     assert step(scheduler).tokens == {"b": 1, "c": 9}
@@ -237,7 +237,7 @@ def test_J16_only_the_missing_blocks_come_off_the_victims_tail(make_scheduler, r
     scheduler.add(request_of("a", 16))
     scheduler.add(request_of("b", 32))
     first = step(scheduler)
-    assert scheduler.manager.num_available == 0
+    assert scheduler.manager.device.num_available == 0
     row = int(first.batch.rows[1])
     table = scheduler.manager.table(row).tolist()
     assert step(scheduler).tokens == {"a": 1}
@@ -312,7 +312,7 @@ def test_J20_pressure_changes_no_word(make_scheduler, make_engine, request_of, p
         for number, prompt in enumerate(prompts):
             engine.add(request_of(f"r{number}", prompt, max_tokens=9))
         assert engine.run() == alone
-        assert scheduler.manager.num_used == 0
+        assert scheduler.manager.device.num_used == 0
 
 
 def test_J21_every_token_is_accounted_for(make_scheduler, request_of, run):
@@ -355,7 +355,7 @@ def test_J23_blocks_that_somebody_else_still_holds_do_not_count_as_taken(make_sc
     engine.add(request_of("b", [*shared, 60, 61], max_tokens=3))
     engine.add(request_of("c", [*shared, 70, 71], max_tokens=3))
     engine.step()
-    assert scheduler.manager.num_used == 6
+    assert scheduler.manager.device.num_used == 6
     while scheduler.has_unfinished:
         batch = engine.step()
         assert batch.num_scheduled_tokens >= 1
@@ -370,7 +370,7 @@ def test_J24_a_paused_request_gives_before_a_running_one(make_scheduler, request
     second = step(scheduler)
     assert [id for id, _ in second.batch.preempted] == ["c"]
     assert second.tokens == {"a": 1, "b": 1}
-    held = {id: int(scheduler.manager.num_table_blocks[scheduler.rows_of(id)[0]]) for id in "abc"}
+    held = {id: int(scheduler.manager.rows.num_blocks[scheduler.rows_of(id)[0]]) for id in "abc"}
     assert held == {"a": 4, "b": 3, "c": 2}
     for _ in range(3):
         assert step(scheduler).tokens == {"a": 1, "b": 1}
@@ -388,7 +388,7 @@ def test_J24_one_that_cannot_give_all_that_is_missing_gives_all_that_it_has(make
     # Three blocks are missing: two of "c" and one of "b".
     assert step(scheduler).tokens == {"a": 12}
     assert [scheduler.status(id) for id in "abc"] == ["running", "paused", "waiting"]
-    assert scheduler.manager.num_table_blocks[scheduler.rows_of("b")].tolist() == [1]
+    assert scheduler.manager.rows.num_blocks[scheduler.rows_of("b")].tolist() == [1]
 
 
 def test_J25_a_request_preempted_often_enough_is_let_be(make_scheduler, request_of, run):
@@ -426,7 +426,7 @@ def test_J26_a_chunk_is_cut_to_the_rest_of_its_own_block_where_there_is_no_other
     # The last one is full now: "b" pauses, loses nothing, and is not counted.
     fourth = step(scheduler)
     assert (fourth.tokens, fourth.batch.preempted, scheduler.status("b")) == ({"a": 1}, (), "paused")
-    assert scheduler.manager.num_table_blocks[scheduler.rows_of("b")].tolist() == [4]
+    assert scheduler.manager.rows.num_blocks[scheduler.rows_of("b")].tolist() == [4]
 
 
 @pytest.mark.parametrize(("host_blocks", "kind"), [(0, "recompute"), (1, "swap")])

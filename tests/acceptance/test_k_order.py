@@ -112,7 +112,7 @@ def test_K9_a_request_that_is_gone_before_it_is_scheduled_uses_no_block(make_sch
     assert (output.id, output.token_ids, output.finish_reason) == ("gone", [], "abort")
     assert scheduler.waiting_ids() == ["stays"]
     assert step(scheduler).tokens == {"stays": 4}
-    assert scheduler.manager.num_used == 1
+    assert scheduler.manager.device.num_used == 1
 
 
 def test_K10_the_same_requests_give_the_same_decisions(make_scheduler, step):

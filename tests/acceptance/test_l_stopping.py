@@ -99,9 +99,9 @@ def test_L7_an_abort_of_a_running_request_returns_its_blocks_at_once(make_schedu
     for name in ("a", "b"):
         scheduler.add(request_of(name, 9))
     step(scheduler)
-    assert scheduler.manager.num_used == 6
+    assert scheduler.manager.device.num_used == 6
     scheduler.abort("a")
-    assert scheduler.manager.num_used == 3
+    assert scheduler.manager.device.num_used == 3
     assert step(scheduler).tokens == {"b": 1}
 
 
@@ -121,7 +121,7 @@ def test_L9_an_abort_in_flight_takes_effect_at_once_and_frees_the_id_when_its_ba
     batch = scheduler.schedule()
     output = scheduler.abort("a")
     assert (output.id, output.finish_reason) == ("a", "abort")
-    assert (scheduler.status("a"), scheduler.manager.num_used) == ("aborted", 2)
+    assert (scheduler.status("a"), scheduler.manager.device.num_used) == ("aborted", 2)
     with pytest.raises(DuplicateRequest):
         scheduler.add(request_of("a", 6))
     assert scheduler.check() == []

@@ -33,7 +33,7 @@ def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make
     scheduler.add(request_of("loads", 24, num_computed=8))
     step(scheduler)
     # One of nine blocks is for "runs", two are loaded into, and four are for the rest of the prompt.
-    assert scheduler.manager.num_used == 3
+    assert scheduler.manager.device.num_used == 3
     scheduler.add(request_of("late", 12))
     assert step(scheduler).tokens == {"runs": 1}
     assert scheduler.explain("late").blocks_free == 2
@@ -58,7 +58,7 @@ def test_blocks_for_what_did_not_arrive_go_back_unless_all_were_drawn_at_once(
     scheduler.add(request_of("loads", 20, max_tokens=4, num_computed=8))
     step(scheduler)
     scheduler.loaded("loads", 3)
-    assert scheduler.manager.num_used == kept
+    assert scheduler.manager.device.num_used == kept
 
 
 @pytest.mark.parametrize(("arrived", "computed"), [(12, 6), (7, 11), (4, 14), (0, 18)])
@@ -198,4 +198,4 @@ def test_a_loading_request_that_was_appended_to_beyond_the_pool_can_be_aborted(m
     scheduler.abort("a")
     assert scheduler.check() == []
     scheduler.update(batch, [])
-    assert scheduler.manager.num_available == 3
+    assert scheduler.manager.device.num_available == 3

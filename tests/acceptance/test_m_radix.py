@@ -35,17 +35,17 @@ def test_M4_what_was_computed_twice_is_kept_once(make_manager):
     manager.confirm()
     manager.free([first, second])
     assert manager.lookup([0, 1, 2, 3, 9]).num_tokens == 4
-    assert (manager.num_cached, manager.num_free) == (4, 5)
+    assert (manager.device.num_cached, manager.device.num_free) == (4, 5)
 
 
 def test_M6_whoever_holds_content_protects_it(make_manager, fill):
     manager = make_manager(8, 1)
     manager.free([fill(manager, [0, 1, 2])])
-    evictable, protected = manager.num_cached, manager.num_used
+    evictable, protected = manager.device.num_cached, manager.device.num_used
     row = manager.add([0, 1, 2, 3])
-    assert (manager.num_cached - evictable, manager.num_used - protected) == (-3, 3)
+    assert (manager.device.num_cached - evictable, manager.device.num_used - protected) == (-3, 3)
     manager.free([row])
-    assert (manager.num_cached, manager.num_used) == (evictable, protected)
+    assert (manager.device.num_cached, manager.device.num_used) == (evictable, protected)
 
 
 @pytest.mark.parametrize(("block_size", "length"), [(1, 5), (2, 5), (4, 6)])
@@ -62,8 +62,8 @@ def test_M9_every_block_is_free_cached_or_used(make_manager, fill):
     manager = make_manager(8, 1)
 
     def states():
-        assert manager.num_free + manager.num_cached + manager.num_used == 8
-        return manager.num_free, manager.num_cached, manager.num_used
+        assert manager.device.num_free + manager.device.num_cached + manager.device.num_used == 8
+        return manager.device.num_free, manager.device.num_cached, manager.device.num_used
 
     manager.free([fill(manager, [0, 1])])
     assert states() == (6, 2, 0)

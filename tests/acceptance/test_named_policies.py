@@ -12,7 +12,7 @@ LEFT = static("left", is_padded=True)
 
 
 def drawn(scheduler, id):
-    return [int(scheduler.manager.num_table_blocks[row]) for row in scheduler.rows_of(id)]
+    return [int(scheduler.manager.rows.num_blocks[row]) for row in scheduler.rows_of(id)]
 
 
 def tokens_of(steps):
@@ -237,7 +237,7 @@ def test_tgi_is_not_interrupted_by_many_who_cannot_enter_together(make_scheduler
     for number in range(5):
         scheduler.add(request_of(f"n{number}", 4, max_tokens=4))
     # 2 of 16 blocks are free and one newcomer takes 2; floor(1.2 * 2) are 2.
-    assert scheduler.manager.num_available == 2
+    assert scheduler.manager.device.num_available == 2
     assert set(step(scheduler).tokens) == {"a", "b"}
 
 
@@ -246,7 +246,7 @@ def test_guaranteed_no_evict_draws_on_demand_what_it_has_promised(make_scheduler
     scheduler.add(request_of("a", 4, max_tokens=8))
     scheduler.add(request_of("b", 4, max_tokens=8))
     assert step(scheduler).tokens == {"a": 4}
-    assert (drawn(scheduler, "a"), scheduler.manager.num_available) == ([1], 3)
+    assert (drawn(scheduler, "a"), scheduler.manager.device.num_available) == ([1], 3)
     answer = scheduler.explain("b")
     assert (answer.blocks_needed, answer.blocks_free) == (3, 1)
     run(scheduler)

@@ -45,7 +45,7 @@ def test_four_counts_that_add_up_to_nothing_in_64_bits_leave_the_pool_as_it_was(
     rows = [manager.add([row]) for row in range(4)]
     with pytest.raises(OutOfBlocks, match="18,446,744,073,709,551,616 blocks wanted, 8 free"):
         manager.reserve(rows, [2**62] * 4)
-    assert (manager.num_free, manager.check()) == (8, [])
+    assert (manager.device.num_free, manager.check()) == (8, [])
 
 
 @pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
@@ -70,7 +70,7 @@ def test_small_and_unsigned_integers_of_numpy_count_as_what_they_say(make_manage
     assert manager.swap_out([row], keep=kind(1)).device_to_host.tolist() != []
     manager.swap_in([row])
     manager.truncate(row, kind(1))
-    assert (int(manager.num_computed[row]), manager.check()) == (100, [])
+    assert (int(manager.rows.num_computed[row]), manager.check()) == (100, [])
     assert manager.admission(kind(99), watermark=kind(100)).value == "later"
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_time_ends_nothing(make_manager, fill, time):
             manager.retain(range(8), until=time)
     assert snapshot(manager) == before
     manager.expire(np.float32(5.0))
-    assert manager.num_used == 0
+    assert manager.device.num_used == 0
 
 
 def test_a_tier_that_there_is_not_has_no_contents(make_manager):

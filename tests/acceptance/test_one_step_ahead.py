@@ -101,7 +101,7 @@ def test_a_stop_that_is_found_late_makes_the_rest_void(pair):
     scheduler, first, second = pair
     assert told(scheduler.update(first, [9, 6])) == [("a", [9], "stop"), ("b", [6], None)]
     # Its blocks are free at once; its row still runs in the second batch, and needs a token there.
-    assert scheduler.manager.num_used == 2
+    assert scheduler.manager.device.num_used == 2
     assert told(scheduler.update(second, [5, 7])) == [("b", [7], None)]
     assert scheduler.stats().voided_tokens == 1
     assert scheduler.stats().output_tokens == 3
@@ -125,7 +125,7 @@ def test_an_abort_in_flight_gives_blocks_back_at_once_and_the_next_batch_draws_t
     first = scheduler.schedule()
     blocks = scheduler.manager.table(0).tolist()
     assert scheduler.abort("a").finish_reason == "abort"
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     scheduler.add(request_of("b", 6))
     second = scheduler.schedule()
     assert sorted(scheduler.manager.table(int(second.rows[0])).tolist()) == sorted(blocks)
@@ -255,7 +255,7 @@ def test_what_the_batch_of_an_aborted_request_computes_still_serves_the_one_that
     engine.add(request_of("b", [*range(8), 80], max_tokens=2))
     second = scheduler.schedule()
     scheduler.abort("a")
-    assert scheduler.manager.num_used == 3
+    assert scheduler.manager.device.num_used == 3
     for batch in (first, second):
         engine.update(batch, engine.forward(batch))
     assert len(engine.run()["b/0"]) == 2

@@ -23,7 +23,7 @@ def test_P1_long_prompts_that_do_not_fit_together_all_finish(
     steps = run(scheduler, max_steps=3000)
     assert all(step.batch.num_scheduled_tokens >= 1 for step in steps)
     assert scheduler.counts()["finished"] == 6
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     if policy == "paged":
         assert scheduler.stats().max_preemptions <= 4
 
@@ -126,7 +126,7 @@ def test_P7_a_partial_last_block_takes_new_tokens_in_a_full_pool(make_scheduler,
     for name in ("a", "b"):
         scheduler.add(request_of(name, 5, max_tokens=3))
     step(scheduler)
-    assert scheduler.manager.num_available == 0
+    assert scheduler.manager.device.num_available == 0
     for _ in range(2):
         taken = step(scheduler)
         assert (taken.tokens, taken.batch.preempted) == ({"a": 1, "b": 1}, ())
@@ -179,7 +179,7 @@ def test_P11_a_group_whose_worst_case_is_over_the_pool_ends_all_the_same(make_sc
     except NeverFits:
         assert policy == "static", "only who reserves the worst case may refuse it"
     run(scheduler, max_steps=60)
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
 
 
 def test_P12_tokens_computed_elsewhere_wait_for_room_like_any_other(make_scheduler, request_of, step):

@@ -30,10 +30,10 @@ def test_a_block_that_is_out_is_shared_by_a_later_batch(pending):
 def test_batches_are_confirmed_in_their_order(pending):
     manager, leader, sharer = pending
     manager.confirm()
-    assert [int(manager.num_computed[row]) for row in (leader, sharer)] == [8, 4]
+    assert [int(manager.rows.num_computed[row]) for row in (leader, sharer)] == [8, 4]
     assert (len(manager.cached_contents()), manager.check()) == (2, [])
     manager.confirm()
-    assert [int(manager.num_computed[row]) for row in (leader, sharer)] == [8, 8]
+    assert [int(manager.rows.num_computed[row]) for row in (leader, sharer)] == [8, 8]
     assert (len(manager.cached_contents()), manager.check()) == (3, [])
     with pytest.raises(NothingInFlight):
         manager.confirm()
@@ -42,10 +42,10 @@ def test_batches_are_confirmed_in_their_order(pending):
 def test_the_latest_is_cancelled_first_and_a_sharer_lets_go_with_the_batch_that_computes_what_it_shares(pending):
     manager, leader, sharer = pending
     assert manager.cancel() == {}
-    assert (int(manager.num_launched[sharer]), manager.check()) == (4, [])
+    assert (int(manager.rows.num_launched[sharer]), manager.check()) == (4, [])
     assert manager.cancel() == {sharer: 4}
-    assert (int(manager.num_launched[sharer]), int(manager.num_launched[leader])) == (0, 0)
-    assert (manager.num_used, manager.cached_contents(), manager.check()) == (0, set(), [])
+    assert (int(manager.rows.num_launched[sharer]), int(manager.rows.num_launched[leader])) == (0, 0)
+    assert (manager.device.num_used, manager.cached_contents(), manager.check()) == (0, set(), [])
 
 
 def test_a_fork_of_such_a_row_lets_go_as_well():
@@ -57,7 +57,7 @@ def test_a_fork_of_such_a_row_lets_go_as_well():
     manager.allocate([fork], [4])
     manager.cancel()
     manager.cancel()
-    assert (manager.num_used, manager.check()) == (0, [])
+    assert (manager.device.num_used, manager.check()) == (0, [])
 
 
 def test_a_row_that_gave_up_what_was_cancelled_shares_nothing_any_more_and_can_be_swapped(pending):
@@ -68,16 +68,16 @@ def test_a_row_that_gave_up_what_was_cancelled_shares_nothing_any_more_and_can_b
     manager.swap_in([sharer])
     manager.allocate([sharer], [8])
     manager.confirm()
-    assert (int(manager.num_computed[sharer]), manager.check()) == (8, [])
+    assert (int(manager.rows.num_computed[sharer]), manager.check()) == (8, [])
 
 
 def test_a_leader_that_is_freed_in_flight_leaves_what_it_computes_to_those_who_share_it(pending):
     manager, leader, sharer = pending
     manager.free(leader)
-    assert (manager.check(), int(manager.num_used)) == ([], 2)
+    assert (manager.check(), int(manager.device.num_used)) == ([], 2)
     manager.confirm()
     manager.confirm()
-    assert (len(manager.cached_contents()), int(manager.num_computed[sharer]), manager.check()) == (3, 8, [])
+    assert (len(manager.cached_contents()), int(manager.rows.num_computed[sharer]), manager.check()) == (3, 8, [])
 
 
 def test_a_batch_is_confirmed_when_its_tokens_are_known(make_manager):
@@ -90,4 +90,4 @@ def test_a_batch_is_confirmed_when_its_tokens_are_known(make_manager):
     assert snapshot(manager) == before
     manager.append(row, [7])
     manager.confirm()
-    assert int(manager.num_computed[row]) == 3
+    assert int(manager.rows.num_computed[row]) == 3

@@ -123,7 +123,7 @@ def test_a_row_that_does_not_read_computes_what_is_there_and_shares_it_then(make
     manager = make_manager(8, 4)
     serve(manager, A)
     row = manager.add([*A, 1], reads=False)
-    assert manager.num_computed[row] == 0
+    assert manager.rows.num_computed[row] == 0
     compute(manager, row)
     assert manager.table(row)[:2].tolist() == [0, 1]
     assert manager.stats().queries == 1
@@ -135,7 +135,7 @@ def test_what_a_row_computes_that_does_not_write_is_for_nobody(make_manager, ser
     serve(manager, A)
     serve(manager, [*A, *B], writes=False)
     assert (hit(manager, A), hit(manager, [*A, *B])) == (8, 8)
-    assert (manager.num_cached, manager.num_used) == (2, 0)
+    assert (manager.device.num_cached, manager.device.num_used) == (2, 0)
 
 
 def test_a_request_says_how_its_content_is_kept(make_scheduler, run):
@@ -197,4 +197,4 @@ def test_a_parent_that_was_retained_alone_is_still_evicted_after_a_child_that_is
     compute(manager, other)
     assert manager.check() == []
     found = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
-    assert manager.num_computed[found] == 4
+    assert manager.rows.num_computed[found] == 4

@@ -49,7 +49,7 @@ def test_a_request_ends_whenever_its_retention_ends(make_scheduler, told, lasts)
     (output,) = scheduler.update(scheduler.schedule(now=first), [7], now=second)
     assert output.finish_reason == "length"
     assert not scheduler.has_unfinished
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     assert scheduler.check() == []
 
 

@@ -49,7 +49,7 @@ def test_updates_go_oldest_first_and_cancels_latest_first(two_out):
     assert whole_state(scheduler) == before
     scheduler.cancel(second)
     scheduler.cancel(first)
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
 
 
 def test_another_schedulers_batch_is_refused(two_out, make_scheduler, request_of):

@@ -4,7 +4,9 @@ from paged.block_manager import BlockManager
 
 
 def place(manager, row, count=None):
-    manager.allocate([row], [int(manager.num_tokens[row] - manager.num_launched[row]) if count is None else count])
+    manager.allocate(
+        [row], [int(manager.rows.num_tokens[row] - manager.rows.num_launched[row]) if count is None else count]
+    )
 
 
 def test_a_batch_whose_only_row_is_freed_while_it_is_composed_still_ends_and_confirms_its_nodes():
@@ -22,7 +24,7 @@ def test_a_cancel_withdraws_the_nodes_of_a_sharer_that_computes_on_in_the_same_b
     place(manager, manager.add([1]))
     place(manager, manager.add([1, 0]))
     manager.cancel()
-    assert (manager.num_free, manager.lookup([1, 0, 0]).num_tokens, manager.check()) == (2, 0, [])
+    assert (manager.device.num_free, manager.lookup([1, 0, 0]).num_tokens, manager.check()) == (2, 0, [])
 
 
 def test_a_fork_whose_block_was_switched_to_a_node_shares_what_it_computes_next_at_once():
@@ -45,7 +47,7 @@ def test_a_batch_that_is_cancelled_after_the_cache_was_reset_has_nothing_to_with
     manager.free([row])
     assert manager.reset_cache()
     manager.cancel()
-    assert (manager.num_free, manager.check()) == (1, [])
+    assert (manager.device.num_free, manager.check()) == (1, [])
 
 
 def test_content_that_left_and_came_back_while_it_was_pending_is_told_once():
@@ -71,10 +73,10 @@ def test_a_host_block_that_never_gets_full_takes_the_shares_of_earlier_batches_w
     place(manager, row)
     manager.swap_out([row])
     manager.cancel()
-    assert (manager.num_launched[row], manager.check()) == (0, [])
+    assert (manager.rows.num_launched[row], manager.check()) == (0, [])
     place(manager, row)
     assert manager.confirm() == 1
-    assert manager.num_computed[row] == 0
+    assert manager.rows.num_computed[row] == 0
 
 
 def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confirmed_with_the_next_one():

@@ -23,7 +23,7 @@ OWNER, CHILD, AWAY = 0, 1, 2  # Rows of the healthy manager.
 
 
 def compute(manager: BlockManager, row: int) -> None:
-    count = int(manager.num_tokens[row] - manager.num_computed[row])
+    count = int(manager.rows.num_tokens[row] - manager.rows.num_computed[row])
     manager.allocate([row], [count])
     manager.confirm()
 

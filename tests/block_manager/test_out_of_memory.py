@@ -49,7 +49,7 @@ def num_failures(manager, call):
 def computed(manager, tokens):
     row = manager.add(tokens)
     manager.next_batch()
-    manager.allocate([row], [len(tokens) - int(manager.num_computed[row])])
+    manager.allocate([row], [len(tokens) - int(manager.rows.num_computed[row])])
     manager.confirm()
     return row
 
@@ -69,12 +69,12 @@ def test_a_row_beyond_those_that_there_is_room_for_is_opened_whole_or_not_at_all
     for token in range(64):
         manager.add([token, token])
     assert num_failures(manager, lambda: manager.add([99, 99])) > 12
-    assert len(manager.live_rows) == 65
+    assert len(manager.rows.live) == 65
 
 
 def test_a_prompt_longer_than_the_columns_is_kept_whole_or_not_at_all(manager):
     assert num_failures(manager, lambda: manager.add(np.arange(5000, dtype=np.int32))) >= 1
-    row = int(manager.live_rows[0])
+    row = int(manager.rows.live[0])
     assert num_failures(manager, lambda: manager.append(row, np.arange(20_000, dtype=np.int32))) >= 1
 
 
@@ -84,7 +84,7 @@ def test_no_block_is_lost_when_tables_cannot_grow(manager, num_rows):
     assert num_failures(manager, lambda: manager.allocate(rows, [100] * num_rows)) >= 1
     manager.confirm()
     assert num_failures(manager, lambda: manager.reserve(rows, 200)) >= 1
-    assert manager.num_used == 200 * num_rows
+    assert manager.device.num_used == 200 * num_rows
 
 
 def test_a_hit_that_no_table_has_room_for_opens_no_row():
@@ -105,7 +105,7 @@ def test_what_lies_on_the_host_stays_there_when_the_table_has_no_room(manager):
     manager.swap_out([row])
     shrink_columns(manager)
     assert num_failures(manager, lambda: manager.swap_in([row])) >= 1
-    assert manager.num_table_blocks[row] == 100
+    assert manager.rows.num_blocks[row] == 100
 
 
 def test_a_batch_that_cannot_note_all_its_blocks_can_be_placed_when_there_is_memory():
@@ -114,7 +114,7 @@ def test_a_batch_that_cannot_note_all_its_blocks_can_be_placed_when_there_is_mem
     manager._memory.growth.take_changes()
     with memory_for(0), pytest.raises(MemoryError):
         manager.allocate([row], [100])
-    assert (manager.num_used, manager.check()) == (0, [])
+    assert (manager.device.num_used, manager.check()) == (0, [])
     manager.allocate([row], [100])
     changes = manager._memory.growth.take_changes()
     assert changes.blocks.tolist() == manager.table(row).tolist()

@@ -116,7 +116,7 @@ def test_an_evicted_child_lets_go_of_its_parent():
     manager = BlockManager(4, 2)
     for tokens in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7]):
         row = manager.add(tokens)
-        manager.allocate([row], [len(tokens) - int(manager.num_computed[row])])
+        manager.allocate([row], [len(tokens) - int(manager.rows.num_computed[row])])
         manager.confirm()
         manager.free([row])
     parent, child = sorted(manager._memory.index.runs.values(), key=lambda run: run.id)

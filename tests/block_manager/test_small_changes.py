@@ -33,7 +33,7 @@ def test_a_table_may_be_asked_to_hold_nothing():
     manager = BlockManager(4, 4)
     row = manager.add([1, 2, 3])
     manager.reserve([row], [0])
-    assert manager.num_used == 0
+    assert manager.device.num_used == 0
     with pytest.raises(InvalidConfig, match="a table cannot hold -1 blocks"):
         manager.reserve([row], [-1])
 
@@ -48,4 +48,4 @@ def test_a_size_out_of_its_range_is_told_both_ends_of_it():
 def test_the_first_row_beyond_the_columns_is_unknown():
     manager = BlockManager(4, 4)
     with pytest.raises(UnknownRow):
-        manager.free([len(manager.num_tokens)])
+        manager.free([len(manager.rows.num_tokens)])

@@ -30,13 +30,13 @@ class Mirror:
         manager = self.manager
         return [
             row
-            for row in manager.live_rows.tolist()
-            if self.tables[row, : manager.num_table_blocks[row]].tolist() != manager.table(row).tolist()
+            for row in manager.rows.live.tolist()
+            if self.tables[row, : manager.rows.num_blocks[row]].tolist() != manager.table(row).tolist()
         ]
 
 
 def compute(manager: BlockManager, *rows: int) -> None:
-    manager.allocate(rows, [int(manager.num_tokens[row] - manager.num_computed[row]) for row in rows])
+    manager.allocate(rows, [int(manager.rows.num_tokens[row] - manager.rows.num_computed[row]) for row in rows])
     manager.confirm()
 
 
@@ -128,9 +128,9 @@ def test_single_blocks_beyond_the_first_room_are_told():
     compute(manager, *rows)
     for row in rows:
         manager.append(row, [3])
-    computed = manager.num_computed[list(rows)]
+    computed = manager.rows.num_computed[list(rows)]
     manager._memory.place(np.array(rows), computed, computed + 1, one_each=True)
-    manager._memory.draw_promised()
+    manager._memory.growth.draw_promised()
     mirror.follow()
     assert mirror.differing_rows() == []
 
@@ -142,17 +142,17 @@ CALLS = st.sampled_from(
 
 def act(manager: BlockManager, call: str, pick: int, tokens: list[int]) -> None:
     """One call on some live row; what cannot be done is refused and changes nothing."""
-    live = manager.live_rows.tolist()
+    live = manager.rows.live.tolist()
     if call == "add" or not live:
         manager.add(tokens)
         return
     row = live[pick % len(live)]
-    to_go = int(manager.num_tokens[row] - manager.num_computed[row])
+    to_go = int(manager.rows.num_tokens[row] - manager.rows.num_computed[row])
     if call == "compute":
         compute(manager, row)
     elif call == "compute all":
         manager.next_batch()
-        compute(manager, *[each for each in live if manager.num_tokens[each] > manager.num_computed[each]])
+        compute(manager, *[each for each in live if manager.rows.num_tokens[each] > manager.rows.num_computed[each]])
     elif call == "cancel":
         manager.allocate([row], [to_go])
         manager.cancel()

@@ -59,7 +59,7 @@ def test_the_tokens_are_those_of_the_formula(embed: ModuleType) -> None:
 
 def test_nothing_is_left_behind(embed: ModuleType) -> None:
     _, scheduler = embed.serve(embed.conversations(), num_blocks=64, host_blocks=12)
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
     assert scheduler.check() == []
 
 

@@ -45,7 +45,7 @@ def test_answers_are_those_of_generate(stepped, policy, num_blocks):
     run.run()
     assert len(run.ended) == len(PROMPTS)
     all_equal_alone(run)
-    assert run.decisions.manager.num_used == 0
+    assert run.decisions.manager.device.num_used == 0
     if num_blocks == 7:
         # Every sequence alone takes 6.
         assert run.decisions.stats().hit_tokens > 0
@@ -148,7 +148,7 @@ def test_cancelled_in_every_state(stepped, after, num_blocks):
     left = [id for id in ids if id not in run.ended]
     assert set(left) <= set(ids[::2])
     all_equal_alone(run)
-    assert run.decisions.manager.num_used == 0
+    assert run.decisions.manager.device.num_used == 0
     assert run.scheduler._groups == {}
     assert run.scheduler._store.tables == {}
 
@@ -161,7 +161,7 @@ def test_one_of_several_answers_is_cancelled(stepped):
     run.run()
     assert sorted(run.ended) == ["r", "r__child#1"]
     all_equal_alone(run)
-    assert run.decisions.manager.num_used == 0
+    assert run.decisions.manager.device.num_used == 0
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_request_that_outgrows_the_cache_says_so(stepped):
     assert 'ends with "length": the cache holds 16 tokens' in output.error
     assert output.generated_tokens == alone(tuple(PROMPTS[0]), 20)[: len(output.generated_tokens)]
     assert 16 - 14 <= len(output.generated_tokens) < 20
-    assert run.decisions.manager.num_used == 0
+    assert run.decisions.manager.device.num_used == 0
 
 
 def test_ids_that_live_are_not_taken_twice(stepped):

@@ -56,7 +56,7 @@ def test_answers_do_not_depend_on_company(given_sizes, program):
             answer = alone(tuple(output.prompt_ids), lengths[id])
             assert output.generated_tokens == answer[: len(output.generated_tokens)]
             assert output.error is not None or len(output.generated_tokens) == len(answer)
-        assert run.decisions.manager.num_used == 0
+        assert run.decisions.manager.device.num_used == 0
         assert run.scheduler._groups == {}
         assert run.scheduler._store.tables == {}
         stats = run.decisions.stats()

@@ -57,7 +57,7 @@ def test_what_was_sampled_behind_an_end_is_nobodys():
     assert reasons(queue.step()[1]) == {"a": "STOP"}
     output, made = queue.step()
     assert output.finished_req_ids == {"a"} and made == {}
-    assert queue.core.manager.num_used == 0
+    assert queue.core.manager.device.num_used == 0
 
 
 def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():

@@ -73,7 +73,7 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
         core.update_from_output(output, answer(output, sampled))
         assert core.check() == []
     assert core.get_num_unfinished_requests() == 0
-    assert core.manager.num_used == 0
+    assert core.manager.device.num_used == 0
     assert core.decisions.stats().swapped_in_blocks > 0
 
 

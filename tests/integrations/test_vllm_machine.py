@@ -91,6 +91,6 @@ def test_random_requests_leave_the_plug_in_as_it_was(policy, rig_class, plugged,
         clients.do()
     rig.drain()
     core = rig.scheduler.core
-    assert rig.manager.num_used == 0
+    assert rig.manager.device.num_used == 0
     assert (core._live, core._held, core._unplaced, core._out, core._drafts) == ({}, {}, {}, [], {})
     assert core._answers._special == {}

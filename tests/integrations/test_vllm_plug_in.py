@@ -129,7 +129,7 @@ def test_an_abort_in_flight_delivers_nothing_more_and_gives_every_block_back():
     assert core.finish_requests(["a", "unknown"], status.FINISHED_ABORTED) == []
     made = core.update_from_output(output, answer(output, {"a": [5]}))
     assert made == {} or made[0].outputs == []
-    assert core.manager.num_used == 0
+    assert core.manager.device.num_used == 0
     assert core.schedule().finished_req_ids == {"a"}
 
 
@@ -231,7 +231,7 @@ def test_repetitions_end_a_request_where_vllms_own_rule_says_so(monkeypatch):
     assert names(step(core)[1]) == {"a": None}
     _, made = step(core)
     assert names(made) == {"a": "REPETITION"} and made["a"].stop_reason == "repetition_detected"
-    assert seen == [[5], [5, 5]] and core.manager.num_used == 0
+    assert seen == [[5], [5, 5]] and core.manager.device.num_used == 0
 
 
 def test_log_probabilities_go_with_their_request():

@@ -131,8 +131,8 @@ def served(engine, steps, requests, chance, most_steps=2000):
     events["hit"] += stats.hit_tokens
     events["void"] += stats.voided_tokens
     answers.violations += engine.check()
-    if engine.manager.num_used:
-        answers.violations.append(f"{engine.manager.num_used} blocks are held when all have ended.")
+    if engine.manager.device.num_used:
+        answers.violations.append(f"{engine.manager.device.num_used} blocks are held when all have ended.")
     return answers, events
 
 

@@ -64,4 +64,4 @@ def test_what_a_request_says_of_the_cache_is_passed_on():
     answered(engine, FIRST, retention=Retention(priority=2))
     answered(engine, FIRST, reads_cache=False)
     assert engine.scheduler.stats().hit_tokens == 0
-    assert engine.manager.block_levels().max() == 2
+    assert engine.manager.device.levels.max() == 2

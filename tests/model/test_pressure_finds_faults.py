@@ -218,7 +218,7 @@ class PadsWithFreed(ShadowedPool):
 def pads_with_freed_blocks(run):
     """What nobody is to see is read from a block that is free, not from scratch."""
     run.runner.pool.__class__ = PadsWithFreed
-    run.runner.pool.ask(lambda: (run.manager.block_states() == 0).nonzero()[0])
+    run.runner.pool.ask(lambda: (run.manager.device.states == 0).nonzero()[0])
 
 
 def frees_a_block_that_is_in_use(run):
@@ -227,7 +227,7 @@ def frees_a_block_that_is_in_use(run):
 
     def free_early():
         tidy()
-        rows = run.manager.live_rows
+        rows = run.manager.rows.live
         blocks = [run.manager.table(int(row))[:1] for row in rows]
         blocks = [int(block[0]) for block in blocks if len(block)]
         if len(set(blocks)) > 1:
@@ -242,7 +242,7 @@ def forgets_what_is_cached(run):
 
     def forget():
         tidy()
-        run.pool.poison(torch.from_numpy((run.manager.block_states() == 1).nonzero()[0]))
+        run.pool.poison(torch.from_numpy((run.manager.device.states == 1).nonzero()[0]))
 
     run._poison_free = forget
 

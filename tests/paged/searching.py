@@ -31,5 +31,5 @@ def most_used(engine):
     most = 0
     while engine.has_unfinished:
         engine.step()
-        most = max(most, engine.manager.num_used)
+        most = max(most, engine.manager.device.num_used)
     return most

@@ -73,7 +73,11 @@ def test_two_hundred_tasks_leave_nothing_and_get_what_they_get_alone(model):
             assert engine.engine.check() == []
             while engine.engine.scheduler.has_unfinished:
                 engine.engine.step()
-            assert (engine.engine.manager.num_used, engine._queues, bool(engine.engine._searches)) == (0, {}, False)
+            assert (engine.engine.manager.device.num_used, engine._queues, bool(engine.engine._searches)) == (
+                0,
+                {},
+                False,
+            )
             return found
 
     async def alone():
@@ -164,6 +168,6 @@ def test_a_closed_engine_says_so(model):
             await waiting
         with pytest.raises(EngineClosed):
             await ask(engine, 2)
-        assert engine.engine.manager.num_used == 0
+        assert engine.engine.manager.device.num_used == 0
 
     asyncio.run(main())

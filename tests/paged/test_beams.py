@@ -87,7 +87,11 @@ def test_the_answers_are_those_of_transformers(model, expected, options):
         assert len(answer.outputs) == wish.get("n", 1)
         assert answer.text == answer.outputs[0].text != ""
     assert llm.engine.check() == []
-    assert (llm.engine.manager.num_used, llm.engine.has_unfinished, bool(llm.engine._searches)) == (0, False, False)
+    assert (llm.engine.manager.device.num_used, llm.engine.has_unfinished, bool(llm.engine._searches)) == (
+        0,
+        False,
+        False,
+    )
     assert not llm.engine.scheduler.has_unfinished
 
 
@@ -112,7 +116,7 @@ def test_a_search_may_be_aborted_at_any_time(model, after):
     while engine.has_unfinished:
         outputs += engine.step()
     assert [output.id for output in outputs] == ["b"] and outputs[0].finish_reason in ("stop", "length")
-    assert engine.check() == [] and engine.manager.num_used == 0
+    assert engine.check() == [] and engine.manager.device.num_used == 0
 
 
 @pytest.mark.parametrize("after", [0, 4])
@@ -121,13 +125,13 @@ def test_a_search_is_finished_for_a_known_reason_alone(model, after):
     engine.add_request(PROMPTS[0], params(WISHES[2]), id="a")
     for _ in range(after):
         engine.step()
-    before = engine.manager.num_used
+    before = engine.manager.device.num_used
     with pytest.raises(InvalidRequest, match='reason has to be "stop" or "length"; got \'soon\''):
         engine.finish("a", "soon")
-    assert engine.has_unfinished and engine.manager.num_used == before
+    assert engine.has_unfinished and engine.manager.device.num_used == before
     ended = engine.finish("a", "length")
     assert (ended.finish_reason, ended.finished) == ("length", True)
-    assert (engine.has_unfinished, engine.manager.num_used, engine.check()) == (False, 0, [])
+    assert (engine.has_unfinished, engine.manager.device.num_used, engine.check()) == (False, 0, [])
 
 
 def test_a_step_that_fails_is_taken_back_and_the_search_goes_on(model, expected):

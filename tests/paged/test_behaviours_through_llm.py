@@ -25,7 +25,7 @@ class Seen:
         self.llm = LLM(model, **options)
         self.engine, self.batches = self.llm.engine, []
         self.engine.on_batch = self._note
-        self.free = self.manager.num_free
+        self.free = self.manager.device.num_free
 
     @property
     def manager(self):
@@ -37,8 +37,8 @@ class Seen:
 
     def generate(self, prompts, params):
         found = self.llm.generate(prompts, params, use_tqdm=False)
-        assert (self.manager.num_used, self.engine.check()) == (0, [])
-        assert self.manager.num_free + self.manager.num_cached == self.free
+        assert (self.manager.device.num_used, self.engine.check()) == (0, [])
+        assert self.manager.device.num_free + self.manager.device.num_cached == self.free
         return found
 
 
@@ -53,7 +53,7 @@ def test_C1_forks_share_the_prompt_s_blocks_and_the_last_one_frees_them(length, 
         assert seen.engine.check() == []
         if len(batch.rows) == 3:
             tables.append(
-                [seen.manager.table(row).tolist() for row in batch.rows.tolist() if seen.manager.num_table_blocks[row]]
+                [seen.manager.table(row).tolist() for row in batch.rows.tolist() if seen.manager.rows.num_blocks[row]]
             )
 
     seen.engine.on_batch = note
@@ -75,7 +75,7 @@ def test_C3_a_partial_block_is_copied_once_for_each_fork_and_a_full_one_never(le
         row = seen.engine.scheduler.row_of(request_id, sequence)
         before = seen.manager.table(row).tolist()
         number = fork(request_id, sequence)
-        forks.append((before, int(seen.manager.num_tokens[row])))
+        forks.append((before, int(seen.manager.rows.num_tokens[row])))
         return number
 
     seen.engine.scheduler.fork = noted
@@ -91,7 +91,7 @@ def test_C3_a_partial_block_is_copied_once_for_each_fork_and_a_full_one_never(le
 def test_C5_a_prompt_of_full_blocks_is_held_once_by_all():
     seen = Seen(TINY, num_blocks=24, block_size=4)
     used = []
-    seen.engine.on_batch = lambda batch: used.append((len(batch.rows), seen.manager.num_used))
+    seen.engine.on_batch = lambda batch: used.append((len(batch.rows), seen.manager.device.num_used))
     seen.generate([[1, 2, 3, 4, 5, 6, 7, 0]], BeamSearchParams(beam_width=4, max_tokens=3, ignore_eos=True))
     # Two blocks of the prompt, and one of each beam that goes on.
     assert max(blocks for _, blocks in used) == 2 + 4
@@ -162,13 +162,13 @@ def test_L6_aborting_those_that_wait_touches_no_memory():
     running = engine.add_request([1, 2, 3], SamplingParams(max_tokens=12))
     engine.step()
     waiting = [engine.add_request([1, 2, number], SamplingParams(max_tokens=4)) for number in range(8)]
-    used = seen.manager.num_used
+    used = seen.manager.device.num_used
     for id in waiting:
         ended = engine.abort(id)
-        assert (ended.finish_reason, ended.token_ids, seen.manager.num_used) == ("abort", [], used)
+        assert (ended.finish_reason, ended.token_ids, seen.manager.device.num_used) == ("abort", [], used)
     while engine.has_unfinished:
         engine.step()
-    assert engine.live_request(running) is None and seen.manager.num_used == 0
+    assert engine.live_request(running) is None and seen.manager.device.num_used == 0
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_J10_a_group_is_preempted_together_and_says_the_same(params, host_blocks
         (each.token_ids, each.score) for each in alone.outputs
     ]
     assert preempted & {"group"} or any(id.startswith("group/") for id in preempted)
-    assert seen.manager.num_used == 0 and np.all(seen.manager.block_states() != 2)
+    assert seen.manager.device.num_used == 0 and np.all(seen.manager.device.states != 2)

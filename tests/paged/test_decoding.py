@@ -44,7 +44,7 @@ def answers(model, names=tuple(WISHES), **options):
     prompts = [PROMPT + " be" * (number % 3) for number in range(len(WISHES))]
     picked = [(prompt, wish(name)) for prompt, name in zip(prompts, WISHES, strict=True) if name in names]
     found = llm.generate([prompt for prompt, _ in picked], [params for _, params in picked])
-    assert llm.engine.check() == [] and llm.engine.manager.num_used == 0
+    assert llm.engine.check() == [] and llm.engine.manager.device.num_used == 0
     assert not llm.engine._sampling.adjustments._number.any(), "no lane is left"
     return llm, {
         name: (
@@ -97,10 +97,10 @@ def test_the_prompt_of_several_answers_is_held_once(model):
     engine = LLM(model, block_size=4).engine
     prompt = list(range(40))
     engine.add_request(prompt, SamplingParams(n=4, temperature=1.0, max_tokens=2, ignore_eos=True))
-    while engine.has_unfinished and engine.manager.num_used < 10:
+    while engine.has_unfinished and engine.manager.device.num_used < 10:
         engine.step()
     # Nine full blocks of the prompt once, and its last one, which each computes, and what each writes.
-    assert engine.manager.num_used <= 9 + 4 * 2
+    assert engine.manager.device.num_used <= 9 + 4 * 2
     while engine.has_unfinished:
         engine.step()
 
@@ -157,7 +157,7 @@ def test_a_stop_string_ends_the_text_wherever_it_begins(model, included):
         assert (answer.finish_reason, answer.outputs[0].stop_reason) == ("stop", stop)
         assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
         assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-        assert answer.usage is not None and llm.engine.manager.num_used == 0
+        assert answer.usage is not None and llm.engine.manager.device.num_used == 0
 
 
 def test_text_that_only_begins_a_stop_string_is_not_lost(model):

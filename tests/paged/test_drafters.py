@@ -43,7 +43,7 @@ def run(model, wish, **options):
     while engine.has_unfinished:
         engine.step()
         assert engine.check() == []
-    assert engine.manager.num_used == 0
+    assert engine.manager.device.num_used == 0
     tokens = [[each.token_ids for each in request.completion().outputs] for request in live]
     return tokens, logits if params.n == 1 else {}, engine
 
@@ -168,7 +168,7 @@ class Watched:
         drafts = batch.token_ids
         for i, row in enumerate(batch.rows.tolist()):
             count, length, begin = int(batch.num_drafts[i]), int(batch.seq_lens[i]), int(batch.query_start_loc[i + 1])
-            known = [*manager.tokens[row, : length - count].tolist(), *drafts[begin - count : begin].tolist()]
+            known = [*manager.rows.tokens[row, : length - count].tolist(), *drafts[begin - count : begin].tolist()]
             contents = self.pool.shadow.contents.path((None, None, None), known)
             expected.append(contents)
             new.append(contents[length - int(batch.num_tokens[i]) :])
@@ -180,7 +180,7 @@ class Watched:
         return logits
 
     def step(self):
-        free = (self.engine.manager.block_states() == 0).nonzero()[0].astype(np.int64)
+        free = (self.engine.manager.device.states == 0).nonzero()[0].astype(np.int64)
         for pool in self.pools:
             pool.poison(torch.from_numpy(free))
         self.engine.step()

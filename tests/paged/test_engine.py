@@ -146,7 +146,7 @@ def test_a_request_that_is_aborted_says_nothing_more(model):
     assert engine.abort("a").finish_reason == "abort"
     assert engine.abort("a") is None
     assert set(run(engine)) == {"b"}
-    assert engine.scheduler.manager.num_used == 0
+    assert engine.scheduler.manager.device.num_used == 0
     with pytest.raises(UnknownRequest):
         engine.abort("nobody")
 
@@ -191,7 +191,7 @@ def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason
     outputs = run(engine)["a"]
     assert [output.finish_reason for output in outputs] == ["error"]
     assert outputs[0].error == "MemoryError: 48 GiB wanted"
-    assert engine.scheduler.manager.num_used == 0
+    assert engine.scheduler.manager.device.num_used == 0
     engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
     assert run(engine)["a"][-1].finish_reason == "length"
 

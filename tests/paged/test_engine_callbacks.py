@@ -26,7 +26,7 @@ def tokens_of(prompts=PROMPTS):
 
 
 def is_as_new(engine):
-    return not engine.has_unfinished and engine.manager.num_used == 0 and engine.check() == []
+    return not engine.has_unfinished and engine.manager.device.num_used == 0 and engine.check() == []
 
 
 def drained(engine, most_steps=100):

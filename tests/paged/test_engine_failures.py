@@ -95,7 +95,7 @@ def test_after_ctrl_c_in_a_forward_pass_generate_works_as_before():
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, SIX)
     assert not llm.engine.has_unfinished
-    assert llm.engine.manager.num_used == 0
+    assert llm.engine.manager.device.num_used == 0
     assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == tokens_of()
 
 
@@ -131,7 +131,7 @@ def test_ctrl_c_at_whichever_look_at_the_clock_aborts_what_generate_has_added(lo
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, SIX)
     assert not llm.engine.has_unfinished
-    assert llm.engine.manager.num_used == 0
+    assert llm.engine.manager.device.num_used == 0
     assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == tokens_of()
 
 
@@ -182,7 +182,7 @@ def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone():
     assert found["1"][-1].finish_reason == "error"
     assert "a logit is NaN" in found["1"][-1].error
     assert [tokens(found[id]) for id in ("0", "2")] == tokens_of()[::2]
-    assert engine.manager.num_used == 0
+    assert engine.manager.device.num_used == 0
 
 
 def test_copies_that_fail_midway_end_all_requests_and_the_next_ones_read_nothing_of_them():
@@ -201,7 +201,7 @@ def test_copies_that_fail_midway_end_all_requests_and_the_next_ones_read_nothing
     ended_by_it = [outputs[-1] for outputs in found.values() if outputs[-1].finish_reason == "error"]
     assert ended_by_it
     assert all("the copies failed: the bus is gone" in output.error for output in ended_by_it)
-    assert engine.manager.num_used == engine.manager.num_cached == 0
+    assert engine.manager.device.num_used == engine.manager.device.num_cached == 0
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, SIX, id=str(number))
     assert answers_as_ever(drained(engine)[0])

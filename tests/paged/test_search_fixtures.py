@@ -94,7 +94,11 @@ def test_groups_and_contrastive_search_on_the_model_that_ships(model, options):
         if scores is not None:
             assert [each.score for each in answer.outputs] == pytest.approx(scores, rel=1e-4)
         assert answer.finish_reason == ("stop" if tokens[0][-1] == 0 else "length")
-    assert (llm.engine.manager.num_used, llm.engine.has_unfinished, bool(llm.engine._searches)) == (0, False, False)
+    assert (llm.engine.manager.device.num_used, llm.engine.has_unfinished, bool(llm.engine._searches)) == (
+        0,
+        False,
+        False,
+    )
 
 
 def check(engine):

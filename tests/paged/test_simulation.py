@@ -78,7 +78,7 @@ def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
     result = simulate(apart, scheduler, SECOND_A_STEP)
     assert expected > 200_000
     assert result.hit_tokens == expected
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
 
 
 @pytest.mark.parametrize("policy", ["static", "vllm", "fastgen", "paged"])
@@ -90,8 +90,8 @@ def test_every_request_of_a_real_service_ends_under_pressure(policy):
     assert result.violations == 0, result.violation_messages
     assert result.checked_steps == result.steps
     manager = scheduler.manager
-    assert manager.num_free + manager.num_cached == manager.num_blocks
-    assert manager.host_free + manager.host_cached == manager.num_host_blocks
+    assert manager.device.num_free + manager.device.num_cached == manager.num_blocks
+    assert manager.host.num_free + manager.host.num_cached == manager.num_host_blocks
 
 
 def test_the_same_trace_gives_the_same_figures():

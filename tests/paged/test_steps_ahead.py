@@ -27,7 +27,7 @@ def answers(model, **options):
     llm.engine.on_logits = note
     found = [(answer.token_ids, answer.finish_reason) for answer in llm.generate(PROMPTS, wishes)]
     assert llm.engine.check() == []
-    assert (llm.engine.manager.num_used, llm.engine.has_unfinished) == (0, False)
+    assert (llm.engine.manager.device.num_used, llm.engine.has_unfinished) == (0, False)
     assert not llm.engine.scheduler.has_unfinished
     return found, logits, llm.engine.scheduler.stats()
 
@@ -67,7 +67,7 @@ def test_a_request_may_be_aborted_while_a_step_is_out(model):
     while engine.has_unfinished:
         reasons |= {output.id: output.finish_reason for output in engine.step()}
     assert reasons == {"b": "length"}
-    assert (engine.manager.num_used, engine.check()) == (0, [])
+    assert (engine.manager.device.num_used, engine.check()) == (0, [])
 
 
 def test_a_step_that_fails_takes_back_what_is_out_and_costs_no_word(model):

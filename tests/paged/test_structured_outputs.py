@@ -74,7 +74,7 @@ def answers(model, **options):
     # One in five says what he likes.
     asked += [SamplingParams(max_tokens=20)] * 3
     found = llm.generate(["The with statement is"] * len(asked), asked)
-    assert not llm.engine._sampling.adjustments._grammars and llm.engine.manager.num_used == 0
+    assert not llm.engine._sampling.adjustments._grammars and llm.engine.manager.device.num_used == 0
     return [[(each.text, each.finish_reason) for each in answer.outputs] for answer in found], llm.engine
 
 

@@ -74,7 +74,7 @@ def test_an_adapter_is_a_manager_and_keeps_its_promises():
     manager.allocate([row], [3])
     manager.confirm()
     assert manager.slots(row, 1, 3).tolist() == [1, 2]
-    assert (manager.num_used, manager.block_states().tolist()) == (2, [2, 2, 0])
+    assert (manager.device.num_used, manager.device.states.tolist()) == (2, [2, 2, 0])
 
 
 def test_an_allocator_without_a_cache_passes_the_machine():
@@ -121,8 +121,8 @@ def test_batches_of_an_adapter_end_oldest_first():
     for _ in range(2):
         manager.allocate([manager.add([1, 2])], [2])
         manager.next_batch()
-    assert (manager.confirm(), manager.num_computed.tolist()) == (1, [2, 0])
-    assert (manager.confirm(), manager.num_computed.tolist()) == (2, [2, 2])
+    assert (manager.confirm(), manager.rows.num_computed.tolist()) == (1, [2, 0])
+    assert (manager.confirm(), manager.rows.num_computed.tolist()) == (2, [2, 2])
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,8 @@ def test_a_slip_of_the_allocator_is_named(name, answer, words):
 
 def test_a_broken_promise_is_a_violation_with_its_program():
     kind = type("Ours", (Plain,), {"num_free": property(lambda self: 2.0)})
-    with pytest.raises(Violation, match=r"Ours\.num_free gave 2\.0; KVManager promises an int of at least 0") as caught:
+    with pytest.raises(
+        Violation, match=r"Ours\.device\.num_free gave 2\.0; KVManager promises an int of at least 0"
+    ) as caught:
         replay(ManagerWorld(num_blocks=2), [("add", ([1], None))], kind)
     assert caught.value.program.lines[-1] == "rig.add([1], None)"

@@ -122,7 +122,7 @@ def request_of(number, arrival):
 def assert_all_is_over(scheduler, trace):
     counts = scheduler.counts()
     assert counts["finished"] + counts["rejected"] == counts["submitted"] == len(trace)
-    assert scheduler.manager.num_used == 0
+    assert scheduler.manager.device.num_used == 0
 
 
 traces = st.lists(arrivals, min_size=2, max_size=8)

@@ -78,7 +78,7 @@ class EvictsTheNewest(BlockManager):
 
     def free(self, rows):
         super().free(rows)
-        cached = (self.block_states() == 1).nonzero()[0][::-1].astype(np.int32)
+        cached = (self.device.states == 1).nonzero()[0][::-1].astype(np.int32)
         for block in np.split(cached, len(cached)):
             self._memory.device.keep(block)
             self._memory.device.let_go(block)

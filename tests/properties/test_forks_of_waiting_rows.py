@@ -38,5 +38,5 @@ def test_the_block_of_a_row_that_does_not_look_again_goes_to_the_host_as_content
     rig.extend_hit(looks)
     rig.swap_out([goes], 0)
     rig.free([0, 1, 2, 3])
-    assert rig.manager.host_cached == 2
+    assert rig.manager.host.num_cached == 2
     rig.drain()

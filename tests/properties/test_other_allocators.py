@@ -50,7 +50,7 @@ class Plain(ManagerAdapter):
 
     def __init__(self, world):
         super().__init__(world.num_blocks, world.block_size, world.host_blocks)
-        self.pool, self.host = Pool(world.num_blocks), Pool(world.host_blocks)
+        self.pool, self.host_pool = Pool(world.num_blocks), Pool(world.host_blocks)
 
     def open(self, tokens, namespace):
         return Table()
@@ -66,7 +66,7 @@ class Plain(ManagerAdapter):
         for block in table.blocks:
             self.pool.drop(block)
         for block in table.on_host:
-            self.host.drop(block)
+            self.host_pool.drop(block)
 
     def blocks(self, table):
         return table.blocks
@@ -114,7 +114,7 @@ class HasHost(Plain):
     capabilities = dataclasses.replace(WITHOUT_CACHE, host_tier=True)
 
     def leave(self, table, keep):
-        copies = [(block, self.host.take(table)) for block in table.blocks[keep:]]
+        copies = [(block, self.host_pool.take(table)) for block in table.blocks[keep:]]
         for block, _ in copies:
             self.pool.drop(block)
         # A sequence that is partly there already has the blocks before those that it has there.
@@ -124,7 +124,7 @@ class HasHost(Plain):
     def come_back(self, table):
         copies = [(block, self.pool.take(table)) for block in self.in_order(table.on_host)]
         for block, _ in copies:
-            self.host.drop(block)
+            self.host_pool.drop(block)
         table.blocks, table.on_host = table.blocks + [back for _, back in copies], []
         return copies
 
@@ -134,8 +134,8 @@ class HasHost(Plain):
     def host_blocks(self, table):
         return table.on_host
 
-    host_free = property(lambda self: len(self.host.free))
-    host_ref_counts = property(lambda self: self.host.counts)
+    host_free = property(lambda self: len(self.host_pool.free))
+    host_ref_counts = property(lambda self: self.host_pool.counts)
 
 
 class ReturnsLastFirst(HasHost):

@@ -19,7 +19,7 @@ class FreesEarly(BlockManager):
 
     def confirm(self):
         number = super().confirm()
-        row = int(self.live_rows[0]) if len(self.live_rows) else None
+        row = int(self.rows.live[0]) if len(self.rows.live) else None
         if row is not None and len(self.table(row)):
             self._memory.device.let_go(self.table(row)[-1:])
         return number
@@ -39,7 +39,7 @@ class ActsBeforeItChecks(BlockManager):
         try:
             return super().allocate(rows, counts, **unknown)
         except OutOfBlocks:
-            if self.num_available:
+            if self.device.num_available:
                 self.reserve(rows[:1], [len(self.table(rows[0])) + 1])
             raise
 
@@ -49,7 +49,7 @@ class EvictsTheNewest(BlockManager):
 
     def free(self, rows):
         super().free(rows)
-        blocks = np.array(sorted((self.block_states() == 1).nonzero()[0].tolist()), np.int32)
+        blocks = np.array(sorted((self.device.states == 1).nonzero()[0].tolist()), np.int32)
         if len(blocks) > 1:
             self._memory.device.keep(blocks)
             self._memory.device.let_go(blocks)

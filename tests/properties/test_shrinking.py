@@ -3,6 +3,7 @@
 import pytest
 
 from paged import BlockManager, Request
+from paged.block_manager import TierView
 from paged.errors import InvalidConfig
 from paged.testing import ManagerRig, ManagerWorld, Violation, World, replay, shrink
 from paged.testing.machines import ManagerMachine, run_machine
@@ -25,7 +26,7 @@ class Crashes(BlockManager):
     """Cannot be told the same prompt twice."""
 
     def add(self, tokens, *, namespace=None):
-        if self.live_rows.size > 1:
+        if self.rows.live.size > 1:
             raise KeyError("no third row")
         return super().add(tokens, namespace=namespace)
 
@@ -160,6 +161,12 @@ def test_a_world_shrinks_with_the_prompts_that_fill_it():
 class NeedsFull(BlockManager):
     """Counts nothing as used where nothing is free."""
 
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.device = NothingUsedWhenFull(self.device._pool)
+
+
+class NothingUsedWhenFull(TierView):
     @property
     def num_used(self):
         return super().num_used if self.num_free else 0

@@ -252,7 +252,7 @@ class Wishes(RuleBasedStateMachine):
             self.collect()
         assert not self.live and not self.engine.has_unfinished
         manager, stats = self.engine.manager, self.engine.scheduler.stats()
-        assert (manager.num_used, manager.host_used, bool(self.engine._searches)) == (0, 0, False)
+        assert (manager.device.num_used, manager.host.num_used, bool(self.engine._searches)) == (0, 0, False)
         assert not self.engine._sampling.adjustments._number.any(), "no lane is left"
         self.events["drafts right"] += stats.accepted_tokens > 0
         self.events["drafts wrong"] += stats.rejected_tokens > 0

@@ -90,6 +90,6 @@ def test_what_it_reserves_is_counted_once_while_it_computes_its_prompt():
     while scheduler.status("b") == "waiting":
         step(scheduler)
     # In the middle of its prompt "b" may need six blocks in all, and the seventh is there for "c".
-    assert scheduler.manager.num_used == 1
+    assert scheduler.manager.device.num_used == 1
     scheduler.add(Request(id="c", prompt=[3], max_tokens=1))
     assert step(scheduler).ids.tolist() == ["b", "c"]

@@ -41,7 +41,7 @@ def test_every_request_that_is_alive_is_listed_once_and_in_order(policy):
             assert (view.status, scheduler.reason(view.id)) == (answer.status, answer.reason)
             assert scheduler.request(view.id) == view
             rows = scheduler.rows_of(view.id)
-            assert view.device_blocks == sum(int(manager.num_table_blocks[row]) for row in rows)
+            assert view.device_blocks == sum(int(manager.rows.num_blocks[row]) for row in rows)
             if len(rows) == 1 or not rows:
                 written = len(scheduler.tokens_of(view.id)) - view.prompt_tokens
                 assert view.output_tokens >= written

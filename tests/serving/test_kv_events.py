@@ -290,7 +290,7 @@ def test_a_long_answer_comes_whole_to_a_reader_that_takes_it_late():
         while (seq := received(slow)[2]) != END:
             numbers.append(int.from_bytes(seq, "big"))
     assert numbers == list(range(num_batches))
-    assert engine.manager.num_used == 0
+    assert engine.manager.device.num_used == 0
 
 
 def test_readers_that_leave_in_the_middle_of_an_answer_are_forgotten():

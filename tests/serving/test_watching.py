@@ -60,17 +60,17 @@ def test_pictures_and_stories_agree_with_a_naive_account(policy, ticks):
         )
         last = len(events)
 
-        blocks, states = seen.blocks, manager.block_states()
-        assert blocks.free == np.count_nonzero(states == 0) == manager.num_free
-        assert blocks.cached + blocks.retained == np.count_nonzero(states == 1) == manager.num_cached
-        assert blocks.own + blocks.shared + blocks.held == np.count_nonzero(states == 2) == manager.num_used
+        blocks, states = seen.blocks, manager.device.states
+        assert blocks.free == np.count_nonzero(states == 0) == manager.device.num_free
+        assert blocks.cached + blocks.retained == np.count_nonzero(states == 1) == manager.device.num_cached
+        assert blocks.own + blocks.shared + blocks.held == np.count_nonzero(states == 2) == manager.device.num_used
         cells = [state for state, count in blocks.runs for _ in range(count)]
         assert len(cells) == manager.num_blocks
         numbers = {each.id: each.number for each in seen.requests}
         holders = [set() for _ in cells]
         for name in numbers:
             for row in scheduler.rows_of(name):
-                for block in manager.block_tables[row, : manager.num_table_blocks[row]].tolist():
+                for block in manager.rows.block_tables[row, : manager.rows.num_blocks[row]].tolist():
                     holders[block].add((name, row))
         for cell, held in zip(cells, holders, strict=True):
             if len(held) == 1:

@@ -59,8 +59,12 @@ def test_a_property_that_is_read_counts_as_a_call(repository, monkeypatch):
     # Code of a file of the scheduler, as the tool sees it.
     step = {"manager": manager}
     exec(
-        compile("def read():\n    manager.num_unpromised", str(repository / "paged" / "scheduler" / "core.py"), "exec"),
+        compile(
+            "def read():\n    manager.growth.num_unpromised",
+            str(repository / "paged" / "scheduler" / "core.py"),
+            "exec",
+        ),
         step,
     )
-    assert counted(step["read"]) == {"Memory.num_unpromised": 1}
-    assert counted(lambda: manager.num_unpromised) == {}
+    assert counted(step["read"]) == {"Growth.num_unpromised": 1}
+    assert counted(lambda: manager.growth.num_unpromised) == {}

@@ -54,7 +54,7 @@ class AsyncScheduler(Scheduler):
     def _told(self, batch: Batch, now: float) -> Any:
         output = super()._told(batch, now)
         if output.has_structured_output_requests:
-            rests_on_a_sample = batch.samples & (batch.seq_lens > self.manager.num_tokens[batch.rows])
+            rests_on_a_sample = batch.samples & (batch.seq_lens > self.manager.rows.num_tokens[batch.rows])
             # A grammar has to see that token before it can mask the next one: vLLM samples this step after the update of the one before.
             output.pending_structured_output_tokens = any(
                 self._live[id].request.use_structured_output for id in batch.ids[rests_on_a_sample].tolist()

@@ -390,7 +390,7 @@ class Scheduler(SchedulerInterface):
 
     def get_kv_cache_usage(self) -> float:
         """Share of the blocks that are used, 0 to 1."""
-        return self.manager.num_used / self.manager.num_blocks
+        return self.manager.device.num_used / self.manager.num_blocks
 
     @property
     def pause_state(self) -> Any:

@@ -112,7 +112,7 @@ class Telling:
 
     def _num_outputs(self, batch: Batch) -> NDArray[np.int64]:
         """Outputs that the runner has of each row by now, int64 [n]; after a step back it drops what it has beyond them."""
-        return self._decisions.manager.num_tokens[batch.rows] - self._tables.num_prompt(batch.rows)
+        return self._decisions.manager.rows.num_tokens[batch.rows] - self._tables.num_prompt(batch.rows)
 
     def _new_request(self, live: Live, table: list[int], start: int) -> Any:
         request = live.request

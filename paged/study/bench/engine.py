@@ -205,7 +205,7 @@ class _Watch:
 
     def note(self, batch: Batch) -> None:
         """The batch has ended now."""
-        self._ended.append((self._clock(), batch, self._engine.manager.num_used))
+        self._ended.append((self._clock(), batch, self._engine.manager.device.num_used))
 
     def run(self, trace: Trace, arrivals: NDArray[np.float64], began: float, floor: Floor | None) -> EngineRun:
         """The figures."""

@@ -88,14 +88,14 @@ def _is_mid_prompt(state: State) -> bool:
     """Whether a running row has more than one token to go: prompts that were begun come first."""
     manager = state.manager
     rows = state.running_rows.array(state.running)
-    return bool(np.any(manager.num_tokens[rows] - manager.num_launched[rows] > 1))
+    return bool(np.any(manager.rows.num_tokens[rows] - manager.rows.num_launched[rows] > 1))
 
 
 def _can_enter(state: State, step: Step, least: int) -> bool:
     """Whether the first `least` of those who wait fit together, each with blocks of its own."""
     if state.waiting.num < least:
         return False
-    state.manager.draw_promised()
+    state.manager.growth.draw_promised()
     blocks = state.books.num_free()
     seats = min(step.seats, state.limits.max_sequences - state.running_rows.count())
     tokens = step.budget

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paged.block_manager import Memory
 from paged.scheduler.composition import Composition, Counts
 from paged.scheduler.request import RequestState
 from paged.scheduler.rows import Rows
@@ -32,7 +33,7 @@ class Lockstep(Composition):
         self._first = max(known) if self._is_padded else min(known)
 
     def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
-        lacks = self._first - state.manager.num_launched[rows]
+        lacks = self._first - state.manager.rows.num_launched[rows]
         is_behind = lacks > 0
         if is_behind.any():
             return np.where(is_behind, np.minimum(super().wanted(state, rows, todo), lacks), 0)
@@ -44,11 +45,22 @@ class Lockstep(Composition):
     def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
         """Where some are in the middle of their prompts; where all decode, the step after this one is known."""
         manager = state.manager
-        computed = manager.num_computed[rows]
-        todo = manager.num_tokens[rows] - computed
+        computed = manager.rows.num_computed[rows]
+        todo = manager.rows.num_tokens[rows] - computed
         if (computed < self._first).any() or (todo < 1).any():
             return None
         decodes, walkers = rows[todo == 1], rows[todo > 1]
-        if not len(walkers) or not manager.go_alone(walkers):
+        if not len(walkers) or not _go_alone(manager, walkers):
             return None
         return np.concatenate([decodes, walkers]), len(decodes)
+
+
+def _go_alone(memory: Memory, rows: Rows) -> bool:
+    """Whether none of these rows looks a block up in its next step, or leaves one to another row of its batch, unless it fills one."""
+    index, num_blocks = memory.index, memory.tables.num_blocks
+    if index is None:
+        return True
+    paths = [(row, index.paths[row]) for row in rows.tolist()]
+    return all(
+        path.open is not None or (path.published != num_blocks[row] and not index.is_behind(row)) for row, path in paths
+    )

@@ -27,7 +27,7 @@ class WholeBatches(Admission):
         if not was_empty:
             shut(state, step)
             return
-        state.manager.draw_promised()
+        state.manager.growth.draw_promised()
         free = state.books.num_free()
         batch: list[RequestState] = []
         num_rows = 0

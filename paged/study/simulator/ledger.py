@@ -50,9 +50,9 @@ class Ledger:
     def memory(self) -> Memory:
         """Now. Slots that several sequences share are counted once: only last blocks, and reserved ones, have empty ones."""
         manager = self._scheduler.manager
-        used, size = manager.num_used, manager.block_size
-        empty = manager.num_table_blocks * np.int64(size)
-        empty -= manager.num_computed
+        used, size = manager.device.num_used, manager.block_size
+        empty = manager.rows.num_blocks * np.int64(size)
+        empty -= manager.rows.num_computed
         # Of a swapped row more is computed than its table holds.
         np.maximum(empty, 0, out=empty)
         return Memory(used, used * size - int(empty.sum()), self._scheduler.num_reserved)
@@ -159,7 +159,7 @@ class Ledger:
                 held=used * size,
                 filled=filled,
                 promised=reserved * size,
-                cached=scheduler.manager.num_cached * size,
+                cached=scheduler.manager.device.num_cached * size,
                 waiting=counts["waiting"],
                 away=counts["loading"] + counts["paused"] + counts["swapped"],
             )

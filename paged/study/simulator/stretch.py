@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import is_integer
+from paged.block_manager import Memory
 from paged.errors import InvalidRequest, WrongTokens
 from paged.scheduler.admission import Admission
 from paged.scheduler.arguments import UNLIMITED, latest_time
@@ -55,7 +56,7 @@ def steady_batch(scheduler: Scheduler) -> SteadyBatch:
     if found is None:
         return SteadyBatch(np.empty(0, object), np.empty(0, np.int64), 0)
     rows, num_samples = found
-    return SteadyBatch(state.columns.id[rows], state.manager.num_computed[rows] + 1, num_samples)
+    return SteadyBatch(state.columns.id[rows], state.manager.rows.num_computed[rows] + 1, num_samples)
 
 
 def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
@@ -82,7 +83,7 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
     if state.columns.num_with_stops and state.columns.is_stop(rows[:expected, None], tokens).any():
         raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
     state.now = now
-    drawn = state.manager.skip_decodes(rows, tokens)
+    drawn = _skip_decodes(state.manager, rows, tokens)
     if state.steady is not None:
         steady, computed, ends = state.steady
         state.steady = (steady, computed + num_steps, ends + num_steps)
@@ -130,7 +131,7 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
         return None
-    if not manager.may_skip:
+    if not _may_skip(manager):
         return None
     if state.steady is None:
         return state.composition.walking(state, rows) if isinstance(state.composition, Lockstep) else None
@@ -154,7 +155,80 @@ def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int
         limit = min(limit, _steps_shut(state))
     if state.foresight is not None and state.waiting.num:
         limit = min(limit, state.foresight.steps_left)
-    known = manager.num_tokens[rows]
+    known = manager.rows.num_tokens[rows]
     left = state.columns.max_total[rows] - known
-    left[num_samples:] = (known - manager.num_computed[rows])[num_samples:]
-    return max(0, manager.most_decodes(rows, min(limit, int(left.min()) - 1)))
+    left[num_samples:] = (known - manager.rows.num_computed[rows])[num_samples:]
+    return max(0, _most_decodes(manager, rows, min(limit, int(left.min()) - 1)))
+
+
+def _may_skip(memory: Memory) -> bool:
+    """Whether nothing is to be copied, and no content ends by time."""
+    return not memory.growth.any_shared_tail and memory.offload is None and memory.content.retentions.next_end == np.inf
+
+
+def _most_decodes(memory: Memory, rows: Rows, limit: int) -> int:
+    """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
+    them has to look a full block up."""
+    tables, index, size = memory.tables, memory.index, memory.block_size
+    computed = tables.num_computed[rows]
+    if index is not None and index.num_attentive:
+        asking = index.attentive(rows)
+        if len(asking):
+            limit = min(limit, size - 1 - int((computed[asking] % size).max()))
+    if limit < 1:
+        return 0
+    spare = tables.num_blocks[rows] * size - computed
+    available = memory.growth.num_unpromised
+    if int(spare.max()) < size:
+        # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
+        rounds, place = divmod(available, len(rows))
+        return min(limit, rounds * size + int(np.partition(spare, place)[place]))
+    # Mostly there is room for all of them: that is asked first.
+    least, most, middle = 0, limit, limit
+    while least < most:
+        if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
+            least = middle
+        else:
+            most = middle - 1
+        middle = (least + most + 1) // 2
+    return least
+
+
+def _skip_decodes(memory: Memory, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Place, commit and settle a batch of these rows, a token each, for each column of `tokens`, int32 [n, k]: what the first n of them
+    sampled. The others go on in what they know. `_most_decodes` has said that they can. Returns the blocks that each batch drew, int64 [k]."""
+    tables, size, (num_samples, num_steps) = memory.tables, memory.block_size, tokens.shape
+    computed = tables.num_computed[rows]
+    have = tables.num_blocks[rows].astype(np.int64)
+    # In step j of these a row computes its token number computed + j: the steps in which that one begins a block.
+    first = have * size - computed
+    counts = -(-np.maximum(num_steps - first, 0) // size)
+    places = np.repeat(np.arange(len(rows)), counts)
+    nth = np.arange(len(places)) - np.repeat(counts.cumsum() - counts, counts)
+    steps = first[places] + nth * size
+    order = np.argsort(steps, kind="stable")
+    places, columns, steps = places[order], (have[places] + nth)[order], steps[order]
+    memory.extend_by(rows[:num_samples], tokens.reshape(-1), np.full(num_samples, num_steps))
+    start = memory.batch
+    if len(steps):
+        _draw_ahead(memory, rows[places], columns, start + steps)
+    memory.begin_batch(start + num_steps)
+    tables.num_launched[rows] = tables.num_computed[rows] = computed + num_steps
+    return np.bincount(steps, minlength=num_steps)
+
+
+def _draw_ahead(memory: Memory, rows: Rows, columns: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
+    """A block for each of these places in tables, whose batches, int64 [n], rise: one draw evicts in the order in which so many would.
+
+    A block that is evicted in a later batch lay idle, and its node lived, for so many steps longer.
+    """
+    device = memory.device
+    evicted, first = device.num_evicted, int(batches[0])
+    memory.begin_batch(first)
+    memory.growth.promise(rows, columns)
+    memory.growth.draw_promised()
+    if count := device.num_evicted - evicted:
+        later = int(batches[-count:].sum()) - count * first
+        device.idle_steps += later
+        if memory.index is not None:
+            memory.index.lifetime_steps += later

@@ -1,0 +1,117 @@
+"""What anybody may read of rows and blocks.
+
+Columns of rows are read-only views, valid until a row is added or told more tokens; arrays of blocks are copies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pool import Pool
+from .tables import Rows, Tables
+from .tiers import Tiers
+
+
+class RowView:
+    """The rows, a column each; entry i belongs to row i."""
+
+    def __init__(self, tables: Tables, tiers: Tiers) -> None:
+        self._tables, self._tiers = tables, tiers
+
+    @property
+    def live(self) -> Rows:
+        """int64 [n]: the rows that sequences hold, rising."""
+        return self._tables.live_rows
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """int32 [rows, columns]: entry (row, column) for column < num_blocks[row]; the rest is stale."""
+        return self._tables.read_only_blocks
+
+    def table(self, row: int) -> NDArray[np.int32]:
+        """The row's device blocks in order, int32 [n]; a copy."""
+        return self._tables.blocks[0, row, : self._tables.num_blocks[row]].copy()
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
+        return self._tables.shown.tokens
+
+    @property
+    def num_blocks(self) -> NDArray[np.int64]:
+        """int64 [rows]: blocks in each row's table."""
+        return self._tables.shown.num_blocks
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens known of each row."""
+        return self._tables.shown.num_tokens
+
+    @property
+    def num_launched(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
+        return self._tables.shown.num_launched
+
+    @property
+    def num_computed(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
+        return self._tables.shown.num_computed
+
+    @property
+    def num_scheduled(self) -> NDArray[np.int64]:
+        """int64 [rows]: tokens of each row that are in flight; a copy."""
+        return self._tables.num_launched - self._tables.num_computed
+
+    def num_on_host(self, row: int) -> int:
+        """Host blocks that the row holds."""
+        return self._tiers.num_on_host(row)
+
+
+class TierView:
+    """The blocks of one tier: *free* ones have ref count 0 and no content, *cached* ones 0 and content, *used* ones 1 or more."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self.num_blocks = pool, pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that are free."""
+        return self._pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that are cached."""
+        return self._pool.num_cached
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that are used."""
+        return self._pool.num_used
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be drawn: free and cached."""
+        return self._pool.num_available
+
+    @property
+    def usage(self) -> float:
+        """Used blocks ÷ all blocks; 0 without any."""
+        return self._pool.num_used / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def ref_counts(self) -> NDArray[np.int32]:
+        """int32 [num_blocks]: references to each block."""
+        return self._pool.ref_count
+
+    @property
+    def states(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: 0 free, 1 cached, 2 used."""
+        state = self._pool.state
+        return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
+
+    @property
+    def levels(self) -> NDArray[np.int8]:
+        """int8 [num_blocks]: how long the content of each block is kept, 0 where it is not retained; see `BlockManager.retain`."""
+        level = self._pool.level
+        return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
