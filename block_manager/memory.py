@@ -37,8 +37,6 @@ class Composed(NamedTuple):
     moves         copies of content between the tiers that it brings along
     slots         int64: of each decode the slots of its next positions, packed
     last_tokens   int32 [n]: the last token that each decode knows
-    block_tables, tokens
-                  int32 [rows, columns] and int32 [rows, stride], the live columns
     changes       of block tables since the last batch
     """
 
@@ -47,8 +45,6 @@ class Composed(NamedTuple):
     moves: Moves
     slots: NDArray[np.int64]
     last_tokens: NDArray[np.int32]
-    block_tables: NDArray[np.int32]
-    tokens: NDArray[np.int32]
     changes: TableChanges
 
 
@@ -319,7 +315,7 @@ class Memory:
         """
         self.growth.draw_promised()
         self.content.retentions.now = max(self.content.retentions.now, now)
-        number, tables, moves = self.batch, self.tables, self.take_moves()
+        number, moves = self.batch, self.take_moves()
         flight, changes = None, NO_CHANGES
         if has_more or len(moves) or self.flights.composed.is_used:
             # No engine runs an empty batch, so that one leaves the changes to the next.
@@ -333,9 +329,7 @@ class Memory:
             flight,
             moves,
             self._slots(decodes, positions, counts),
-            tables.last_token[decodes],
-            tables.read_only_blocks,
-            tables.tokens,
+            self.tables.last_token[decodes],
             changes,
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,16 +43,6 @@ _COLUMNS: dict[str, type[np.generic]] = {
 NUM_GROUPS = 1
 
 
-class Shown(NamedTuple):
-    """Columns that a caller may read, as read-only views: made once for each column, because every step asks for them."""
-
-    tokens: Tokens
-    num_blocks: NDArray[np.int64]
-    num_tokens: NDArray[np.int64]
-    num_launched: NDArray[np.int64]
-    num_computed: NDArray[np.int64]
-
-
 class Tables:
     """The columns. They grow by doubling, so hold no reference to one across a call that may open a row.
 
@@ -76,17 +66,18 @@ class Tables:
         self.block_size = block_size
         self._stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
-        self._set_blocks(np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32))
+        self.blocks: NDArray[np.int32] = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
         self._num_rows = num_rows
         for name, dtype in _COLUMNS.items():
             setattr(self, name, np.zeros(num_rows, dtype))
-        self._show()
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
         # Called with a number of rows before there are so many, by those who keep columns of their own: these come to hold as many,
         # or MemoryError is raised.
         self.before_growth: list[Callable[[int], None]] = []
+        # Called when columns are other arrays than before.
+        self.after_growth: list[Callable[[], None]] = []
 
     num_blocks: NDArray[np.int64]
     reserved: NDArray[np.int64]
@@ -166,7 +157,7 @@ class Tables:
             known = self.num_tokens[row]
             grown[row, :known] = self.tokens[row, :known]
         self.tokens, self._stride = grown, stride
-        self._show()
+        self._tell_growth()
 
     def ensure_columns(self, num_columns: int) -> None:
         """Make room for `num_columns` blocks a row."""
@@ -177,7 +168,8 @@ class Tables:
         for row in self.live_rows.tolist():
             used = self.num_blocks[row]
             grown[:, row, :used] = self.blocks[:, row, :used]
-        self._set_blocks(grown)
+        self.blocks = grown
+        self._tell_growth()
 
     def content_end(self, row: int) -> int:
         """Tokens of the row that are launched and known: what may be content."""
@@ -193,13 +185,9 @@ class Tables:
             self.num_launched[row] = num_tokens
             self.num_computed[row] = min(self.num_computed.item(row), num_tokens)
 
-    def _set_blocks(self, blocks: NDArray[np.int32]) -> None:
-        self.blocks = blocks
-        # What others may read: made here once, because every step asks for it several times.
-        self.read_only_blocks: NDArray[np.int32] = _read_only(blocks[0])
-
-    def _show(self) -> None:
-        self.shown = Shown(*(_read_only(getattr(self, name)) for name in Shown._fields))
+    def _tell_growth(self) -> None:
+        for renew in self.after_growth:
+            renew()
 
     def full_blocks(self, row: int) -> int:
         """Blocks of the row whose every token is confirmed."""
@@ -265,15 +253,8 @@ class Tables:
         for name, column in columns.items():
             setattr(self, name, column)
         self.tokens, self._scratch, self._free_rows = tokens, scratch, free_rows
-        self._set_blocks(blocks)
-        self._num_rows = new
-        self._show()
-
-
-def _read_only(column: NDArray[Any]) -> NDArray[Any]:
-    view = column.view()
-    view.flags.writeable = False
-    return view
+        self.blocks, self._num_rows = blocks, new
+        self._tell_growth()
 
 
 def _longer(column: NDArray[Any], length: int) -> NDArray[Any]:

@@ -5,6 +5,8 @@ Columns of rows are read-only views, valid until a row is added or told more tok
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,49 +16,42 @@ from .tiers import Tiers
 
 
 class RowView:
-    """The rows, a column each; entry i belongs to row i."""
+    """The rows, a column each; entry i belongs to row i.
+
+    block_tables  int32 [rows, columns]: entry (row, column) for column < num_blocks[row]; the rest is stale
+    tokens        int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale
+    num_blocks    int64 [rows]: blocks in each row's table
+    num_tokens    int64 [rows]: tokens known of each row
+    num_launched  int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens
+    num_computed  int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)
+    """
+
+    block_tables: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    num_blocks: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    num_launched: NDArray[np.int64]
+    num_computed: NDArray[np.int64]
 
     def __init__(self, tables: Tables, tiers: Tiers) -> None:
         self._tables, self._tiers = tables, tiers
+        tables.after_growth.append(self._renew)
+        self._renew()
+
+    def _renew(self) -> None:
+        # Attributes, because every step reads them often.
+        self.block_tables = _read_only(self._tables.blocks[0])
+        for name in ("tokens", "num_blocks", "num_tokens", "num_launched", "num_computed"):
+            setattr(self, name, _read_only(getattr(self._tables, name)))
 
     @property
     def live(self) -> Rows:
         """int64 [n]: the rows that sequences hold, rising."""
         return self._tables.live_rows
 
-    @property
-    def block_tables(self) -> NDArray[np.int32]:
-        """int32 [rows, columns]: entry (row, column) for column < num_blocks[row]; the rest is stale."""
-        return self._tables.read_only_blocks
-
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy."""
         return self._tables.blocks[0, row, : self._tables.num_blocks[row]].copy()
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale."""
-        return self._tables.shown.tokens
-
-    @property
-    def num_blocks(self) -> NDArray[np.int64]:
-        """int64 [rows]: blocks in each row's table."""
-        return self._tables.shown.num_blocks
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens known of each row."""
-        return self._tables.shown.num_tokens
-
-    @property
-    def num_launched(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens."""
-        return self._tables.shown.num_launched
-
-    @property
-    def num_computed(self) -> NDArray[np.int64]:
-        """int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)."""
-        return self._tables.shown.num_computed
 
     @property
     def num_scheduled(self) -> NDArray[np.int64]:
@@ -115,3 +110,9 @@ class TierView:
         """int8 [num_blocks]: how long the content of each block is kept, 0 where it is not retained; see `BlockManager.retain`."""
         level = self._pool.level
         return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
+
+
+def _read_only(column: NDArray[Any]) -> NDArray[Any]:
+    view = column.view()
+    view.flags.writeable = False
+    return view

@@ -114,8 +114,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     admitted      ids of this step, returning ones among them
     ticket        the scheduler's own
 
-    Arrays that batches share are read-only: samples, num_tokens, ids, sequences, table changes, moves and loads; query_start_loc and
-    sources where all rows decode.
+    Arrays that batches share are read-only: samples, num_tokens, ids, sequences, table changes, moves and loads; query_start_loc
+    where all rows decode, and sources where all tokens are known.
     """
 
     number: int

@@ -358,7 +358,7 @@ def _finish(
     _release(state, request, sequence, has_finished=True)
     if request in state.to_reject:
         longest = state.books.max_total_of(len(request.rows))
-        if all(_num_known(state, request, other) < longest for other in range(len(request.rows))):
+        if all(state.books.num_known(request, other) < longest for other in range(len(request.rows))):
             state.to_reject.remove(request)
     return None
 
@@ -388,7 +388,8 @@ def _end(
 
 def _release(state: State, request: RequestState, sequence: int, *, has_finished: bool) -> None:
     """Release what a live sequence holds. If it `has_finished`, its length is learnt from, and its content kept as its request wishes."""
-    num_output, row = _num_written(state, request, sequence), request.rows[sequence]
+    row = request.rows[sequence]
+    num_output = state.books.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
     if has_finished:
         state.lengths.note(num_output)
         if state.foresight is not None:
@@ -403,20 +404,6 @@ def _release(state: State, request: RequestState, sequence: int, *, has_finished
     request.tokens[sequence] = None
     if state.outstanding.batches:
         state.outstanding.leave(request, sequence, has_ended=True)
-
-
-def _num_known(state: State, request: RequestState, sequence: int) -> int:
-    """Tokens that a live sequence knows; 0 for one that has ended."""
-    row, known = request.rows[sequence], request.tokens[sequence]
-    if row >= 0:
-        return int(state.manager.rows.num_tokens[row])
-    return 0 if known is None else len(known)
-
-
-def _num_written(state: State, request: RequestState, sequence: int) -> int:
-    """Output tokens of a live sequence; 0 for one that has ended."""
-    known = _num_known(state, request, sequence)
-    return known - request.prompt_len - request.appended[sequence] if known else 0
 
 
 def _account(state: State, batch: Batch) -> None:

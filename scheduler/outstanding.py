@@ -171,6 +171,8 @@ class Outstanding:
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
+        if not self.batches and not self._loading:
+            return False
         return any(request_id == other for _, other, _ in self._loading) or any(
             left.is_void and left.request.id == request_id
             for batch in self.batches

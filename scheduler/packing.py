@@ -94,7 +94,7 @@ class Packer:
             num_drafts=num_drafts,
             ids=self._ids,
             sequences=self._sequences,
-            block_tables=composed.block_tables,
+            block_tables=self._manager.rows.block_tables,
             table_rows=composed.changes.rows,
             table_columns=composed.changes.columns,
             table_blocks=composed.changes.blocks,
@@ -161,7 +161,7 @@ class Packer:
 
     def _with_chunks(self, step: Step, composed: Composed, decodes: _Packed) -> _Packed:
         """The same, and behind the decodes the chunks of prompts."""
-        tables, size = composed.block_tables, self._manager.block_size
+        tables, size, known = self._manager.rows.block_tables, self._manager.block_size, self._manager.rows.tokens
         spans = [(row, first, first + count) for row, first, count, _ in step.chunks]
         ends = [end for _, _, end in spans]
         columns = [tables[row, first // size : -(-end // size)] for row, first, end in spans]
@@ -170,41 +170,39 @@ class Packer:
         bases *= size
         touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
         numbers, at = rising(max(ends)), 0
-        slots, positions = [decodes.slots], [decodes.positions]
-        token_ids, batches, places = [decodes.token_ids], [decodes.batches], [decodes.places]
+        slots, positions, token_ids = [decodes.slots], [decodes.positions], [decodes.token_ids]
         for blocks, (row, first, end) in zip(columns, spans, strict=True):
             begin = at + first % size
             slots.append(touched[begin : begin + end - first])
             positions.append(numbers[first:end])
+            token_ids.append(known[row, first:end])
             at += len(blocks) * size
-            ids, source_batches, source_places = self._chunk_tokens(composed.tokens, (row, first, end))
-            token_ids.append(ids)
-            batches.append(source_batches)
-            places.append(source_places)
-        counts = np.array([chunk[2] for chunk in step.chunks])
-        return _Packed(
-            np.concatenate([decodes.counts, counts]),
+        tokens, nowhere = np.concatenate(token_ids), _NOWHERE.first(sum(map(len, token_ids)))
+        packed = _Packed(
+            np.concatenate([decodes.counts, np.array([chunk[2] for chunk in step.chunks])]),
             np.concatenate([decodes.ends, np.array(ends)]),
-            np.concatenate(token_ids),
-            np.concatenate(batches),
-            np.concatenate(places),
+            tokens,
+            nowhere,
+            nowhere,
             np.concatenate(positions),
             np.concatenate(slots),
         )
+        return self._with_sources(packed, decodes, spans) if self._outstanding.batches else packed
 
-    def _chunk_tokens(self, tokens: Tokens, span: tuple[int, int, int]) -> tuple[Tokens, Counts, Counts]:
-        """The tokens of a chunk (row, first, end), -1 where batches that are out sample them, and the batch and place that each comes from."""
-        row, first, end = span
-        nowhere = _NOWHERE.first(end - first)
-        known = self._manager.rows.num_tokens.item(row) if self._outstanding.batches else end
-        if known >= end:
-            return tokens[row, first:end], nowhere, nowhere
-        sources = self._outstanding.sources_of(self._columns.owner[row], self._columns.sequence.item(row))
-        unknown = max(first, known)
-        ids, batches, places = np.full(end - first, -1, np.int32), nowhere.copy(), nowhere.copy()
-        ids[: unknown - first] = tokens[row, first:unknown]
-        batches[unknown - first :], places[unknown - first :] = np.array(sources[unknown - known : end - known]).T
-        return ids, batches, places
+    def _with_sources(self, packed: _Packed, decodes: _Packed, spans: list[tuple[int, int, int]]) -> _Packed:
+        """The same, and where tokens come from that batches which are out sample: of those the ids are -1."""
+        start = len(decodes.batches)
+        batches, places = packed.batches.copy(), packed.places.copy()
+        batches[:start], places[:start] = decodes.batches, decodes.places
+        for row, first, end in spans:
+            known = self._manager.rows.num_tokens.item(row)
+            if known < end:
+                sources = self._outstanding.sources_of(self._columns.owner[row], self._columns.sequence.item(row))
+                unknown = slice(start + max(known - first, 0), start + end - first)
+                packed.token_ids[unknown] = -1
+                batches[unknown], places[unknown] = np.array(sources[max(first - known, 0) : end - known]).T
+            start += end - first
+        return packed._replace(batches=batches, places=places)
 
 
 def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
