@@ -153,6 +153,8 @@ class Books:
         self._looks_ahead = policy.foresight != "none"
         self.bounded: list[RequestState] = []
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
+        # With so many requests in, so many blocks are left by newcomers.
+        self._spread = (0, 0)
         # Blocks owed in this step; None: not counted yet.
         self._owed: int | None = None
 
@@ -260,7 +262,9 @@ class Books:
             return 0
         if not self._looks_ahead:
             return self.watermark_blocks
-        return int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / self.queues.num_in)))
+        if (num_in := self.queues.num_in) != self._spread[0]:
+            self._spread = num_in, int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / num_in)))
+        return self._spread[1]
 
     def has_room(self, request: RequestState) -> bool:
         """Whether there is memory for a waiting request now."""
