@@ -72,8 +72,7 @@ class Memory:
         self.host_caching = host_caching
         self.offload: Offload | None = None
         if host_caching and self.index is not None:
-            self.offload = Offload(self.device, self.host, self.index.host)
-            self.index.leave = self.offload.leave
+            self.offload = Offload(self.index)
         self.tiers = Tiers(self.tables, self.device, self.host, self.index, self.offload)
         self.growth = Growth(self.tables, self.device)
         self.sharing = (

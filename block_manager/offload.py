@@ -12,17 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .free_list import Blocks, Stretch
-from .host_residence import HostResidence
+from .free_list import Taken
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs
-from .pool import Pool
-from .runs import Run, Segment
+from .prefix_index import PrefixIndex
+from .runs import DEVICE, HOST, Blocks, Run, Span, last_of
 
 # A part of what goes to the host together may be all that is evicted there at a time: it is cut off a list no longer than this.
-_STRETCHES = 64
-# What the places of nodes look like that have no host block: comparing bytes costs a fifth of a numpy reduction.
-_PATTERN = 1024
-_NOWHERE = np.full(_PATTERN, -1, np.int64).tobytes()
+_SPANS = 64
 
 
 def _always(start: int, stop: int) -> bool:
@@ -32,10 +28,10 @@ def _always(start: int, stop: int) -> bool:
 class Offload:
     """Plans the copies of content between the tiers. `offloaded_blocks` and `loaded_blocks` count them."""
 
-    def __init__(self, device: Pool, host: Pool, residence: HostResidence) -> None:
-        self._device = device
-        self._host = host
-        self._residence = residence
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        device, self._host = index.pools
+        device.forget = self._evict
         # Whether KV of positions start to stop - 1 of a sequence is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = _always
         # Closed while copies of an earlier batch are, or might have to be, still to run: theirs come first.
@@ -43,71 +39,73 @@ class Offload:
         self.offloaded_blocks = self.loaded_blocks = 0
         self._out: list[Pairs] = []
         self._in: list[tuple[Blocks, Blocks]] = []
-        # Host blocks in the order in which they are released, and the nodes in them where they were whole stretches of runs.
-        self._busy: list[tuple[Blocks, list[Stretch] | None]] = []
+        # Host blocks in the order in which they are released.
+        self._busy: list[Blocks] = []
 
-    def leave(self, leaving: list[Stretch], sources: Blocks) -> None:
-        """Nodes of closed runs are about to leave these device blocks, stretch by stretch and the last node of each first: those that
-        the host has not yet are copied there, as far as it has blocks for them, and the others count as used just now."""
+    def _evict(self, taken: list[Taken], sources: Blocks) -> None:
+        """The nodes in these device blocks, of closed runs, leave them: those that the host has not yet are copied there, as far as it has
+        blocks for them, and the others count as used just now."""
+        leaving = self._index.nodes_in(DEVICE, taken)
         if self._in:
             self._forget_loads(sources)
-        if not self.is_open:
-            return
-        new: list[Stretch] = []
+        if self.is_open:
+            self._keep_on_host(leaving, sources)
+        self._index.forget(DEVICE, leaving, sources)
+
+    def _keep_on_host(self, leaving: list[Span], sources: Blocks) -> None:
+        new: list[Span] = []
         start = stop = 0
         for run, first, last in leaving:
-            if run.num_host and run.host is not None and _is_any_there(run.host[first:last]):
+            if is_there := run.is_any_there(HOST, first, last):
                 # What goes before it may take host blocks of its nodes.
                 self._copy_out(new, sources[start:stop])
-                start, stop = stop, stop + last - first
-                self._leave_again(run, first, last, sources[start:stop])
                 new, start = [], stop
-            else:
-                new.append((run, first, last))
-                stop += last - first
-                if len(new) == _STRETCHES:
-                    self._copy_out(new, sources[start:stop])
-                    new, start = [], stop
+            stop += last - first
+            if is_there:
+                self._hold_or_copy(run, first, last, sources[start:stop])
+                start = stop
+                continue
+            new.append((run, first, last))
+            if len(new) == _SPANS:
+                self._copy_out(new, sources[start:stop])
+                new, start = [], stop
         self._copy_out(new, sources[start:stop])
 
-    def _leave_again(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
-        """`leave` of nodes of which the host had some."""
-        there = np.empty(0, np.int64) if run.host is None else run.host[first:stop][::-1].copy()
-        if len(there) and there.min() >= 0:
-            self._host.hold(there)
-            self._busy.append((there, [(run, first, stop)]))
+    def _hold_or_copy(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
+        """These nodes, of which the host had some, are held there or copied to it."""
+        if run.num_there(HOST, first, stop) == stop - first:
+            self._hold(self._index.blocks_of(HOST, [(run, first, stop)])[::-1])
             return
         # Room for one may be made by forgetting another one of them, so one by one.
         for at in range(stop - 1, first - 1, -1):
-            block = run.host_block(at)
+            block = run.block(HOST, at)
             if block >= 0:
-                held = np.array([block])
-                self._host.hold(held)
-                self._busy.append((held, [(run, at, at + 1)]))
+                self._hold(np.array([block]))
             else:
                 self._copy_out([(run, at, at + 1)], sources[stop - 1 - at : stop - at])
 
-    def hold_sources(self, segments: list[Segment]) -> Blocks:
-        """The host blocks of these nodes in order, int64 [n], which have one holder more until the moves are taken: copies read them."""
-        parts = [run.host[offset : offset + count] for run, offset, count in segments if run.host is not None]
-        blocks = np.concatenate(parts)
+    def _hold(self, blocks: Blocks) -> None:
         self._host.hold(blocks)
-        self.keep_until_taken(blocks)
+        self._busy.append(blocks)
+
+    def hold_sources(self, spans: list[Span]) -> Blocks:
+        """The host blocks of these nodes in order, int64 [n], which have one holder more until the moves are taken: copies read them."""
+        blocks = self._index.blocks_of(HOST, spans)
+        self._hold(blocks[::-1])
         return blocks
 
     def keep_until_taken(self, blocks: Blocks) -> None:
         """These host blocks, in order, stay held until the moves are taken: copies read them."""
-        self._busy.append((blocks[::-1], None))
+        self._busy.append(blocks[::-1])
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
         """Host blocks that are held are copied to device blocks, both int64 [n]."""
-        # Copied for the reason why `_copy_out` makes pairs at once.
-        self._in.append((sources, blocks.copy()))
+        self._in.append((sources, blocks))
         self.loaded_blocks += len(blocks)
 
     def held(self) -> Blocks:
         """Host blocks that copies which were not taken yet hold, one entry a reference, int64 [n]; for the checker."""
-        return np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in self._busy)])
+        return np.concatenate([np.empty(0, np.int64), *self._busy])
 
     def take_moves(self) -> Moves:
         """All copies that were planned since the last call; they run together, and before anything that is planned later."""
@@ -116,24 +114,20 @@ class Offload:
         out = self._out
         moves = Moves(NO_PAIRS if not out else out[0] if len(out) == 1 else np.concatenate(out), _pairs(self._in))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
-        for blocks, stretches in busy:
-            if stretches is None:
-                self._host.release(blocks)
-            else:
-                self._host.release_nodes(blocks, stretches)
+        for blocks in busy:
+            self._host.release(blocks)
         return moves
 
-    def _copy_out(self, stretches: list[Stretch], sources: Blocks) -> None:
+    def _copy_out(self, spans: list[Span], sources: Blocks) -> None:
         """Nodes that the host has not go there from these device blocks, as far as there is room."""
         room = min(len(sources), self._host.num_available)
         if not room:
             return
         if room < len(sources):
-            stretches, sources = _first_of(stretches, room), sources[:room]
-        blocks = self._residence.draw_for(stretches, room)
-        # As they are now: what is evicted may come in the run's own array, which changes when the run comes back.
+            spans, sources = last_of(spans, room), sources[:room]
+        blocks = self._index.draw_for(HOST, spans, room)
         self._out.append(_pairs([(sources, blocks)]))
-        self._busy.append((blocks, stretches))
+        self._busy.append(blocks)
         self.offloaded_blocks += room
 
     def _forget_loads(self, blocks: Blocks) -> None:
@@ -144,23 +138,6 @@ class Offload:
             self.loaded_blocks -= len(targets) - int(np.count_nonzero(stays))
             kept.append((sources[stays], targets[stays]))
         self._in = kept
-
-
-def _is_any_there(places: Blocks) -> bool:
-    if len(places) > _PATTERN:
-        return bool((places >= 0).any())
-    looks = places.tobytes()
-    return looks != _NOWHERE[: len(looks)]
-
-
-def _first_of(stretches: list[Stretch], room: int) -> list[Stretch]:
-    """So many nodes of these, those that leave first: of each stretch the last ones."""
-    found: list[Stretch] = []
-    for run, first, stop in stretches:
-        if room > 0:
-            found.append((run, max(first, stop - room), stop))
-        room -= stop - first
-    return found
 
 
 def _pairs(parts: list[tuple[Blocks, Blocks]]) -> Pairs:

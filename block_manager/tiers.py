@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .free_list import Blocks
 from .moves import Moves, pairs_of
 from .offload import Offload
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import Segment, first_of
+from .runs import DEVICE, HOST, Blocks, Span, first_of
 from .tables import Rows, Tables
 
 
@@ -43,19 +42,16 @@ class Tiers:
             for row in rows:
                 self._index.close_run(row)
         private: set[int] = set()
-        # A node on the host that no pin holds yet counts as drawn, too: pinning takes it out of what is available.
-        newly_pinned: set[int] = set()
         nodes: set[tuple[int, int]] = set()
         for row in rows:
-            for run, offset, count in self._nodes(row, keep):
-                for at in range(offset, offset + count):
-                    block = run.host_block(at)
-                    if block < 0:
+            for run, first, stop in self._nodes(row, keep):
+                for at in range(first, stop):
+                    block = run.block(HOST, at)
+                    # A node on the host that no pin holds yet counts as drawn, too: pinning takes it out of what is available.
+                    if block < 0 or self._host.num_refs(block) == 0:
                         nodes.add((run.id, at))
-                    elif self._host.num_refs(block) == 0:
-                        newly_pinned.add(block)
             private.update(self._private_blocks(row, keep).tolist())
-        return len(nodes) + len(private) + len(newly_pinned)
+        return len(nodes) + len(private)
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
         """Device blocks that swap_in of these rows would take from what is available.
@@ -69,7 +65,7 @@ class Tiers:
         wanted = 0
         for block, offset in zip(blocks.tolist(), self._offsets(blocks), strict=True):
             if self._index is not None and offset >= 0:
-                resident = self._index.device_block(self._host.run[block], offset)
+                resident = self._index.block(DEVICE, self._host.run[block], offset)
                 # A cached one is available now and used afterwards, as a drawn one is.
                 wanted += resident < 0 or self._device.num_refs(resident) == 0
             else:
@@ -132,18 +128,18 @@ class Tiers:
         # Tail first, so that the host evicts children before parents, too.
         self._host.release(tail[::-1].astype(np.int64))
 
-    def _nodes(self, row: int, keep: int) -> list[Segment]:
+    def _nodes(self, row: int, keep: int) -> list[Span]:
         """The row's nodes on the device from column `keep` on; what is on the host already stands behind them."""
         if self._index is None:
             return []
         path = self._index.paths[row]
-        found = first_of(path.segments(keep), int(self._tables.num_blocks[row]) - keep)
+        found = first_of(path.spans(keep), int(self._tables.num_blocks[row]) - keep)
         of_forks = self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
-        return found + [(run, at, 1) for run, at in of_forks]
+        return found + [(run, at, at + 1) for run, at in of_forks]
 
     def _offsets(self, blocks: Blocks) -> list[int]:
         """The place of each host block's node in its run, -1 where it carries none."""
-        return [-1] * len(blocks) if self._index is None else self._index.host.offsets(blocks)
+        return [-1] * len(blocks) if self._index is None else self._index.offsets(HOST, blocks)
 
     def _num_nodes(self, row: int) -> int:
         index = self._index
@@ -158,14 +154,14 @@ class Tiers:
     def _swap_out_row(self, row: int, keep: int, copied: dict[int, int], pairs: list[tuple[int, int]]) -> None:
         tail: list[int] = []
         host, index, column = self._host, self._index, keep
-        for run, offset, count in self._nodes(row, keep):
+        for run, first, stop in self._nodes(row, keep):
             assert index is not None
-            for at in range(offset, offset + count):
-                block = run.host_block(at)
+            for at in range(first, stop):
+                block = run.block(HOST, at)
                 if block >= 0:
                     host.hold(np.array([block], np.int64))
                 else:
-                    block = int(index.host.draw_for([(run, at, at + 1)], 1)[0])
+                    block = int(index.draw_for(HOST, [(run, at, at + 1)], 1)[0])
                     pairs.append((int(self._tables.blocks[0, row, column]), block))
                 tail.append(block)
                 column += 1
@@ -200,7 +196,7 @@ class Tiers:
             run = host.run[source] if index is not None and offset >= 0 else None
             block = -1
             if run is not None and index is not None:
-                block = index.device_block(run, offset)
+                block = index.block(DEVICE, run, offset)
             elif source in loaded:
                 block = loaded[source]
             if block >= 0:
@@ -209,7 +205,7 @@ class Tiers:
                 block = int(device.draw(1)[0])
                 pairs.append((source, block))
                 if run is not None and index is not None:
-                    index.reside(run, offset, np.array([block]))
+                    index.reside(DEVICE, run, offset, np.array([block]))
                 else:
                     loaded[source] = block
             tables.blocks[0, row, column] = block
