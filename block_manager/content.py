@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from paged.errors import UnknownContent
 
 from .events import EventLog
-from .offload import Offload
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .retention import Retentions
@@ -22,6 +21,7 @@ from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
 from .sharing import Sharing
 from .stats import WINDOW, HitFigures
 from .tables import Tables
+from .tiers import Offload
 
 
 class Hit(NamedTuple):

@@ -20,12 +20,11 @@ from .content import Content
 from .flights import Flight, Flights, Share
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
-from .offload import Offload
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .sharing import Sharing, truncate_table
 from .tables import Rows, Tables
-from .tiers import Tiers
+from .tiers import Offload, Tiers
 
 
 class Composed(NamedTuple):

@@ -20,7 +20,7 @@ from .flights import Flight, Flights
 from .free_list import Taken
 from .pool import Pool
 from .retention import Retentions
-from .runs import DEVICE, Blocks, Path, Run, Span
+from .runs import DEVICE, Blocks, Node, Path, Run, Span
 from .tables import Rows, Tables
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class PrefixIndex:
         if self.log is not None:
             self.log.closed(run, row, len(blocks))
 
-    def last_node(self, row: int) -> tuple[Run, int] | None:
+    def last_node(self, row: int) -> Node | None:
         """The row's last confirmed node as (run, offset); None if it has none."""
         path = self.paths[row]
         if path.open is not None and (length := self.confirmed_length(path.open)) > 0:
@@ -302,11 +302,11 @@ class PrefixIndex:
             path.run, path.at, path.published = run, at, column + 1
         return switches
 
-    def nodes_of_forks(self, row: int) -> list[tuple[Run, int]]:
+    def nodes_of_forks(self, row: int) -> list[Node]:
         """What follows the row's path, if that is closed, and lies in its own blocks: they became nodes through a fork of it. Changes
         nothing; the row finds them when it looks again."""
         path, tables = self.paths[row], self._tables
-        found: list[tuple[Run, int]] = []
+        found: list[Node] = []
         if path.open is not None or not path.writes:
             return found
         run, at = path.run, path.at
@@ -517,7 +517,7 @@ class PrefixIndex:
 
     def _after(
         self, root: bytes, run: Run | None, at: int, block: bytes, length_of: Callable[[Run], int]
-    ) -> tuple[Run, int] | None:
+    ) -> Node | None:
         """The node after (`run`, `at`), or the first one, with these tokens: inside the same run, or the first of a run that hangs there."""
         if run is not None and at + 1 < length_of(run) and self.run_tokens(run, at + 1, at + 2) == block:
             return run, at + 1
@@ -632,15 +632,15 @@ class PrefixIndex:
             start += stop - first
         return found
 
-    def offsets(self, place: int, blocks: Blocks) -> list[int]:
-        """The offset of each block's node in its run, -1 where it carries none."""
-        pool, found = self.pools[place], list[int]()
+    def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
+        """The node in each of these blocks of a place, None where it carries none."""
+        pool, found = self.pools[place], list[Node | None]()
         offsets: dict[Run, dict[int, int]] = {}
         runs, has_content = pool.run[blocks].tolist(), pool.has_content(blocks).tolist()
-        for block, run, has_run in zip(blocks.tolist(), runs, has_content, strict=True):
-            if has_run and run not in offsets:
+        for block, run, has_node in zip(blocks.tolist(), runs, has_content, strict=True):
+            if has_node and run not in offsets:
                 offsets[run] = {there: at for at, there in enumerate(run.blocks[place].tolist())}
-            found.append(offsets[run][block] if has_run else -1)
+            found.append((run, offsets[run][block]) if has_node else None)
         return found
 
     def forget(self, place: int, spans: list[Span], blocks: Blocks) -> None:

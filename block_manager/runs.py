@@ -22,6 +22,8 @@ Blocks = NDArray[np.int64]
 DEVICE, HOST = 0, 1
 NUM_PLACES = 2
 
+# A run, and an offset in it.
+Node = tuple["Run", int]
 # Consecutive nodes of a run: the first one, and the one after the last.
 Span = tuple["Run", int, int]
 

@@ -14,12 +14,11 @@ import numpy as np
 
 from .flights import Flight, Flights
 from .growth import Growth
-from .offload import Offload
 from .pool import Pool
 from .prefix_index import Match, PrefixIndex
 from .runs import DEVICE, HOST, Span, first_of, num_nodes
 from .tables import Tables
-from .tiers import Tiers
+from .tiers import Offload, Tiers
 
 
 class Sharer(NamedTuple):
