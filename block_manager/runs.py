@@ -107,9 +107,8 @@ class Run:
         blocks = self.blocks[place]
         if blocks is None:
             return 0
-        blocks = blocks[first:stop]
-        hole = blocks.tobytes().find(_HOLE)
-        return len(blocks) if hole < 0 else hole // 8
+        hole = blocks.tobytes().find(_HOLE, 8 * first)
+        return max(0, min(stop, len(blocks) if hole < 0 else hole // 8) - first)
 
     def is_any_there(self, place: int, first: int, stop: int) -> bool:
         """Whether any of these nodes resides in a place."""
