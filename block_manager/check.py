@@ -13,7 +13,7 @@ import numpy as np
 from .flights import Flights
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import Run
+from .runs import DEVICE, HOST, Run
 from .tables import Tables
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def violations_of(
     found += _table_lengths(tables, tiers)
     found += _shares(tables, flights)
     if index is not None:
-        found += _tree(tables, device, host, index)
+        found += _tree(index)
         found += _paths(tables, tiers, index)
         found += _pending(flights, index)
     return found
@@ -157,93 +157,81 @@ def _pending(flights: Flights, index: PrefixIndex) -> list[str]:
     return found
 
 
-def _tree(tables: Tables, device: Pool, host: Pool, index: PrefixIndex) -> list[str]:
+def _tree(index: PrefixIndex) -> list[str]:
     found: list[str] = []
-    children: dict[int, dict[int, int]] = {}
-    resident = np.full(device.num_blocks, -1, np.int64)
-    on_host = 0
-    alive = {id(run) for run in index.runs.values()}
+    children: dict[Run, dict[int, int]] = {}
     for key, run in index.runs.items():
         if run.key != key:
             found.append(f"4: run {run.id} is found under another key than its own.")
         if run.parent is not None:
-            siblings = children.setdefault(run.parent.id, {})
+            siblings = children.setdefault(run.parent, {})
             siblings[run.at] = siblings.get(run.at, 0) + 1
-            if id(run.parent) not in alive:
+            if index.runs.get(run.parent.key) is not run.parent:
                 found.append(f"5: run {run.id} hangs off run {run.parent.id}, which is gone.")
         if run.row >= 0 and run.row not in index.paths:
             found.append(f"4: run {run.id} is open for row {run.row}, which has no path.")
             return found
         if run.row >= 0 and index.paths[run.row].open is not run:
             found.append(f"4: run {run.id} is open for row {run.row}, which does not extend it.")
-        places = np.empty(0, np.int64) if run.host is None else (run.host >= 0).nonzero()[0]
-        on_host += len(places)
-        if len(places) != run.num_host or (run.num_host and run.host is not None and len(run.host) < run.length):
-            found.append(f"4: run {run.id} counts {run.num_host} nodes on the host; {len(places)} of {run.length} are.")
-        for offset in places.tolist():
-            block = run.host_block(offset)
-            if host.run[block] is not run:
-                found.append(f"4: host block {block} does not know that it holds node {run.id}:{offset}.")
-        if run.row < 0:
-            found += _closed_run(device, run, resident) + _levels(device, host, run)
-    for pool in (device, host):
-        for blocks, nodes in pool.free_list.segments():
-            of_nodes = [
-                block for run, first, stop in nodes for block in _blocks_of(pool is host, run)[first:stop][::-1]
-            ]
-            if of_nodes != blocks.tolist():
-                found.append(
-                    f"4: {pool.tier} blocks {blocks.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
-                )
     for run in index.runs.values():
-        if (run.children or {}) != children.get(run.id, {}):
-            found.append(f"5: run {run.id} counts children {run.children}; there are {children.get(run.id)}.")
-    for pool, expected in ((device, int((resident >= 0).sum())), (host, on_host)):
-        carrying = int(pool.has_content(slice(None)).sum())
-        if carrying != expected:
-            found.append(f"4: {carrying} {pool.tier} blocks carry a node; {expected} nodes say that they reside there.")
+        if (run.children or {}) != children.get(run, {}):
+            found.append(f"5: run {run.id} counts children {run.children}; there are {children.get(run)}.")
+        if run.row < 0:
+            found += _closed_run(run)
+    for place, pool in enumerate(index.pools):
+        found += _residence(index, place, pool)
     return found
 
 
-def _blocks_of(is_on_host: bool, run: Run) -> list[int]:
-    if is_on_host:
-        return [] if run.host is None else run.host.tolist()
-    return [] if run.blocks is None else run.blocks[0, : run.num_device].tolist()
-
-
-def _levels(device: Pool, host: Pool, run: Run) -> list[str]:
+def _residence(index: PrefixIndex, place: int, pool: Pool) -> list[str]:
+    """Runs and blocks agree on who resides in a place, and blocks are kept as the retentions of their runs say."""
     found: list[str] = []
-    places = np.empty(0, np.int64) if run.host is None else (run.host >= 0).nonzero()[0]
-    assert run.blocks is not None
-    for pool, at, blocks in (
-        (device, np.arange(run.num_device), run.blocks[0, : run.num_device]),
-        (host, places, places if run.host is None else run.host[places]),
-    ):
-        kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
-        if kept.tolist() != run.levels_of(at).tolist():
+    holder: dict[int, Run] = {}
+    for run in index.runs.values():
+        blocks = run.blocks[place]
+        if blocks is None:
+            continue
+        if blocks[-1] < 0:
+            found.append(f"4: the last {pool.tier} block of run {run.id} is none.")
+        offsets = (blocks >= 0).nonzero()[0]
+        for offset, block in zip(offsets.tolist(), blocks[offsets].tolist(), strict=True):
+            if block in holder:
+                found.append(
+                    f"4: {pool.tier} block {block} holds node {run.id}:{offset} and one of run {holder[block].id}, too."
+                )
+            if pool.run[block] is not run:
+                found.append(f"4: {pool.tier} block {block} does not know that it holds node {run.id}:{offset}.")
+            holder[block] = run
+        if run.row < 0:
+            kept = 0 * offsets if pool.level is None else pool.level[blocks[offsets]]
+            wanted = run.levels_of(offsets).tolist()
+            if kept.tolist() != wanted:
+                found.append(f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}.")
+    for listed, (run, first, stop) in pool.free_list.spans():
+        there = run.blocks[place]
+        of_nodes = [] if there is None else there[first:stop][::-1].tolist()
+        if listed.tolist() != of_nodes:
             found.append(
-                f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {run.levels_of(at).tolist()}."
+                f"4: {pool.tier} blocks {listed.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
             )
+    carrying = int(pool.has_content(slice(None)).sum())
+    if carrying != len(holder):
+        found.append(f"4: {carrying} {pool.tier} blocks carry a node; {len(holder)} nodes say that they reside there.")
     return found
 
 
-def _closed_run(device: Pool, run: Run, resident: np.ndarray) -> list[str]:
+def _closed_run(run: Run) -> list[str]:
     found: list[str] = []
-    last = run.length - 1
-    if not 0 <= run.num_device <= run.length or run.length == 0:
-        found.append(f"5: run {run.id} has {run.length} nodes, {run.num_device} on the device.")
-    elif run.num_device < run.length and run.host_block(last) < 0 and last not in (run.children or {}):
+    on_device = run.end_in(DEVICE)
+    if run.length == 0 or run.end > run.length:
+        found.append(f"5: run {run.id} has {run.length} nodes, and blocks or children of {run.end}.")
+    elif run.end < run.length:
         found.append(f"5: the last node of run {run.id} resides nowhere and has no child.")
-    assert run.blocks is not None
-    for offset, block in enumerate(run.blocks[0, : run.num_device].tolist()):
-        if resident[block] >= 0:
-            found.append(f"4: block {block} holds node {run.id}:{offset} and one of run {resident[block]}, too.")
-        if device.run[block] is not run:
-            found.append(f"4: block {block} does not know that it holds node {run.id}:{offset}.")
-        resident[block] = run.id
     parent = run.parent
-    if run.num_device and parent is not None and parent.row < 0 and parent.num_device <= run.at:
-        found.append(f"5: run {run.id} is on the device and its parent node is not.")
+    if run.num_there(DEVICE, 0, on_device) < on_device or (
+        on_device and parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0
+    ):
+        found.append(f"5: a node of run {run.id} is on the device and its parent node is not.")
     return found
 
 
@@ -267,20 +255,17 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> list[str]:
             )
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             found.append(f"4: row {row} extends a run that cannot be found.")
-        column, tail = 0, tiers.tails.get(row, np.empty(0, np.int64)).tolist()
-        for run, offset, count in path.segments(0):
-            theirs = index.run_tokens(run, offset, offset + count)
-            if theirs != tables.tokens[row, column * size : (column + count) * size].tobytes():
+        column, num_blocks = 0, int(tables.num_blocks[row])
+        held = [*tables.blocks[0, row, :num_blocks].tolist(), *tiers.tails.get(row, np.empty(0, np.int64)).tolist()]
+        for run, first, stop in path.spans(0):
+            theirs = index.run_tokens(run, first, stop)
+            if theirs != tables.tokens[row, column * size : (column + stop - first) * size].tobytes():
                 found.append(f"4: row {row} stands on nodes of run {run.id} with other tokens than its own.")
-            on_device = max(0, min(count, int(tables.num_blocks[row]) - column))
-            for i in range(on_device):
-                if index.device_block(run, offset + i) != tables.blocks[0, row, column + i]:
-                    found.append(f"5: row {row} holds another block at column {column + i} than the node it stands on.")
-            pins = tail[max(0, column - int(tables.num_blocks[row])) :]
-            for i, pinned in zip(range(on_device, count), pins, strict=False):
-                if run.host_block(offset + i) != pinned:
+            for at in range(first, stop):
+                place = DEVICE if column < num_blocks else HOST
+                if column < len(held) and index.block(place, run, at) != held[column]:
                     found.append(
-                        f"5: row {row} holds host block {pinned} at column {column + i}, which is not its node's."
+                        f"5: row {row} holds {index.pools[place].tier} block {held[column]} at column {column}, which is not its node's."
                     )
-            column += count
+                column += 1
     return found

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from paged.errors import UnknownContent
 
 from .events import EventLog
-from .free_list import Blocks
-from .offload import Offload
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .retention import Retentions
-from .runs import Segment, first_of
+from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
 from .sharing import Sharing
 from .stats import WINDOW, HitFigures
 from .tables import Tables
+from .tiers import Offload
 
 
 class Hit(NamedTuple):
@@ -48,7 +47,7 @@ class Content:
     ) -> None:
         self._tables, self._device, self._host = tables, device, host
         self._index, self._offload, self._sharing = index, offload, sharing
-        self.retentions = Retentions(index, device, host)
+        self.retentions = Retentions(()) if index is None else index.retentions
         # Written from the first reading on.
         self._events: EventLog | None = None
         self._queries = self._query_tokens = 0
@@ -63,8 +62,8 @@ class Content:
         match = index.match(None, root, data, limit)
         on_host = 0
         if self._offload is not None and match.first_pending < 0:
-            on_host = sum(part[2] for part in index.match_on_host(None, root, data, limit, match))
-        return Hit(match.num_blocks * size, index.blocks_of(match).copy(), on_host * size)
+            on_host = index.match(None, root, data, limit, HOST, match).num_blocks
+        return Hit(match.num_blocks * size, index.blocks_of(DEVICE, match.spans).copy(), on_host * size)
 
     def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the first block of these tokens may be in the cache: if not, nothing of them is."""
@@ -79,7 +78,7 @@ class Content:
         if index is None or not self.has_first(tokens, root):
             return 0
         match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
-        blocks = index.blocks_of(match)
+        blocks = index.blocks_of(DEVICE, match.spans)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
         return int(np.count_nonzero(self._device.state[blocks] > 0))
@@ -90,16 +89,17 @@ class Content:
         if index is None or not self.has_first(tokens, root):
             return False
         match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
-        if not match.segments:
+        if not match.spans:
             return True
-        run, offset, count = match.segments[-1]
-        return run.row >= 0 and offset + count >= index.confirmed_length(run)
+        run, _, stop = match.spans[-1]
+        return run.row >= 0 and stop >= index.confirmed_length(run)
 
     def retain(self, tokens: NDArray[np.int32], root: bytes, level: int, until: float | None) -> int:
         """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
-        segments = self._cached_prefix(tokens, root)
-        self.retentions.retain(segments, level, until)
-        return sum(count for _, _, count in segments) * self._tables.block_size
+        spans = self._cached_prefix(tokens, root)
+        run, _, stop = spans[-1]
+        self.retentions.retain(run, stop - 1, level, until)
+        return num_nodes(spans) * self._tables.block_size
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
         """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
@@ -109,7 +109,7 @@ class Content:
         if last is None:
             return
         if until is None or until > self.retentions.now:
-            self.retentions.retain([(*last, 1)], level, until)
+            self.retentions.retain(*last, level, until)
 
     def reset(self) -> bool:
         """Forget all content. False, and nothing changed, while any block of either tier is used."""
@@ -143,7 +143,7 @@ class Content:
             self._queries, self._query_tokens, sharing.hit_tokens, sharing.pending_hit_tokens, sharing.host_hit_tokens
         )
 
-    def _cached_prefix(self, tokens: NDArray[np.int32], root: bytes) -> list[Segment]:
+    def _cached_prefix(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
         """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if there are none."""
         index = self._index
         if index is None:
@@ -151,9 +151,9 @@ class Content:
         data, limit = tokens.tobytes(), len(tokens) // self._tables.block_size
         match = index.match(None, root, data, limit)
         if match.first_pending >= 0:
-            segments = first_of(match.segments, match.first_pending)
+            spans = first_of(match.spans, match.first_pending)
         else:
-            segments = [*match.segments, *index.match_on_host(None, root, data, limit, match)]
-        if not segments:
+            spans = match.spans + index.match(None, root, data, limit, HOST, match).spans
+        if not spans:
             raise UnknownContent(len(tokens))
-        return segments
+        return spans

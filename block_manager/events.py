@@ -16,14 +16,13 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .free_list import Stretch
 from .prefix_index import PrefixIndex
-from .runs import Run
+from .runs import DEVICE, Run, Span
 from .tables import Tables
 
 _NEVER = 2**62
-# Nodes that came to a tier together (or left it, where the third entry is False).
-Record = tuple[list[Stretch], str, bool]
+# Nodes that came to a place together (or left it, where the third entry is False).
+Record = tuple[list[Span], int, bool]
 # Open runs that grew, object [n] of each and the block of its row that is its first node, and int64 [n]: at how many tokens of the row
 # its next node was due, and how many it has.
 _Grown = tuple[NDArray[np.object_], NDArray[np.int64], NDArray[np.int64]]
@@ -60,10 +59,6 @@ class Cleared:
 
 
 Event = Stored | Removed | Cleared
-
-
-# The tier and the stretch of an event.
-_Stretch = tuple[str, Run, int, int]
 
 
 class Events(Sequence[Event]):
@@ -110,18 +105,18 @@ class Events(Sequence[Event]):
                 size = self._index.block_bytes // 4
                 rows = zip(*(column.tolist() for column in self._grown), strict=True)
                 grown = [(run, due // size - 1 - first, now // size - first) for (run, first), due, now in rows]
-                self._records.append((grown, "device", True))
+                self._records.append((grown, DEVICE, True))
             removed, stored = _net(self._records)
             events: list[Event] = [Cleared()] if self._was_cleared else []
-            events += [self._removed(*stretch) for stretch in removed]
-            events += [self._stored(*stretch) for stretch in stored]
+            events += [self._removed(place, *span) for place, span in removed]
+            events += [self._stored(place, *span) for place, span in stored]
             self._made, self._records, self._grown = events, [], None
         return self._made
 
-    def _removed(self, tier: str, run: Run, start: int, stop: int) -> Removed:
-        return Removed(tier, tuple(self._index.digests(run, stop, start)[::-1]))
+    def _removed(self, place: int, run: Run, start: int, stop: int) -> Removed:
+        return Removed(self._index.pools[place].tier, tuple(self._index.digests(run, stop, start)[::-1]))
 
-    def _stored(self, tier: str, run: Run, start: int, stop: int) -> Stored:
+    def _stored(self, place: int, run: Run, start: int, stop: int) -> Stored:
         index = self._index
         hashes = tuple(index.digests(run, stop, start))
         if start:
@@ -132,7 +127,7 @@ class Events(Sequence[Event]):
         while top.parent is not None:
             top = top.parent
         tokens = np.frombuffer(index.run_tokens(run, start, stop), np.int32)
-        return Stored(tier, hashes, parent, tokens, top.key[: -index.block_bytes])
+        return Stored(index.pools[place].tier, hashes, parent, tokens, top.key[: -index.block_bytes])
 
 
 class EventLog:
@@ -143,21 +138,19 @@ class EventLog:
         self._tables = tables
         self._records: list[Record] = []
         self._was_cleared = False
-        # Nodes that came to a tier, and are not confirmed yet.
-        self._pending: list[tuple[Stretch, str]] = []
+        # By run and place: the first and last of the nodes that came there and are not confirmed yet.
+        self._pending: dict[tuple[Run, int], tuple[int, int]] = {}
         # By row that has an open run: the tokens that it has when the run's next node is due to be told; and the run, and the block that
         # is its first node.
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
         self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
         tables.before_growth.append(self._ensure_rows)
-        index.log = index.host.log = self
+        index.log = self
         for run in index.runs.values():
             if run.row >= 0:
                 self.opened(run, index.paths[run.row].published)
-            else:
-                self.came([(run, 0, run.num_device)], "device")
-            if run.num_host and run.host is not None:
-                self.came([(run, start, stop) for start, stop in _stretches(run.host >= 0)], "host")
+            for place in range(len(run.blocks)):
+                self.came(_residing(run, place, 0, None), place)
 
     def opened(self, run: Run, first: int) -> None:
         """The run is open at its row, whose block `first` is to be its first node."""
@@ -170,51 +163,41 @@ class EventLog:
         told = self._num_told(row)
         self._due[row] = _NEVER
         if length > told:
-            self.came([(run, told, length)], "device")
+            self.came([(run, told, length)], DEVICE)
 
-    def came(self, nodes: list[Stretch], tier: str) -> None:
-        """These nodes reside in a tier from now on; pending ones are told when they are confirmed. The list belongs to the log."""
+    def came(self, nodes: list[Span], place: int) -> None:
+        """These nodes reside in a place from now on; pending ones are told when they are confirmed. The list belongs to the log."""
         if any(run.pending or run.row >= 0 for run, _, _ in nodes):
-            pending = [(run, max(first, self._index.confirmed_length(run)), stop) for run, first, stop in nodes]
-            self._pending += [(stretch, tier) for stretch in pending if stretch[1] < stretch[2]]
+            for run, first, stop in nodes:
+                first = max(first, self._index.confirmed_length(run))
+                if first < stop:
+                    # A node that left a place and came back before it was confirmed is told once.
+                    least, most = self._pending.get((run, place), (first, stop))
+                    self._pending[run, place] = min(first, least), max(stop, most)
             nodes = self._confirmed(nodes)
-        self._records.append((nodes, tier, True))
+        self._records.append((nodes, place, True))
 
-    def left(self, nodes: list[Stretch], tier: str) -> None:
-        """These nodes reside in a tier no more. The list belongs to the log."""
+    def left(self, nodes: list[Span], place: int) -> None:
+        """These nodes reside in a place no more. The list belongs to the log."""
         if self._pending:
             nodes = self._confirmed(nodes)
-        self._records.append((nodes, tier, False))
+        self._records.append((nodes, place, False))
 
     def confirm(self) -> None:
         """A batch has ended: some nodes may be confirmed now, others are gone."""
-        pending, self._pending = self._pending, []
-        # A node that left a tier and came back before it was confirmed stands here twice, and is told once.
-        of_run: dict[tuple[Run, str], tuple[int, int]] = {}
-        for (run, first, stop), tier in pending:
-            least, most = of_run.get((run, tier), (first, stop))
-            of_run[run, tier] = min(first, least), max(stop, most)
-        for (run, tier), (first, stop) in of_run.items():
-            if stretches := self._residing(run, first, stop, tier):
-                self.came(stretches, tier)
+        pending, self._pending = self._pending, {}
+        for (run, place), (first, stop) in pending.items():
+            if spans := _residing(run, place, first, stop):
+                self.came(spans, place)
 
-    def _confirmed(self, nodes: list[Stretch]) -> list[Stretch]:
+    def _confirmed(self, nodes: list[Span]) -> list[Span]:
         clipped = [(run, first, min(stop, self._index.confirmed_length(run))) for run, first, stop in nodes]
-        return [stretch for stretch in clipped if stretch[1] < stretch[2]]
-
-    def _residing(self, run: Run, first: int, stop: int, tier: str) -> list[Stretch]:
-        """Which of these nodes reside in a tier."""
-        if tier == "device":
-            stop = min(stop, run.num_device)
-            return [(run, first, stop)] if first < stop else []
-        if run.host is None:
-            return []
-        return [(run, first + a, first + b) for a, b in _stretches(run.host[first:stop] >= 0)]
+        return [span for span in clipped if span[1] < span[2]]
 
     def clear(self) -> None:
         """All content is forgotten; whatever was not told yet never will be."""
         self._due[:] = _NEVER
-        self._records, self._pending = [], []
+        self._records, self._pending = [], {}
         self._was_cleared = True
 
     def take(self) -> Events:
@@ -227,17 +210,14 @@ class EventLog:
         """What a reader that starts now has to apply before it goes on with `take`: all that has been told and still holds."""
         records = [record for run in self._index.runs.values() for record in self._held(run)]
         # What was not told yet is taken back.
-        records += [(nodes, tier, not has_come) for nodes, tier, has_come in self._records]
+        records += [(nodes, place, not has_come) for nodes, place, has_come in self._records]
         return Events(self._index, False, records, None)
 
     def _held(self, run: Run) -> list[Record]:
-        """Where the nodes of a run reside, without those of an open one that are still to be told."""
-        length = min(run.num_device, run.confirmed_length) if run.row < 0 else self._num_told(run.row)
-        found: list[Record] = [([(run, 0, length)], "device", True)]
-        if run.num_host and run.host is not None:
-            there = run.host[: self._index.confirmed_length(run)] >= 0
-            found.append(([(run, start, stop) for start, stop in _stretches(there)], "host", True))
-        return found
+        """Where the confirmed nodes of a run reside, without those of an open one that are still to be told."""
+        length = self._index.confirmed_length(run)
+        found: list[Record] = [(_residing(run, place, 0, length), place, True) for place in range(len(run.blocks))]
+        return found if run.row < 0 else [*found, ([(run, 0, self._num_told(run.row))], DEVICE, True)]
 
     def _num_told(self, row: int) -> int:
         """Nodes of the row's open run that were told."""
@@ -268,33 +248,41 @@ class EventLog:
         return grown, due, now
 
 
-def _net(records: list[Record]) -> tuple[list[_Stretch], list[_Stretch]]:
-    """What records add up to: what left a tier, children first, and what came to one, parents first."""
-    of_run: dict[tuple[int, str], list[tuple[bool, Run, int, int]]] = {}
-    for nodes, tier, has_come in records:
-        for run, start, stop in nodes:
-            of_run.setdefault((run.id, tier), []).append((has_come, run, start, stop))
-    removed: list[_Stretch] = []
-    stored: list[_Stretch] = []
+def _net(records: list[Record]) -> tuple[list[tuple[int, Span]], list[tuple[int, Span]]]:
+    """What records add up to: what left a place, children first, and what came to one, parents first."""
+    of_run: dict[tuple[int, int], list[tuple[bool, Span]]] = {}
+    for nodes, place, has_come in records:
+        for span in nodes:
+            of_run.setdefault((span[0].id, place), []).append((has_come, span))
+    removed: list[tuple[int, Span]] = []
+    stored: list[tuple[int, Span]] = []
     # A child's id is higher than its parent's.
     for key in sorted(of_run):
-        tier, changes = key[1], of_run[key]
-        has_come, run, start, stop = changes[0]
+        place, changes = key[1], of_run[key]
+        has_come, (run, start, stop) = changes[0]
         if len(changes) == 1:
             if stop > start:
-                (stored if has_come else removed).append((tier, run, start, stop))
+                (stored if has_come else removed).append((place, (run, start, stop)))
             continue
-        net = np.zeros(max(change[3] for change in changes), np.int8)
-        for has_come, _, start, stop in changes:
+        net = np.zeros(max(span[2] for _, span in changes), np.int8)
+        for has_come, (_, start, stop) in changes:
             net[start:stop] += 1 if has_come else -1
-        stored += [(tier, run, start, stop) for start, stop in _stretches(net > 0)]
-        removed += [(tier, run, start, stop) for start, stop in _stretches(net < 0)]
+        stored += [(place, (run, *stretch)) for stretch in _stretches(net > 0)]
+        removed += [(place, (run, *stretch)) for stretch in _stretches(net < 0)]
     return removed[::-1], stored
 
 
-def _stretches(places: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _residing(run: Run, place: int, first: int, stop: int | None) -> list[Span]:
+    """Which of these nodes reside in a place, but for those of an open run on the device."""
+    blocks = run.blocks[place]
+    if blocks is None:
+        return []
+    return [(run, first + start, first + end) for start, end in _stretches(blocks[first:stop] >= 0)]
+
+
+def _stretches(is_one: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """(start, stop) of each stretch of True."""
-    if places.all():
-        return [(0, len(places))] if len(places) else []
-    edges = np.diff(places, prepend=False, append=False).nonzero()[0].tolist()
+    if is_one.all():
+        return [(0, len(is_one))] if len(is_one) else []
+    edges = np.diff(is_one, prepend=False, append=False).nonzero()[0].tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -6,23 +6,16 @@ Block ids are int64 in here and wherever they index a column: numpy gathers by i
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from .runs import Run
+from .runs import Blocks, Span
 
-Blocks = NDArray[np.int64]
-# Nodes of a run: from one to before another.
-Stretch = tuple["Run", int, int]
-# Number, blocks in the order of their eviction, the nodes in them, and when they were put there. The nodes stretch by stretch and the last
-# one of each first; or the run whose first nodes they are, last one first, as nearly all are on the device: a list would weigh more than
-# a block's content; None where they are not known.
-Segment = tuple[int, Blocks, "Run | list[Stretch] | None", int]
+# Number, blocks in the order of their eviction, the nodes in them where they are one span, and when they were put there.
+Segment = tuple[int, Blocks, Span | None, int]
 # Blocks in the order of their eviction, the nodes in them where they are known, and when they were put there.
-Taken = tuple[Blocks, list[Stretch] | None, int]
+Taken = tuple[Blocks, Span | None, int]
 
 _NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
@@ -43,8 +36,7 @@ class FreeList:
         self._next_segment = 1
         # The step that puts blocks here.
         self.now = 0
-        self._lowest = CachedQueue(state)
-        self._queues = [self._lowest]
+        self._queues = [CachedQueue(state)]
 
     def take_plain(self, count: int) -> Blocks:
         """Remove the `count` plain blocks on top of the stack, int64 [count]; the caller has seen that they are there."""
@@ -56,9 +48,6 @@ class FreeList:
         """Remove the `count` cached blocks whose turn it is, a part for each segment that they stand in; the caller has seen that
         they are there."""
         self.num_cached -= count
-        lowest = self._lowest
-        if count <= lowest.num_cached:
-            return lowest.take(count)
         taken: list[Taken] = []
         for queue in self._queues:
             part = min(count, queue.num_cached)
@@ -83,9 +72,9 @@ class FreeList:
         self._stack[self.num_plain] = block
         self.num_plain += 1
 
-    def put_cached(self, blocks: Blocks, nodes: Run | list[Stretch] | None = None, level: int = 0) -> None:
-        """Add blocks with content, the first to be evicted first; `nodes` says which they hold, if they are few stretches. No caller changes
-        the array and the list from now on, as far as it is cached here."""
+    def put_cached(self, blocks: Blocks, nodes: Span | None = None, level: int = 0) -> None:
+        """Add blocks with content, the first to be evicted first; `nodes` are those in them, last one first, where they are one span. The
+        array belongs to the list from now on."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number
@@ -111,14 +100,9 @@ class FreeList:
         """What the queues count, together; for the checker."""
         return sum(queue.num_cached for queue in self._queues)
 
-    def segments(self) -> list[tuple[Blocks, list[Stretch]]]:
-        """The segments whose nodes are known: blocks in the order of their eviction, and the nodes."""
-        return [
-            (blocks, _stretches(nodes, 0, len(blocks)))
-            for queue in self._queues
-            for blocks, nodes in queue.live()
-            if nodes is not None
-        ]
+    def spans(self) -> list[tuple[Blocks, Span]]:
+        """The segments whose nodes are known: blocks in the order of their eviction, and the nodes; for the checker."""
+        return [(blocks, nodes) for queue in self._queues for blocks, nodes in queue.live() if nodes is not None]
 
 
 class CachedQueue:
@@ -149,47 +133,39 @@ class CachedQueue:
         if self._num_entries > 2 * self.num_cached + 64:
             self._sweep(2 * count)
 
-    def take(self, count: int) -> list[Taken]:
-        """Remove the first `count` blocks, which are there."""
+    def take(self, wanted: int) -> list[Taken]:
+        """Remove the first `wanted` blocks, which are there."""
         taken: list[Taken] = []
-        wanted = count
         while wanted:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, nodes, when = self._swept.popleft()
-            num_entries = num_live = len(blocks)
-            if self._num_entries != self.num_cached:
-                blocks, nodes = self._live(number, blocks, nodes)
-                num_live = len(blocks)
-            left = 0
-            if num_live > wanted:
-                left, rest = num_live - wanted, nodes
-                if isinstance(nodes, list):
-                    nodes, rest = _split(nodes, wanted)
-                self._swept.appendleft((number, blocks[wanted:], rest, when))
-                self._num_entries += left
-                blocks, num_live = blocks[:wanted], wanted
-            if num_live:
-                taken.append((blocks, None if nodes is None else _stretches(nodes, left, num_live), when))
-            self._num_entries -= num_entries
-            self.num_cached -= num_live
-            wanted -= num_live
+            live, nodes = self._live(number, blocks, nodes)
+            self._num_entries -= len(blocks)
+            if len(live) > wanted:
+                rest = None
+                if nodes is not None:
+                    run, first, stop = nodes
+                    nodes, rest = (run, stop - wanted, stop), (run, first, stop - wanted)
+                self._swept.appendleft((number, live[wanted:], rest, when))
+                self._num_entries += len(live) - wanted
+                live = live[:wanted]
+            if len(live):
+                taken.append((live, nodes, when))
+            self.num_cached -= len(live)
+            wanted -= len(live)
         return taken
 
-    def live(self) -> list[tuple[Blocks, Run | list[Stretch] | None]]:
-        """What has not left, segment by segment: blocks, and the nodes in them where it is known."""
+    def live(self) -> list[tuple[Blocks, Span | None]]:
+        """What has not left, segment by segment: blocks, and the nodes in them where they are known."""
         return [self._live(*segment[:3]) for queue in (self._swept, self._segments) for segment in queue]
 
-    def _live(
-        self, number: int, blocks: Blocks, nodes: Run | list[Stretch] | None
-    ) -> tuple[Blocks, Run | list[Stretch] | None]:
+    def _live(self, number: int, blocks: Blocks, nodes: Span | None) -> tuple[Blocks, Span | None]:
         """What of a segment has not left; where some has, the nodes in the rest are not known."""
         if self._num_entries == self.num_cached:
             return blocks, nodes
         is_live = self._state[blocks] == -number
-        if is_live.all():
-            return blocks, nodes
-        return blocks[is_live], None
+        return (blocks, nodes) if is_live.all() else (blocks[is_live], None)
 
     def _sweep(self, work: int) -> None:
         """Look at about `work` entries that have not been looked at this round, and forget the stale ones among them."""
@@ -203,19 +179,3 @@ class CachedQueue:
             work -= len(blocks)
             if len(live):
                 self._swept.append((number, live, nodes, when))
-
-
-def _split(nodes: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretch]]:
-    """The `count` nodes that are evicted first, fewer than there are, and the others."""
-    for i, (run, first, stop) in enumerate(nodes):
-        if count < stop - first:
-            if not count:
-                return nodes[:i], nodes[i:]
-            return [*nodes[:i], (run, stop - count, stop)], [(run, first, stop - count), *nodes[i + 1 :]]
-        count -= stop - first
-    return nodes, []
-
-
-def _stretches(nodes: Run | list[Stretch], left: int, count: int) -> list[Stretch]:
-    """`count` nodes as stretches; of a run, those that follow its first `left`."""
-    return nodes if isinstance(nodes, list) else [(nodes, left, left + count)]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from paged.base.growing import rising, rising_from
 from paged.errors import OutOfBlocks
 
-from .free_list import Blocks
 from .moves import Moves, pairs_of
 from .pool import Pool
+from .runs import Blocks
 from .tables import Rows, Tables
 
 

@@ -20,12 +20,11 @@ from .content import Content
 from .flights import Flight, Flights, Share
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
-from .offload import Offload
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .sharing import Sharing, truncate_table
 from .tables import Rows, Tables
-from .tiers import Tiers
+from .tiers import Offload, Tiers
 from .views import RowView
 
 
@@ -69,8 +68,7 @@ class Memory:
         self.host_caching = host_caching
         self.offload: Offload | None = None
         if host_caching and self.index is not None:
-            self.offload = Offload(self.device, self.host, self.index.host)
-            self.index.leave = self.offload.leave
+            self.offload = Offload(self.index)
         self.tiers = Tiers(self.tables, self.device, self.host, self.index, self.offload)
         self.growth = Growth(self.tables, self.device)
         self.rows = RowView(self.tables, self.tiers)

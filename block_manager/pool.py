@@ -1,20 +1,17 @@
-"""All blocks of one tier: who holds how many references, which are free, and whose content each one carries."""
+"""All blocks of one place: who holds how many references, which are free, and whose content each one carries."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import OutOfBlocks
 
-from .free_list import Blocks, FreeList, Stretch, Taken
-
-if TYPE_CHECKING:
-    from .runs import Run
+from .free_list import FreeList, Taken
+from .runs import Blocks, Run
 
 # The bit of a used block's state that says that it carries a node.
 _CONTENT = 1 << 40
@@ -45,8 +42,8 @@ class Pool:
         self.num_evicted = self.idle_steps = 0
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
-        # Called with evicted blocks, oldest first, and with the same in parts, before they are handed out: their nodes lose this residence.
-        self.forget: Callable[[Blocks, list[Taken]], None] | None = None
+        # Called with evicted blocks, oldest first, in parts and as one array, before they are handed out: their nodes lose this residence.
+        self.forget: Callable[[list[Taken], Blocks], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -95,38 +92,30 @@ class Pool:
         if count > self.num_available:
             raise OutOfBlocks(count, self.num_available, self.tier)
 
-    def draw(self, count: int) -> Blocks:
-        """Take `count` blocks without content, ref count 1 each, int64 [count]; evicts where free ones do not suffice.
+    def draw(self, count: int, *, for_nodes: bool = False) -> Blocks:
+        """Take `count` blocks, ref count 1 each, int64 [count]; evicts where free ones do not suffice. With `for_nodes` they carry nodes at
+        once, and the caller says in `run` whose.
 
         Raises OutOfBlocks, taking none.
         """
-        blocks = self._take(count)
-        self.state[blocks] = 1
-        return blocks
-
-    def draw_for_nodes(self, count: int) -> Blocks:
-        """`draw` of blocks that carry nodes at once; the caller says in `run` whose."""
-        blocks = self._take(count)
-        self.state[blocks] = _CONTENT + 1
-        return blocks
-
-    def _take(self, count: int) -> Blocks:
         free_list = self.free_list
         num_plain = free_list.num_plain
         if count <= num_plain:
-            return free_list.take_plain(count)
-        self.require(count)
-        self.num_evicted += count - num_plain
-        parts = [free_list.take_plain(num_plain)] if num_plain else []
-        taken = free_list.take_cached(count - num_plain)
-        for evicted, _, when in taken:
-            self.idle_steps += len(evicted) * (free_list.now - when)
-            parts.append(evicted)
-        blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if self.forget is not None:
-            self.forget(blocks[num_plain:], taken)
-        if self.level is not None:
-            self.level[blocks] = 0
+            blocks = free_list.take_plain(count)
+        else:
+            self.require(count)
+            self.num_evicted += count - num_plain
+            parts = [free_list.take_plain(num_plain)] if num_plain else []
+            taken = free_list.take_cached(count - num_plain)
+            for evicted, _, when in taken:
+                self.idle_steps += len(evicted) * (free_list.now - when)
+                parts.append(evicted)
+            blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if self.forget is not None:
+                self.forget(taken, blocks[num_plain:])
+            if self.level is not None:
+                self.level[blocks] = 0
+        self.state[blocks] = _CONTENT + 1 if for_nodes else 1
         return blocks
 
     def hold(self, blocks: Blocks) -> None:
@@ -173,15 +162,6 @@ class Pool:
         if len(cached):
             self._put_cached(cached)
 
-    def release_nodes(self, blocks: Blocks, nodes: list[Stretch]) -> None:
-        """`release` of the blocks that carry these nodes, stretch by stretch and the last node of each first."""
-        held = self.state[blocks]
-        looks = held.tobytes()
-        if self.level is None and looks == _SOLE_WITH_CONTENT[: len(looks)]:
-            self.free_list.put_cached(blocks, nodes)
-        else:
-            self.release(blocks)
-
     def _put_cached(self, blocks: Blocks) -> None:
         if self.level is None:
             self.free_list.put_cached(blocks)
@@ -224,14 +204,13 @@ class Pool:
         """Whether a row that ends alone holds all of these blocks, which carry nothing yet and are all of `run` from now on.
 
         If so they become cached, the last one to be evicted first; if not, nothing changes. It is `carry` and `release` in
-        half as many operations. The array may be the run's own: what the run writes into it later stands behind the nodes that
-        are cached here, or its entries have left the segment by then.
+        half as many operations.
         """
         count = len(blocks)
         if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
             return False
         self.run[blocks] = run
-        self.free_list.put_cached(blocks[::-1], run)
+        self.free_list.put_cached(blocks[::-1], (run, 0, count))
         return True
 
     def carry(self, blocks: Blocks, run: Run) -> None:

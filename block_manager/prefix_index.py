@@ -10,18 +10,17 @@ truncation: the next full block is looked up, then shared or begun as a new run)
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .free_list import Blocks, Stretch, Taken
-from .host_residence import HostResidence
+from .free_list import Taken
 from .pool import Pool
-from .runs import Path, Run, Segment
+from .retention import Retentions
+from .runs import DEVICE, Blocks, Node, Path, Run, Span
 from .tables import Rows, Tables
 
 if TYPE_CHECKING:
@@ -31,24 +30,19 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class Match(NamedTuple):
-    """What a lookup found: segments (run, offset, count), blocks in all, and the first block that is only pending (-1: none)."""
+    """What a lookup found: nodes, how many, and the first block that is only pending (-1: none)."""
 
-    segments: list[Segment]
+    spans: list[Span]
     num_blocks: int
     first_pending: int
+
+
+_NOTHING = Match([], 0, -1)
 
 
 def _prefix_after(root: bytes, run: Run | None, at: int) -> bytes:
     """What the key of a run that hangs off the node (`run`, `at`) begins with, or without one off the root."""
     return root if run is None else node_prefix(run.id, at)
-
-
-def _num_on_host(run: Run, first: int) -> int:
-    """Confirmed nodes of the run, from `first` on, that are on the host without a gap; of an open run none counts."""
-    if run.host is None:
-        return 0
-    is_there = run.host[first : run.confirmed_length] >= 0
-    return len(is_there) if is_there.all() else int(is_there.argmin())
 
 
 class PrefixIndex:
@@ -57,7 +51,9 @@ class PrefixIndex:
     def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool) -> None:
         self._tables = tables
         self._flights = flights
-        self._device = device
+        # By place.
+        self.pools = (device, host)
+        self.retentions = Retentions(self.pools)
         self._block_size = tables.block_size
         self.block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
@@ -74,12 +70,8 @@ class PrefixIndex:
         self._next_run = 0
         # Told which nodes come to a tier and leave it, once events are read; nodes of an open run are not told as they are computed.
         self.log: EventLog | None = None
-        self.host = HostResidence(host, self._trim)
-        # Called with nodes of closed runs that are about to leave the device, the last one of each first, and with their blocks.
-        self.leave: Callable[[list[Stretch], Blocks], None] | None = None
-        # Called with a run that was retained while it was open, and is closed now.
-        self.closed: Callable[[Run], None] | None = None
-        device.forget = self._forget_device
+        for place, pool in enumerate(self.pools):
+            pool.forget = partial(self._evict, place)
         tables.before_growth.append(self._ensure_rows)
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
@@ -115,8 +107,8 @@ class PrefixIndex:
         if run is not None and path.guard < 0 and not run.retained:
             stop = tables.num_computed.item(row) // self._block_size
             if stop > start and tables.content_end(row) // self._block_size == stop:
-                blocks = tables.blocks[:, row, start:stop].astype(np.int64)
-                if self._device.release_run(blocks[0], run):
+                blocks = tables.blocks[0, row, start:stop].astype(np.int64)
+                if self.pools[DEVICE].release_run(blocks, run):
                     self._keep(run, row, start, blocks)
                     self.is_lazy[row] = False
                     del self.paths[row]
@@ -126,20 +118,14 @@ class PrefixIndex:
         del self.paths[row]
         return path.published, path.published
 
-    def _keep(self, run: Run, row: int, start: int, blocks: NDArray[np.int64]) -> None:
-        """The run keeps its tokens, the row's from block `start` on, and these blocks, [groups, n], by itself from now on."""
-        length = blocks.shape[1]
-        first, stop = start * self._block_size, (start + length) * self._block_size
-        run.tokens = self._tables.tokens[row, first:stop].tobytes()
-        run.blocks = blocks
-        run.length = run.num_device = length
-        run.row = -1
+    def _keep(self, run: Run, row: int, start: int, blocks: Blocks) -> None:
+        """The run keeps its tokens, the row's from block `start` on, and these blocks, int64 [n], by itself from now on."""
+        first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
+        run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
         if self.log is not None:
-            self.log.closed(run, row, length)
-        if run.num_host:
-            run.host_places(length)
+            self.log.closed(run, row, len(blocks))
 
-    def last_node(self, row: int) -> tuple[Run, int] | None:
+    def last_node(self, row: int) -> Node | None:
         """The row's last confirmed node as (run, offset); None if it has none."""
         path = self.paths[row]
         if path.open is not None and (length := self.confirmed_length(path.open)) > 0:
@@ -152,7 +138,7 @@ class PrefixIndex:
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier, "device" or "host", as its path: encoded namespace, then the token bytes of each block."""
-        size = self.block_bytes
+        size, place = self.block_bytes, [pool.tier for pool in self.pools].index(tier)
         paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
         found: set[tuple[bytes, ...]] = set()
         for run in sorted(self.runs.values(), key=lambda run: run.id):
@@ -163,19 +149,19 @@ class PrefixIndex:
                 assert prefix is not None, "a parent has a lower id than its child"
                 prefix = (*prefix, data[at * size : (at + 1) * size])
                 paths[run.id, at] = prefix
-                if (self.device_block(run, at) if tier == "device" else run.host_block(at)) >= 0:
+                if self.block(place, run, at) >= 0:
                     found.add(prefix)
         return found
 
     def hashes(self, row: int) -> list[bytes]:
         """Chained SHA-256 of the row's confirmed nodes, first to last."""
         path = self.paths[row]
-        segments = path.segments(0)
+        spans = path.spans(0)
         if path.open is not None and (length := self.confirmed_length(path.open)):
-            segments.append((path.open, 0, length))
+            spans.append((path.open, 0, length))
         found: list[bytes] = []
-        for run, offset, count in segments:
-            found.extend(self.digests(run, offset + count, offset))
+        for run, first, stop in spans:
+            found.extend(self.digests(run, stop, first))
         return found
 
     def num_published(self, row: int) -> int:
@@ -183,79 +169,61 @@ class PrefixIndex:
         path = self.paths[row]
         return path.published if path.open is None else path.published + self._pending_length(path.open)
 
-    def match(self, path: Path | None, root: bytes, data: bytes, limit: int) -> Match:
-        """The longest run of blocks, at most `limit`, that continues `path` (None: from the root) with the tokens in `data`.
+    def match(
+        self, path: Path | None, root: bytes, data: bytes, limit: int, place: int = DEVICE, after: Match = _NOTHING
+    ) -> Match:
+        """The longest run of blocks that continues `path` (None: from the root), and a match `after` it, with the tokens in `data`, whose
+        first block is the first one of the path's continuation; both matches together have at most `limit` blocks.
 
-        Finds what resides on the device, confirmed or pending: what a batch that is out computes is there for all later ones. Changes
-        nothing.
+        Finds what resides in the place, confirmed, or on the device also pending: what a batch that is out computes is there for all later
+        ones. Changes nothing.
         """
-        run, at, first = (None, -1, 0) if path is None else (path.run, path.at, path.published)
-        segments = self._walk(root, run, at, data, 0, limit, self._num_on_device)
-        num_blocks, first_pending = 0, -1
-        for run, offset, count in segments:
-            if first_pending < 0 and offset + count > (confirmed := self.confirmed_length(run)):
-                first_pending = first + num_blocks + max(0, confirmed - offset)
-            num_blocks += count
-        return Match(segments, num_blocks, first_pending)
-
-    def match_on_host(self, path: Path | None, root: bytes, data: bytes, limit: int, match: Match) -> list[Segment]:
-        """What continues a match, of which nothing is pending, and has a host block only: segments (run, offset, count)."""
-        run, at = (None, -1) if path is None else (path.run, path.at)
-        if match.segments:
-            run, offset, count = match.segments[-1]
-            at = offset + count - 1
-        return self._walk(root, run, at, data, match.num_blocks, limit, _num_on_host)
-
-    def _walk(
-        self,
-        root: bytes,
-        run: Run | None,
-        at: int,
-        data: bytes,
-        block: int,
-        limit: int,
-        num_usable: Callable[[Run, int], int],
-    ) -> list[Segment]:
-        """Segments (run, offset, count) of the nodes that come after (`run`, `at`) with the tokens of `data` from `block` to `limit` - 1.
-
-        `num_usable` says how many nodes of a run, from one of them on, may be among them.
-        """
-        size = self.block_bytes
-        segments: list[Segment] = []
+        run, at, column = (None, -1, 0) if path is None else (path.run, path.at, path.published)
+        if after.spans:
+            run, _, stop = after.spans[-1]
+            at = stop - 1
+        size, block, first_pending = self.block_bytes, after.num_blocks, -1
+        spans: list[Span] = []
         while block < limit:
             if run is not None:
-                count = min(num_usable(run, at + 1), limit - block)
-                same = self._common(run, at + 1, data, block, count) if count > 0 else 0
+                first = at + 1
+                count = min(self._num_usable(place, run, first), limit - block)
+                same = self._common(run, first, data, block, count) if count > 0 else 0
                 if same:
-                    segments.append((run, at + 1, same))
-                    block += same
                     at += same
+                    spans.append((run, first, at + 1))
+                    if first_pending < 0 and at >= (confirmed := self.confirmed_length(run)):
+                        first_pending = column + block + max(0, confirmed - first)
+                    block += same
                     if block == limit:
                         break
+                elif not first:
+                    break
             child = self.runs.get(_prefix_after(root, run, at) + data[block * size : (block + 1) * size])
-            if child is None or num_usable(child, 0) <= 0:
+            if child is None:
                 break
             run, at = child, -1
-        return segments
+        return Match(spans, block - after.num_blocks, first_pending)
 
-    def _num_on_device(self, run: Run, first: int) -> int:
-        """Nodes of the run, from `first` on, that a lookup may use."""
-        return (run.num_device if run.row < 0 else self._pending_length(run)) - first
+    def _num_usable(self, place: int, run: Run, first: int) -> int:
+        """Nodes of the run, from `first` on, that reside in a place without a gap, and that a lookup may use."""
+        if run.row >= 0:
+            return self._pending_length(run) - first if place == DEVICE else 0
+        return run.num_there(place, first, run.length if place == DEVICE else run.confirmed_length)
 
     def has_first(self, root: bytes, block: bytes) -> bool:
         """Whether some run begins at this root with this block."""
         return root + block in self.runs
 
-    def blocks_of(self, match: Match) -> Blocks:
-        """The device blocks of a match in order, int64 [num_blocks]."""
-        parts = [self._segment_blocks(run, offset, count) for run, offset, count in match.segments]
+    def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
+        """The blocks of these nodes in order, which all reside in the place, int64 [n]."""
+        parts = [self._span_blocks(place, *span) for span in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def step_on(self, row: int, last: Segment, num_blocks: int) -> None:
-        """The row's path, which is closed, goes on by `num_blocks` nodes, the last of which are (run, offset, count)."""
+    def step_on(self, row: int, last: Span, num_blocks: int) -> None:
+        """The row's path, which is closed, goes on by `num_blocks` nodes, the last of which are these."""
         path = self.paths[row]
-        run, offset, count = last
-        path.run, path.at = run, offset + count - 1
+        path.run, path.at = last[0], last[2] - 1
         path.published += num_blocks
 
     def fills_next(self, row: int, end: int) -> bool:
@@ -321,24 +289,25 @@ class PrefixIndex:
                 if not self._give_way(run, at):
                     break
                 continue
-            if run.row < 0 and at >= run.num_device:
-                self.reside(run, at, self._tables.blocks[0, row, column : column + 1].astype(np.int64))
-            elif self._segment_blocks(run, at, 1)[0] != self._tables.blocks[0, row, column]:
+            block_id = self.block(DEVICE, run, at)
+            if block_id < 0:
+                self.reside(DEVICE, run, at, self._tables.blocks[0, row, column : column + 1].astype(np.int64))
+            elif block_id != self._tables.blocks[0, row, column]:
                 switches.append((column, run, at))
             path.run, path.at, path.published = run, at, column + 1
         return switches
 
-    def nodes_of_forks(self, row: int) -> list[tuple[Run, int]]:
+    def nodes_of_forks(self, row: int) -> list[Node]:
         """What follows the row's path, if that is closed, and lies in its own blocks: they became nodes through a fork of it. Changes
         nothing; the row finds them when it looks again."""
         path, tables = self.paths[row], self._tables
-        found: list[tuple[Run, int]] = []
+        found: list[Node] = []
         if path.open is not None or not path.writes:
             return found
         run, at = path.run, path.at
         for column in range(path.published, min(tables.full_blocks(row), int(tables.num_blocks[row]))):
             child = self._after(path.root, run, at, tables.block_bytes(row, column), self.confirmed_length)
-            if child is None or self.device_block(*child) != tables.blocks[0, row, column]:
+            if child is None or self.block(DEVICE, *child) != tables.blocks[0, row, column]:
                 break
             found.append(child)
             run, at = child
@@ -352,7 +321,7 @@ class PrefixIndex:
         if any(path.run is run and path.at >= at for path in self.paths.values()):
             return False
         # A row that shared them and went to the host may have left copies there.
-        self.host.give_up(run, at)
+        self._give_up(run, at)
         if at == 0:
             self._abandon_run(run.row, run)
         else:
@@ -369,7 +338,7 @@ class PrefixIndex:
         run, full = path.open, self._tables.content_end(row) // self._block_size
         if run is not None:
             length = full - path.published
-            self.host.give_up(run, max(length, 0))
+            self._give_up(run, max(length, 0))
             if length <= 0:
                 self._abandon_run(row, run)
         if path.open is None:
@@ -404,10 +373,7 @@ class PrefixIndex:
                 # It went with the last of its children.
                 continue
             if length < run.length:
-                assert run.blocks is not None, "a closed run keeps its blocks"
-                self._device.forget_content(run.blocks[0, length : run.num_device])
-                self.host.give_up(run, length)
-                run.num_device = min(run.num_device, length)
+                self._give_up(run, length)
                 self._shorten(run, length)
             self._trim(run)
         if self.log is not None:
@@ -427,10 +393,10 @@ class PrefixIndex:
     def first_on(self, row: int, lost: dict[Run, int]) -> int:
         """The row's first block whose node is among these or behind one of them on its run, before its own open run; -1: none."""
         column = 0
-        for run, offset, count in self.paths[row].segments(0):
-            if run in lost and offset + count > lost[run]:
-                return column + max(0, lost[run] - offset)
-            column += count
+        for run, first, stop in self.paths[row].spans(0):
+            if run in lost and stop > lost[run]:
+                return column + max(0, lost[run] - first)
+            column += stop - first
         return -1
 
     def close_run(self, row: int, length: int | None = None) -> None:
@@ -445,11 +411,11 @@ class PrefixIndex:
             return
         start = path.published
         self._note_pending(run, row, start, length)
-        blocks = self._tables.blocks[:, row, start : start + length].astype(np.int64)
+        blocks = self._tables.blocks[0, row, start : start + length].astype(np.int64)
         self._keep(run, row, start, blocks)
-        self._device.carry(blocks[0], run)
-        if run.retained and self.closed is not None:
-            self.closed(run)
+        self.pools[DEVICE].carry(blocks, run)
+        if run.retained:
+            self.retentions.apply_to(run)
         if path.guard < 0:
             self.is_lazy[row] = False
             self.num_attentive += 1
@@ -468,28 +434,41 @@ class PrefixIndex:
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
-    def reside(self, run: Run, at: int, blocks: Blocks) -> None:
-        """Nodes of a closed run from `at` on, the first one that is not on the device, reside in these used blocks, int64 [n], from now
-        on."""
-        assert run.blocks is not None and run.num_device == at, "residence on the device is a prefix of a run"
-        run.num_device = stop = at + len(blocks)
-        run.blocks[0, at:stop] = blocks
-        self._device.carry(blocks, run)
-        if run.retained:
-            self._device.set_levels(blocks, run.levels_of(np.arange(at, stop)))
+    def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
+        """Nodes of a closed run, from `first` on, reside in these used blocks of a place from now on, int64 [n]."""
+        self.pools[place].carry(blocks, run)
+        self._put(place, run, first, blocks)
         if self.log is not None:
-            self.log.came([(run, at, stop)], "device")
+            self.log.came([(run, first, first + len(blocks))], place)
 
-    def device_block(self, run: Run, at: int) -> int:
-        """The device block of a node, -1 where it has none."""
-        if run.row < 0 and at >= run.num_device:
-            return -1
-        return int(self._segment_blocks(run, at, 1)[0])
+    def draw_for(self, place: int, spans: list[Span], count: int) -> Blocks:
+        """These `count` nodes, which do not reside in a place, get a block there each, int64 [count], span by span and the last node of
+        each first; there is room."""
+        blocks, end = self.pools[place].draw(count, for_nodes=True), 0
+        for run, first, stop in spans:
+            start, end = end, end + stop - first
+            mine = blocks[start:end][::-1]
+            self.pools[place].run[mine] = run
+            self._put(place, run, first, mine)
+        if self.log is not None:
+            self.log.came(spans, place)
+        return blocks
+
+    def _put(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
+        run.put(place, first, blocks)
+        if run.retained:
+            self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
+
+    def block(self, place: int, run: Run, at: int) -> int:
+        """The block of a node in a place, -1 where it has none."""
+        if run.row >= 0 and place == DEVICE:
+            return self._tables.blocks.item(0, run.row, self.paths[run.row].published + at)
+        return run.block(place, at)
 
     def clear(self) -> None:
         """Forget all content; the caller has seen that no block is used."""
-        self._device.forget_all()
-        self.host.clear()
+        for pool in self.pools:
+            pool.forget_all()
         self.runs.clear()
         self.pending.clear()
         for path in self.paths.values():
@@ -533,7 +512,7 @@ class PrefixIndex:
 
     def _after(
         self, root: bytes, run: Run | None, at: int, block: bytes, length_of: Callable[[Run], int]
-    ) -> tuple[Run, int] | None:
+    ) -> Node | None:
         """The node after (`run`, `at`), or the first one, with these tokens: inside the same run, or the first of a run that hangs there."""
         if run is not None and at + 1 < length_of(run) and self.run_tokens(run, at + 1, at + 2) == block:
             return run, at + 1
@@ -579,8 +558,6 @@ class PrefixIndex:
     def _unlink(self, run: Run) -> None:
         """Take a run without residence and children out of the tree, and what is left without either above it."""
         del self.runs[run.key]
-        # An evicted block names its last run until it carries another: that must not keep the content alive.
-        run.blocks = None
         parent, at = run.parent, run.at
         # Events that were not read yet name its tokens, and hashes begin with its parents.
         if self.log is None:
@@ -600,66 +577,86 @@ class PrefixIndex:
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
-        length = run.num_device
-        if not (length or run.num_host or run.children):
+        length = run.end
+        if not length:
             run.length = 0
             self._unlink(run)
-            return
-        if length == run.length:
-            return
-        if run.num_host and run.host is not None:
-            if run.host.item(run.length - 1) >= 0:
-                return
-            length = max(length, run.length - int((run.host[run.length - 1 :: -1] >= 0).argmax()))
-        if run.children:
-            length = max(length, max(run.children) + 1)
-        if length < run.length:
+        elif length < run.length:
             self._shorten(run, length)
 
     def _shorten(self, run: Run, length: int) -> None:
-        """The closed run has only its first `length` nodes; the others reside nowhere and have no child."""
-        run.length = length
-        if run.digests is not None:
-            del run.digests[length:]
-        if 2 * length * self.block_bytes < len(run.tokens) and self.log is None:
-            assert run.blocks is not None
-            run.tokens = run.tokens[: length * self.block_bytes]
-            run.blocks = run.blocks[:, :length].copy()
-            if run.host is not None:
-                run.host = run.host[:length].copy() if run.num_host else None
+        # Events that were not read yet name its tokens.
+        run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
 
-    def _forget_device(self, blocks: Blocks, taken: list[Taken]) -> None:
-        """These blocks, evicted oldest first and so children before parents, hold their nodes no more."""
-        leaving: list[Stretch] = []
-        stops: dict[Run, int] = {}
-        for part, nodes, _ in taken:
-            leaving += self._nodes_in(part, stops) if nodes is None else nodes
-        if self.leave is not None:
-            self.leave(leaving, blocks)
-        if self.log is not None:
-            self.log.left(leaving, "device")
-            self._device.run[blocks] = None
-        for run, first, stop in leaving:
-            # Not before: while one leaves, what becomes of the host may be the end of another.
-            self.lifetime_steps += (stop - first) * (self.batch - run.born)
-            run.num_device = first
-            self._trim(run)
+    def _give_up(self, run: Run, length: int) -> None:
+        """What was to be the run's nodes from `length` on is no content: their blocks carry nothing."""
+        for place, blocks in enumerate(run.blocks):
+            if blocks is not None and run.is_any_there(place, length, len(blocks)):
+                lost = blocks[length:]
+                self.pools[place].forget_content(lost[lost >= 0])
+                run.drop(place, length, len(blocks))
 
-    def _nodes_in(self, blocks: Blocks, stops: dict[Run, int]) -> list[Stretch]:
-        """The nodes in these blocks, which are evicted in this order; `stops`: by run, the first of those that leave before them."""
-        found: list[Stretch] = []
-        for run, same in groupby(self._device.run[blocks].tolist()):
-            stop = stops.get(run, run.num_device)
-            stops[run] = first = stop - len(list(same))
-            found.append((run, first, stop))
+    def _evict(self, place: int, taken: list[Taken], blocks: Blocks) -> None:
+        self.forget(place, self.nodes_in(place, taken), blocks)
+
+    def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
+        """The nodes in blocks that a place evicts, in their order: as spans of which the last node comes first."""
+        found: list[Span] = []
+        for blocks, nodes, _ in taken:
+            if nodes is not None:
+                found.append(nodes)
+            else:
+                found += self._found_in(place, blocks)
         return found
 
-    def _segment_blocks(self, run: Run, offset: int, count: int) -> Blocks:
-        if run.row < 0:
-            assert run.blocks is not None
-            return run.blocks[0, offset : offset + count]
-        start = self.paths[run.row].published + offset
-        return self._tables.blocks[0, run.row, start : start + count].astype(np.int64)
+    def _found_in(self, place: int, blocks: Blocks) -> list[Span]:
+        runs, found, start = self.pools[place].run, list[Span](), 0
+        while start < len(blocks):
+            run: Run = runs.item(blocks.item(start))
+            there = run.blocks[place]
+            assert there is not None, "the run of a block has nodes there"
+            stop = len(there)
+            if there.item(-1) != blocks.item(start):
+                stop = int((there == blocks[start]).argmax()) + 1
+            first = max(0, stop - len(blocks) + start)
+            nodes, mine = there[first:stop], blocks[start : start + stop - first][::-1]
+            # Bytes, because most often they are equal, and comparing these costs a fifth of a numpy reduction.
+            if nodes.tobytes() != mine.tobytes():
+                first = stop - int((nodes != mine)[::-1].argmax())
+            found.append((run, first, stop))
+            start += stop - first
+        return found
+
+    def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
+        """The node in each of these blocks of a place, None where it carries none."""
+        pool, found = self.pools[place], list[Node | None]()
+        offsets: dict[Run, dict[int, int]] = {}
+        runs, has_content = pool.run[blocks].tolist(), pool.has_content(blocks).tolist()
+        for block, run, has_node in zip(blocks.tolist(), runs, has_content, strict=True):
+            if has_node and run not in offsets:
+                offsets[run] = {there: at for at, there in enumerate(run.blocks[place].tolist())}
+            found.append((run, offsets[run][block]) if has_node else None)
+        return found
+
+    def forget(self, place: int, spans: list[Span], blocks: Blocks) -> None:
+        """These nodes, evicted oldest first and so children before parents, do not reside in these blocks of a place any more."""
+        if self.log is not None:
+            self.log.left(spans, place)
+            self.pools[place].run[blocks] = None
+        for run, first, stop in spans:
+            if place == DEVICE:
+                self.lifetime_steps += (stop - first) * (self.batch - run.born)
+            run.drop(place, first, stop)
+            if run.row < 0:
+                self._trim(run)
+
+    def _span_blocks(self, place: int, run: Run, first: int, stop: int) -> Blocks:
+        if run.row < 0 or place != DEVICE:
+            there = run.blocks[place]
+            assert there is not None, "the nodes reside there"
+            return there[first:stop]
+        start = self.paths[run.row].published
+        return self._tables.blocks[0, run.row, start + first : start + stop].astype(np.int64)
 
     def run_tokens(self, run: Run, first: int, stop: int) -> bytes:
         """The token ids of a run's nodes from `first` to `stop` - 1, as bytes."""

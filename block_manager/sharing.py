@@ -14,12 +14,11 @@ import numpy as np
 
 from .flights import Flight, Flights
 from .growth import Growth
-from .offload import Offload
 from .pool import Pool
 from .prefix_index import Match, PrefixIndex
-from .runs import Segment, first_of
+from .runs import DEVICE, HOST, Span, first_of, num_nodes
 from .tables import Tables
-from .tiers import Tiers
+from .tiers import Offload, Tiers
 
 
 class Sharer(NamedTuple):
@@ -96,9 +95,9 @@ class Sharing:
             # What is promised comes first: nothing that is found now may be evicted by it.
             self._growth.draw_promised()
         match = index.match(path, path.root, data, limit)
-        on_host = []
+        on_host: list[Span] = []
         if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
-            on_host = index.match_on_host(path, path.root, data, limit, match)
+            on_host = index.match(path, path.root, data, limit, HOST, match).spans
         won = self._take(row, have, match, count) if match.num_blocks else 0
         if on_host:
             loaded = self._load(row, on_host, room)
@@ -115,10 +114,10 @@ class Sharing:
             # Blocks that are still to be computed may still be to be drawn. The caller has seen that nothing is evicted by that.
             self._growth.draw_promised()
         tables.ensure_columns(have + match.num_blocks)
-        blocks = index.blocks_of(match)
+        blocks = index.blocks_of(DEVICE, match.spans)
         self._device.hold(blocks)
         self._growth.write(row, have, blocks)
-        index.step_on(row, match.segments[-1], match.num_blocks)
+        index.step_on(row, match.spans[-1], match.num_blocks)
         stop = have + match.num_blocks
         tables.set_progress(row, stop * size)
         if match.first_pending >= 0:
@@ -131,36 +130,36 @@ class Sharing:
             self.hit_tokens += match.num_blocks * size
         return match.num_blocks * size
 
-    def _load(self, row: int, segments: list[Segment], room: int | None) -> int:
+    def _load(self, row: int, spans: list[Span], room: int | None) -> int:
         """The row gets device blocks for nodes that follow its own and that only the host has; they are copied there. Returns the
         tokens won."""
         index, tables, device, offload = self.index, self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size
-        num_blocks = min(sum(count for _, _, count in segments), device.num_available)
+        num_blocks = min(num_nodes(spans), device.num_available)
         if room is not None:
             num_blocks = min(num_blocks, room)
         if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size):
             return 0
         tables.ensure_columns(have + num_blocks)
-        segments = first_of(segments, num_blocks)
+        spans = first_of(spans, num_blocks)
         # Held first: what is evicted by the draw goes to the host, too.
-        sources = offload.hold_sources(segments)
+        sources = offload.hold_sources(spans)
         blocks = device.draw(num_blocks)
         offload.load(sources, blocks)
-        start = 0
-        for run, offset, count in segments:
-            index.reside(run, offset, blocks[start : start + count])
-            start += count
+        column = 0
+        for run, first, stop in spans:
+            index.reside(DEVICE, run, first, blocks[column : column + stop - first])
+            column += stop - first
         self._growth.write(row, have, blocks)
-        index.step_on(row, segments[-1], num_blocks)
+        index.step_on(row, spans[-1], num_blocks)
         tables.set_progress(row, (have + num_blocks) * size)
         return num_blocks * size
 
     def publish(self, row: int) -> None:
         """The row's confirmed full blocks become nodes; a duplicate of one that is on the device already is given back."""
         for column, run, at in self.index.publish(row):
-            self._switch(row, column, self.index.device_block(run, at))
+            self._switch(row, column, self.index.block(DEVICE, run, at))
 
     def _switch(self, row: int, column: int, block: int) -> None:
         """Every table that names the row's block at `column`, a duplicate of `block`, names that one instead."""

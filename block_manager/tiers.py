@@ -1,26 +1,155 @@
-"""Swap: a row's blocks go to the host and come back.
+"""Copies between places: rows that are swapped, and content that leaves the device and comes back on a hit.
 
-Full blocks go as nodes, so that what already resides on the host is pinned and not copied again, and on return a node that
-is still on the device is shared and not copied either. Only what has no node (a partial tail, everything without a prefix
-cache) gets a host block of its own. Pins are references on the host pool; what they do not cover there is cached content and
-gives way.
+    swap:     a row's blocks ── to the host ── and back
+    offload:  evicted node ── not on the host yet ──> device → host        hit on it ── worth it ──> host → device
+
+Full blocks of a row are swapped as nodes, so that what already resides on the host is held and not copied again, and on return a node
+that is still on the device is shared and not copied either. Only what has no node (a partial tail, everything without a prefix cache)
+gets a host block of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from .free_list import Blocks
-from .moves import Moves, pairs_of
-from .offload import Offload
+from .free_list import Taken
+from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import Segment, first_of
+from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
+
+# A part of what goes to the host together may be all that is evicted there at a time: it is cut off a list no longer than this.
+_SPANS = 64
+
+
+def _always(start: int, stop: int) -> bool:
+    return stop > start
+
+
+class Offload:
+    """Plans the copies of content that leaves the device and comes back; `offloaded_blocks` and `loaded_blocks` count them.
+
+    All that were planned since the last `take_moves` run together. Host blocks that they read or write are held until then, so that no
+    block is written twice, or read and written, by copies that run together.
+    """
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        device, self._host = index.pools
+        device.forget = self._evict
+        # Whether KV of positions start to stop - 1 of a sequence is cheaper to load than to compute.
+        self.is_worth_loading: Callable[[int, int], bool] = _always
+        # Closed while copies of an earlier batch are, or might have to be, still to run: theirs come first.
+        self.is_open = True
+        self.offloaded_blocks = self.loaded_blocks = 0
+        self._out: list[Pairs] = []
+        self._in: list[tuple[Blocks, Blocks]] = []
+        # Host blocks in the order in which they are released.
+        self._busy: list[Blocks] = []
+
+    def _evict(self, taken: list[Taken], sources: Blocks) -> None:
+        """The nodes in these device blocks, of closed runs, leave them: those that the host has not yet are copied there, as far as it has
+        blocks for them, and the others count as used just now."""
+        leaving = self._index.nodes_in(DEVICE, taken)
+        if self._in:
+            self._forget_loads(sources)
+        if self.is_open:
+            self._keep_on_host(leaving, sources)
+        self._index.forget(DEVICE, leaving, sources)
+
+    def _keep_on_host(self, leaving: list[Span], sources: Blocks) -> None:
+        new: list[Span] = []
+        start = stop = 0
+        for run, first, last in leaving:
+            if is_there := run.is_any_there(HOST, first, last):
+                # What goes before it may take host blocks of its nodes.
+                self._copy_out(new, sources[start:stop])
+                new, start = [], stop
+            stop += last - first
+            if is_there:
+                self._hold_or_copy(run, first, last, sources[start:stop])
+                start = stop
+                continue
+            new.append((run, first, last))
+            if len(new) == _SPANS:
+                self._copy_out(new, sources[start:stop])
+                new, start = [], stop
+        self._copy_out(new, sources[start:stop])
+
+    def _hold_or_copy(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
+        """These nodes, of which the host had some, are held there or copied to it."""
+        if run.num_there(HOST, first, stop) == stop - first:
+            self._hold(self._index.blocks_of(HOST, [(run, first, stop)])[::-1])
+            return
+        # Room for one may be made by forgetting another one of them, so one by one.
+        for at in range(stop - 1, first - 1, -1):
+            block = run.block(HOST, at)
+            if block >= 0:
+                self._hold(np.array([block]))
+            else:
+                self._copy_out([(run, at, at + 1)], sources[stop - 1 - at : stop - at])
+
+    def _hold(self, blocks: Blocks) -> None:
+        self._host.hold(blocks)
+        self._busy.append(blocks)
+
+    def hold_sources(self, spans: list[Span]) -> Blocks:
+        """The host blocks of these nodes in order, int64 [n], which have one holder more until the moves are taken: copies read them."""
+        blocks = self._index.blocks_of(HOST, spans)
+        self._hold(blocks[::-1])
+        return blocks
+
+    def keep_until_taken(self, blocks: Blocks) -> None:
+        """These host blocks, in order, stay held until the moves are taken: copies read them."""
+        self._busy.append(blocks[::-1])
+
+    def load(self, sources: Blocks, blocks: Blocks) -> None:
+        """Host blocks that are held are copied to device blocks, both int64 [n]."""
+        self._in.append((sources, blocks))
+        self.loaded_blocks += len(blocks)
+
+    def held(self) -> Blocks:
+        """Host blocks that copies which were not taken yet hold, one entry a reference, int64 [n]; for the checker."""
+        return np.concatenate([np.empty(0, np.int64), *self._busy])
+
+    def take_moves(self) -> Moves:
+        """All copies that were planned since the last call; they run together, and before anything that is planned later."""
+        if not self._busy:
+            return NO_MOVES
+        out = self._out
+        moves = Moves(NO_PAIRS if not out else out[0] if len(out) == 1 else np.concatenate(out), _pairs(self._in))
+        busy, self._busy, self._out, self._in = self._busy, [], [], []
+        for blocks in busy:
+            self._host.release(blocks)
+        return moves
+
+    def _copy_out(self, spans: list[Span], sources: Blocks) -> None:
+        """Nodes that the host has not go there from these device blocks, as far as there is room."""
+        room = min(len(sources), self._host.num_available)
+        if not room:
+            return
+        if room < len(sources):
+            spans, sources = last_of(spans, room), sources[:room]
+        blocks = self._index.draw_for(HOST, spans, room)
+        self._out.append(_pairs([(sources, blocks)]))
+        self._busy.append(blocks)
+        self.offloaded_blocks += room
+
+    def _forget_loads(self, blocks: Blocks) -> None:
+        """What was to be copied into these blocks need not be: they are given to another row before it ran."""
+        kept = []
+        for sources, targets in self._in:
+            stays = ~np.isin(targets, blocks)
+            self.loaded_blocks -= len(targets) - int(np.count_nonzero(stays))
+            kept.append((sources[stays], targets[stays]))
+        self._in = kept
 
 
 class Tiers:
-    """The host tails of swapped rows, and the two ways between the tiers."""
+    """The host tails of swapped rows, and the two ways between the places."""
 
     def __init__(
         self, tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None, offload: Offload | None
@@ -42,20 +171,14 @@ class Tiers:
         if self._index is not None:
             for row in rows:
                 self._index.close_run(row)
-        private: set[int] = set()
-        # A node on the host that no pin holds yet counts as drawn, too: pinning takes it out of what is available.
-        newly_pinned: set[int] = set()
-        nodes: set[tuple[int, int]] = set()
+        wanted: set[Node | int] = set()
         for row in rows:
-            for run, offset, count in self._nodes(row, keep):
-                for at in range(offset, offset + count):
-                    block = run.host_block(at)
-                    if block < 0:
-                        nodes.add((run.id, at))
-                    elif self._host.num_refs(block) == 0:
-                        newly_pinned.add(block)
-            private.update(self._private_blocks(row, keep).tolist())
-        return len(nodes) + len(private) + len(newly_pinned)
+            for block, node in self._entries(row, keep):
+                there = -1 if node is None else node[0].block(HOST, node[1])
+                # A node on the host that nobody holds yet counts as drawn, too: holding it takes it out of what is available.
+                if there < 0 or self._host.num_refs(there) == 0:
+                    wanted.add(block if node is None else node)
+        return len(wanted)
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
         """Device blocks that swap_in of these rows would take from what is available.
@@ -67,13 +190,10 @@ class Tiers:
             return 0
         blocks = np.unique(np.concatenate(tails))
         wanted = 0
-        for block, offset in zip(blocks.tolist(), self._offsets(blocks), strict=True):
-            if self._index is not None and offset >= 0:
-                resident = self._index.device_block(self._host.run[block], offset)
-                # A cached one is available now and used afterwards, as a drawn one is.
-                wanted += resident < 0 or self._device.num_refs(resident) == 0
-            else:
-                wanted += 1
+        for node in self._nodes_in(blocks):
+            resident = self._on_device(node)
+            # A cached one is available now and used afterwards, as a drawn one is.
+            wanted += resident < 0 or self._device.num_refs(resident) == 0
         return wanted
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
@@ -132,55 +252,41 @@ class Tiers:
         # Tail first, so that the host evicts children before parents, too.
         self._host.release(tail[::-1].astype(np.int64))
 
-    def _nodes(self, row: int, keep: int) -> list[Segment]:
-        """The row's nodes on the device from column `keep` on; what is on the host already stands behind them."""
-        if self._index is None:
-            return []
-        path = self._index.paths[row]
-        found = first_of(path.segments(keep), int(self._tables.num_blocks[row]) - keep)
-        of_forks = self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
-        return found + [(run, at, 1) for run, at in of_forks]
-
-    def _offsets(self, blocks: Blocks) -> list[int]:
-        """The place of each host block's node in its run, -1 where it carries none."""
-        return [-1] * len(blocks) if self._index is None else self._index.host.offsets(blocks)
-
-    def _num_nodes(self, row: int) -> int:
-        index = self._index
-        return 0 if index is None else index.paths[row].published + len(index.nodes_of_forks(row))
-
-    def _private_blocks(self, row: int, keep: int) -> Blocks:
-        """Device blocks from column `keep` on that hold launched tokens and have no node."""
-        tables = self._tables
+    def _entries(self, row: int, keep: int) -> list[tuple[int, Node | None]]:
+        """The row's device blocks from column `keep` on that hold launched tokens, each with its node if it has one. What is on the host
+        already stands behind them."""
+        tables, nodes = self._tables, list[Node]()
+        if self._index is not None:
+            path = self._index.paths[row]
+            nodes = [(run, at) for run, first, stop in path.spans(keep) for at in range(first, stop)]
+            nodes += self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
         stop = min(-(-int(tables.num_launched[row]) // tables.block_size), int(tables.num_blocks[row]))
-        return tables.blocks[0, row, max(keep, self._num_nodes(row)) : stop].astype(np.int64)
+        blocks = tables.blocks[0, row, keep:stop].tolist()
+        return [(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]
+
+    def _nodes_in(self, blocks: Blocks) -> list[Node | None]:
+        """The node in each of these host blocks, None where it carries none."""
+        return [None] * len(blocks) if self._index is None else self._index.node_of_each(HOST, blocks)
+
+    def _on_device(self, node: Node | None) -> int:
+        return -1 if node is None or self._index is None else self._index.block(DEVICE, *node)
 
     def _swap_out_row(self, row: int, keep: int, copied: dict[int, int], pairs: list[tuple[int, int]]) -> None:
         tail: list[int] = []
-        host, index, column = self._host, self._index, keep
-        for run, offset, count in self._nodes(row, keep):
-            assert index is not None
-            for at in range(offset, offset + count):
-                block = run.host_block(at)
-                if block >= 0:
-                    host.hold(np.array([block], np.int64))
-                else:
-                    block = int(index.host.draw_for([(run, at, at + 1)], 1)[0])
-                    pairs.append((int(self._tables.blocks[0, row, column]), block))
-                tail.append(block)
-                column += 1
-        for source in self._private_blocks(row, keep).tolist():
-            if source in copied:
-                # Forked rows that go together: their common partial block travels once.
-                block = copied[source]
-                host.hold(np.array([block], np.int64))
+        for source, node in self._entries(row, keep):
+            # Forked rows that go together: their common partial block travels once.
+            block = copied.get(source, -1) if node is None else node[0].block(HOST, node[1])
+            if block >= 0:
+                self._host.hold(np.array([block]))
             else:
-                block = copied[source] = int(host.draw(1)[0])
+                if node is None or self._index is None:
+                    block = copied[source] = self._host.draw(1).item()
+                else:
+                    block = self._index.draw_for(HOST, [(*node, node[1] + 1)], 1).item()
                 pairs.append((source, block))
             tail.append(block)
-        before = self.tails.get(row)
-        blocks = np.array(tail, np.int64)
-        self.tails[row] = blocks if before is None else np.concatenate([blocks, before])
+        before = self.tails.get(row, np.empty(0, np.int64))
+        self.tails[row] = np.concatenate([np.array(tail, np.int64), before])
 
     def _give_up_device(self, row: int, keep: int) -> None:
         tables = self._tables
@@ -193,27 +299,33 @@ class Tiers:
         tables.is_swapped[row] = True
 
     def _swap_in_row(self, row: int, loaded: dict[int, int], pairs: list[tuple[int, int]]) -> Blocks:
-        tables, device, host, index = self._tables, self._device, self._host, self._index
-        tail = self.tails.pop(row)
+        tables, tail = self._tables, self.tails.pop(row)
         column = int(tables.num_blocks[row])
-        for source, offset in zip(tail.tolist(), self._offsets(tail), strict=True):
-            run = host.run[source] if index is not None and offset >= 0 else None
-            block = -1
-            if run is not None and index is not None:
-                block = index.device_block(run, offset)
-            elif source in loaded:
-                block = loaded[source]
+        for source, node in zip(tail.tolist(), self._nodes_in(tail), strict=True):
+            block = loaded.get(source, -1) if node is None else self._on_device(node)
             if block >= 0:
-                device.hold(np.array([block], np.int64))
+                self._device.hold(np.array([block]))
             else:
-                block = int(device.draw(1)[0])
+                drawn = self._device.draw(1)
+                block = drawn.item()
                 pairs.append((source, block))
-                if run is not None and index is not None:
-                    index.reside(run, offset, np.array([block]))
-                else:
+                if node is None or self._index is None:
                     loaded[source] = block
+                else:
+                    self._index.reside(DEVICE, *node, drawn)
             tables.blocks[0, row, column] = block
             column += 1
         tables.set_num_blocks(row, column)
         tables.is_swapped[row] = False
         return tail
+
+
+def _pairs(parts: list[tuple[Blocks, Blocks]]) -> Pairs:
+    if not parts:
+        return NO_PAIRS
+    count = sum(len(sources) for sources, _ in parts)
+    pairs, stop = np.empty((count, 2), np.int32), 0
+    for sources, targets in parts:
+        start, stop = stop, stop + len(sources)
+        pairs[start:stop, 0], pairs[start:stop, 1] = sources, targets
+    return pairs

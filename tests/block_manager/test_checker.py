@@ -180,7 +180,7 @@ def close_the_path_of_an_open_run(manager):
 
 
 def swap_two_host_blocks(manager):
-    host = runs_of(manager)[2].host
+    host = runs_of(manager)[2].blocks[1]
     host[0], host[1] = host[1], host[0]
 
 
@@ -205,12 +205,11 @@ def empty_a_run(manager):
 
 
 def put_more_nodes_on_the_device_than_there_are(manager):
-    runs_of(manager)[3].length = 1
-    runs_of(manager)[3].num_device = 2
+    runs_of(manager)[3].blocks[0] = np.array([6, 7])
 
 
 def keep_a_node_that_resides_nowhere(manager):
-    runs_of(manager)[3].num_device = 0
+    runs_of(manager)[3].blocks[0] = None
 
 
 def mistake_the_run_of_a_block(manager):
@@ -223,14 +222,14 @@ def mistake_the_run_of_a_host_block(manager):
 
 def name_one_block_for_two_nodes(manager):
     run = runs_of(manager)[0]
-    run.blocks[0, 1] = run.blocks[0, 0]
+    run.blocks[0][1] = run.blocks[0][0]
 
 
 def evict_as_another_run(manager):
-    segments = manager._memory.device.free_list._lowest._segments
+    segments = manager._memory.device.free_list._queues[0]._segments
     number, blocks, nodes, when = segments.pop()
-    assert nodes is runs_of(manager)[3]
-    segments.append((number, blocks, runs_of(manager)[0], when))
+    assert nodes == (runs_of(manager)[3], 0, 1)
+    segments.append((number, blocks, (runs_of(manager)[0], 0, 1), when))
 
 
 def promise_and_do_not_draw(manager):
@@ -239,7 +238,7 @@ def promise_and_do_not_draw(manager):
 
 def evict_a_parent_before_its_child(manager):
     manager._memory.index.close_run(CHILD)
-    runs_of(manager)[0].num_device = 1
+    runs_of(manager)[0].blocks[0][1] = -1
 
 
 def miscount_the_attentive_rows(manager):
@@ -313,15 +312,15 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (forget_the_children, "5: run 0 counts children None; there are {1: 1}."),
     (mark_a_plain_block_as_carrying, "4: 6 device blocks carry a node; 5 nodes say that they reside there."),
     (forget_that_a_host_block_carries, "4: 1 host blocks carry a node; 2 nodes say that they reside there."),
-    (empty_a_run, "5: run 3 has 0 nodes, 1 on the device."),
-    (put_more_nodes_on_the_device_than_there_are, "5: run 3 has 1 nodes, 2 on the device."),
+    (empty_a_run, "5: run 3 has 0 nodes, and blocks or children of 1."),
+    (put_more_nodes_on_the_device_than_there_are, "5: run 3 has 1 nodes, and blocks or children of 2."),
     (keep_a_node_that_resides_nowhere, "5: the last node of run 3 resides nowhere and has no child."),
-    (mistake_the_run_of_a_block, "4: block 6 does not know that it holds node 3:0."),
+    (mistake_the_run_of_a_block, "4: device block 6 does not know that it holds node 3:0."),
     (mistake_the_run_of_a_host_block, "4: host block 0 does not know that it holds node 2:0."),
-    (name_one_block_for_two_nodes, "4: block 0 holds node 0:1 and one of run 0, too."),
+    (name_one_block_for_two_nodes, "4: device block 0 holds node 0:1 and one of run 0, too."),
     (evict_as_another_run, "4: device blocks [6] are to be evicted as nodes whose blocks are [0]."),
     (promise_and_do_not_draw, "6: 1 blocks are promised to rows and not drawn."),
-    (evict_a_parent_before_its_child, "5: run 1 is on the device and its parent node is not."),
+    (evict_a_parent_before_its_child, "5: a node of run 1 is on the device and its parent node is not."),
     (miscount_the_attentive_rows, "4: 2 rows have to look their next block up; 3 are counted."),
     (lose_a_path, "4: row 0 has no path."),
     (lose_the_path_of_an_open_run, "4: row 1 has no path."),
@@ -330,7 +329,7 @@ MEMORY_PLANTS: list[tuple[Callable[[BlockManager], None], str]] = [
     (lose_an_open_run, "4: row 1 extends a run that cannot be found."),
     (change_a_token_under_a_node, "4: row 0 stands on nodes of run 0 with other tokens than its own."),
     (change_a_token_of_a_run, "4: row 0 stands on nodes of run 0 with other tokens than its own."),
-    (name_another_block_than_the_node, "5: row 0 holds another block at column 1 than the node it stands on."),
+    (name_another_block_than_the_node, "5: row 0 holds device block 9 at column 1, which is not its node's."),
 ]
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from paged.block_manager.free_list import FreeList
-from paged.block_manager.runs import Run
 
 HELD = 7  # What the state of a block in somebody's hands looks like: anything above 0.
 
@@ -45,7 +44,7 @@ class Desk:
     def num_entries(self) -> int:
         return sum(
             len(blocks)
-            for queue in (self.free_list._lowest._swept, self.free_list._lowest._segments)
+            for queue in (self.free_list._queues[0]._swept, self.free_list._queues[0]._segments)
             for _, blocks, *_ in queue
         )
 
@@ -84,27 +83,6 @@ def test_the_oldest_content_is_evicted_first(desk):
 def test_a_segment_can_be_evicted_in_parts(desk):
     desk.cache([4, 2, 0])
     assert (desk.evict(1), desk.evict(2)) == ([4], [2, 0])
-
-
-def test_a_part_of_a_segment_takes_the_last_nodes_of_its_first_stretches(desk):
-    run, other = Run(0, b"", None, -1, -1, 1), Run(1, b"", None, -1, -1, 1)
-    desk.free_list.put_cached(np.array([5, 4, 3, 2, 1]), [(run, 4, 6), (other, 0, 3)])
-    taken = [(blocks.tolist(), nodes) for count in (1, 2, 2) for blocks, nodes, _ in desk.free_list.take_cached(count)]
-    assert taken == [([5], [(run, 5, 6)]), ([4, 3], [(run, 4, 5), (other, 2, 3)]), ([2, 1], [(other, 0, 2)])]
-
-
-def test_a_part_of_a_segment_takes_the_last_of_a_runs_first_nodes(desk):
-    run = Run(0, b"", None, -1, -1, 1)
-    desk.free_list.put_cached(np.array([3, 2, 1]), run)
-    taken = [(blocks.tolist(), nodes) for count in (1, 2) for blocks, nodes, _ in desk.free_list.take_cached(count)]
-    assert taken == [([3], [(run, 2, 3)]), ([2, 1], [(run, 0, 2)])]
-
-
-def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk):
-    desk.free_list.put_cached(np.array([2, 1, 0]), [(Run(0, b"", None, -1, -1, 1), 0, 3)])
-    desk.hit([0])
-    ((blocks, nodes, _),) = desk.free_list.take_cached(2)
-    assert (blocks.tolist(), nodes) == ([2, 1], None)
 
 
 def test_nothing_is_taken_when_nothing_is_wanted(desk):

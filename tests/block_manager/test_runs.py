@@ -20,8 +20,8 @@ def path_of(lengths: list[int]) -> tuple[Path, list[tuple[Run, int]]]:
     return path, nodes
 
 
-def nodes_of(segments: list[tuple[Run, int, int]]) -> list[tuple[Run, int]]:
-    return [(run, at) for run, offset, count in segments for at in range(offset, offset + count)]
+def nodes_of(spans: list[tuple[Run, int, int]]) -> list[tuple[Run, int]]:
+    return [(run, at) for run, first, stop in spans for at in range(first, stop)]
 
 
 LENGTHS = st.lists(st.integers(1, 4), max_size=5)
@@ -29,9 +29,9 @@ LENGTHS = st.lists(st.integers(1, 4), max_size=5)
 
 @settings(max_examples=100, derandomize=True)
 @given(LENGTHS, st.integers(0, 20))
-def test_segments_are_the_nodes_from_the_first_one_asked_for(lengths, first):
+def test_spans_are_the_nodes_from_the_first_one_asked_for(lengths, first):
     path, nodes = path_of(lengths)
-    assert nodes_of(path.segments(first)) == nodes[first:]
+    assert nodes_of(path.spans(first)) == nodes[first:]
 
 
 @settings(max_examples=100, derandomize=True)
@@ -41,15 +41,15 @@ def test_truncating_keeps_the_first_nodes(lengths, keeps):
     for keep in keeps:
         path.truncate(keep)
         nodes = nodes[:keep]
-        assert nodes_of(path.segments(0)) == nodes
+        assert nodes_of(path.spans(0)) == nodes
         assert path.published == len(nodes)
         assert (path.run, path.at) == (nodes[-1] if nodes else (None, -1))
 
 
-def test_segments_come_one_a_run():
+def test_spans_come_one_a_run():
     path, nodes = path_of([2, 3])
     first, second = nodes[0][0], nodes[-1][0]
-    assert path.segments(1) == [(first, 1, 1), (second, 0, 3)]
+    assert path.spans(1) == [(first, 1, 2), (second, 0, 3)]
 
 
 @pytest.fixture
@@ -87,8 +87,7 @@ def test_a_trimmed_run_keeps_the_tokens_of_what_is_left(manager):
 def test_a_trimmed_run_keeps_the_blocks_of_what_is_left(manager):
     run = only_run(manager)
     evict(manager, 3)
-    assert run.blocks is not None
-    assert (run.blocks.tolist(), run.blocks.base) == ([[0]], None)
+    assert (run.blocks[0].tolist(), run.blocks[0].base, run.blocks[1]) == ([0], None, None)
 
 
 def test_a_trimmed_run_forgets_the_hashes_of_what_is_gone(manager):
@@ -104,7 +103,7 @@ def test_a_trimmed_run_forgets_the_hashes_of_what_is_gone(manager):
 def test_an_evicted_run_lets_its_content_go(manager):
     run = only_run(manager)
     evict(manager, 4)
-    assert (run.tokens, run.blocks, run.parent) == (b"", None, None)
+    assert (run.tokens, run.blocks, run.parent) == (b"", [None, None], None)
 
 
 def test_an_evicted_run_is_found_no_more(manager):
