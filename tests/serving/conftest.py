@@ -1,4 +1,4 @@
-"""One server for all tests that ask something of a usual one, since each start takes some seconds; and programs without some library."""
+"""Servers that many tests ask, since each start takes some seconds; and programs without some library."""
 
 import pytest
 
@@ -16,6 +16,21 @@ sys.meta_path.insert(0, Finder())
 @pytest.fixture(scope="session")
 def usual_server():
     with served(max_sequences=8) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def impatient_server():
+    """One that waits for no slow client, and lets pages of one origin ask."""
+    options = {"header_timeout_s": 1.5, "body_timeout_s": 1.5, "allowed_origin": "https://a.example"}
+    with served(max_sequences=8, **options) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def odd_server():
+    """One with keys, with names for its model, and with a policy of the study."""
+    with served(api_key="sk-right", admin_key="sk-admin", served_model_name=["a", "b"], policy="static") as found:
         yield found
 
 
