@@ -57,6 +57,13 @@ def memory(num_blocks: int, block_size: int, **spec: Any) -> Any:
     return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[group])
 
 
+def asked_tier(host_blocks: Any, path: str | None = "paged.integrations.vllm.host_tier") -> Any:
+    """The fields of a KVTransferConfig that ask for a host tier."""
+    return SimpleNamespace(
+        kv_connector="HostTier", kv_connector_module_path=path, kv_connector_extra_config={"host_blocks": host_blocks}
+    )
+
+
 class Grammars:
     """vLLM's StructuredOutputManager, of which a grammar is a function from a token to whether it is taken."""
 

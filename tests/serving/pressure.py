@@ -45,8 +45,6 @@ class Seen:
     tokens: int = 0
     prompt_tokens: int = 0
     whole: int = 0
-    told_to_come: int = 0
-    let_in_then: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -85,10 +83,8 @@ async def press(port: int, asked: list[Asked], num: int, seed: int, *, at_once: 
             heard = await ask(port, "/v1/completions", body, headers={"x-tenant": tenant}, **how)
             if heard.status == 429 and heard.error is not None and heard.error["code"] == "overloaded":
                 _judge(seen, one_, heard, how, number)
-                seen.told_to_come += 1
                 await asyncio.sleep(float(heard.headers["retry-after-ms"]) / 1000)
                 heard = await ask(port, "/v1/completions", body, headers={"x-tenant": tenant}, **how)
-                seen.let_in_then += heard.status != 429
             _judge(seen, one_, heard, how, number)
 
     tasks = []

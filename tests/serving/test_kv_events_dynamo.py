@@ -13,8 +13,7 @@ dynamo = pytest.importorskip("dynamo._core", reason="ai-dynamo-runtime is not in
 pytest.importorskip("zmq")
 
 from .http_client import ask  # noqa: E402, TID252
-from .serving_process import served  # noqa: E402, TID252
-from .test_pressure import free_port  # noqa: E402, TID252
+from .serving_process import free_port, served  # noqa: E402, TID252
 
 BLOCK = 16
 PROMPT = list(range(100, 100 + 4 * BLOCK))

@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
-import socket
-import time
-from threading import Event, Thread
+import re
 
 import pytest
 
@@ -21,79 +18,34 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_subscriber import KvSubscriber
 
-from .http_client import get  # noqa: TID252
+from .http_client import got  # noqa: TID252
 from .pressure import press, requests  # noqa: TID252
-from .serving_process import served  # noqa: TID252
+from .serving_process import free_port, served  # noqa: TID252
 
 NUM = int(os.environ.get("PAGED_SERVED", "300"))
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-class Reader(Thread):
-    """Follows the KV events, from the beginning or from later on; one that is forgetful stops listening now and then, and asks for what it missed."""
-
-    def __init__(self, ports: tuple[int, int], *, begins_after_s: float, is_forgetful: bool) -> None:
-        super().__init__(daemon=True)
-        self.index = KvIndex()
-        self.failure: BaseException | None = None
-        self.num_batches = 0
-        self._ports = ports
-        self._begins_after_s = begins_after_s
-        self._is_forgetful = is_forgetful
-        self._random = random.Random(begins_after_s)
-        self.is_over = Event()
-
-    def run(self) -> None:
-        try:
-            time.sleep(self._begins_after_s)
-            endpoints = [f"tcp://127.0.0.1:{port}" for port in self._ports]
-            while not self.is_over.is_set():
-                # A subscriber that is made anew knows nothing: the index does, and is told all again.
-                self.index = KvIndex()
-                with KvSubscriber(*endpoints) as subscriber:
-                    until = time.monotonic() + (self._random.uniform(0.5, 3.0) if self._is_forgetful else 1e9)
-                    while time.monotonic() < until and not self.is_over.is_set():
-                        self._take(subscriber)
-                    # All that was sent before the end.
-                    end = time.monotonic() + 600
-                    while self.is_over.is_set() and time.monotonic() < end:
-                        self._take(subscriber)
-                        if subscriber.is_current:
-                            self._take(subscriber)
-                            return
-        except BaseException as error:
-            self.failure = error
-
-    def _take(self, subscriber: KvSubscriber) -> None:
-        for seq, batch in subscriber.take(0.1):
-            self.num_batches += 1
-            self.index.apply(seq, batch)
-
-
 def figure(page: str, name: str, **labels: str) -> float:
     """The sum of a metric's series that have these labels."""
-    total = 0.0
-    for line in page.splitlines():
-        if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
-            total += float(line.rsplit(" ", 1)[1])
-    return total
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    series = re.findall(rf"^{name}{{(.*)}} (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for given, value in series if all(each in given for each in wanted))
+
+
+def followed(subscriber: KvSubscriber, index: KvIndex) -> dict[str, set[object]]:
+    """What each medium holds, by an index that has applied all that there is."""
+    while (batches := subscriber.take(0.5)) or not subscriber.is_current:
+        for seq, batch in batches:
+            assert index.apply(seq, batch)
+    return {medium: set(index.held(medium)) for medium in ("GPU", "CPU")}
 
 
 @pytest.mark.slow
 def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     ports = free_port(), free_port()
-    events = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://127.0.0.1:{ports[0]}".replace("127.0.0.1", "*"),
-        "replay_endpoint": f"tcp://127.0.0.1:{ports[1]}".replace("127.0.0.1", "*"),
-        "buffer_steps": 50,
-    }
+    events = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{ports[0]}", "buffer_steps": 50}
+    events["replay_endpoint"] = f"tcp://*:{ports[1]}"
+    endpoints = [f"tcp://127.0.0.1:{port}" for port in ports]
     asked = requests(min(NUM, 300), seed=1)
     with served(
         # The longest request alone takes 11 of the blocks; 24 would take 150.
@@ -107,47 +59,35 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
         kv_events_config=json.dumps(events),
         env={"PAGED_CHECK": "1"} if NUM <= 1000 else {},
     ) as server:
-        readers = [
-            Reader(ports, begins_after_s=0.0, is_forgetful=False),
-            Reader(ports, begins_after_s=1.5, is_forgetful=False),
-            Reader(ports, begins_after_s=0.0, is_forgetful=True),
-        ]
-        for reader in readers:
-            reader.start()
-        seen = asyncio.run(press(server.port, asked, NUM, seed=2))
-        assert seen.wrong == []
-        assert seen.ends["lost"] == 0
-        assert seen.whole > NUM / 3
-
-        async def look():
-            until = time.monotonic() + 600
-            while (await get(server.port, "/load")).body["server_load"]:
-                assert time.monotonic() < until
-                await asyncio.sleep(0.05)
+        with KvSubscriber(*endpoints) as from_the_beginning:
+            followed(from_the_beginning, known := KvIndex())
+            seen = asyncio.run(press(server.port, asked, NUM, seed=2))
+            assert seen.wrong == []
+            assert seen.ends["lost"] == 0
+            assert seen.whole > NUM / 3
+            server.wait_until(lambda: not got(server, "/load").body["server_load"])
             # The latest figures come with a step, so one more is made.
-            await press(server.port, asked[:1], 1, seed=3)
-            page = (await get(server.port, "/metrics")).body
-            while (
-                figure(page, "paged:blocks", state="used") or figure(page, "vllm:generation_tokens_total") < seen.tokens
-            ):
-                assert time.monotonic() < until, page
-                await asyncio.sleep(0.05)
-                page = (await get(server.port, "/metrics")).body
-            index = (await get(server.port, "/debug/index")).body
-            violations = (await get(server.port, "/debug/check")).body
-            for reader in readers:
-                reader.is_over.set()
-            return page, index, violations
+            asyncio.run(press(server.port, asked[:1], 1, seed=3))
 
-        page, index, violations = asyncio.run(look())
-        assert violations == []
-        for reader in readers:
-            reader.join(600)
-            assert reader.failure is None
-            assert not reader.is_alive()
-            assert reader.num_batches > 0
-            for tier, medium in (("device", "GPU"), ("host", "CPU")):
-                assert set(reader.index.held(medium)) == {int(key[-16:], 16) for key in index[tier]}
+            def metrics() -> str:
+                return got(server, "/metrics").body
+
+            server.wait_until(
+                lambda: (
+                    not figure(metrics(), "paged:blocks", state="used")
+                    and figure(metrics(), "vllm:generation_tokens_total") >= seen.tokens
+                )
+            )
+            shown = got(server, "/debug/index").body
+            held = {
+                medium: {int(key[-16:], 16) for key in shown[tier]}
+                for tier, medium in (("device", "GPU"), ("host", "CPU"))
+            }
+            assert followed(from_the_beginning, known) == held
+        with KvSubscriber(*endpoints) as late:
+            assert followed(late, KvIndex()) == held
+        assert got(server, "/debug/check").body == []
+        page = metrics()
 
     assert figure(page, "paged:blocks", state="used") == 0
     assert figure(page, "paged:blocks", state="free") + figure(page, "paged:blocks", state="cached") == 40
@@ -162,9 +102,6 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     assert figure(page, "vllm:generation_tokens_total") >= seen.tokens
     assert figure(page, "vllm:request_prompt_tokens_sum") >= seen.prompt_tokens
     assert figure(page, "vllm:num_preemptions_total") > 0
-    batches = ", ".join(f"{reader.num_batches:,}" for reader in readers)
     preempted = figure(page, "vllm:num_preemptions_total")
     print(f"{NUM:,} requests, {seen.whole:,} of them compared: {dict(seen.ends)}, {dict(seen.codes)}")
-    print(
-        f"{seen.tokens:,} tokens seen, {preempted:,.0f} preemptions; batches of KV events that each reader took: {batches}"
-    )
+    print(f"{seen.tokens:,} tokens seen, {preempted:,.0f} preemptions")
