@@ -15,23 +15,12 @@ import numpy as np
 from integrations import vllm_things
 
 from paged import Output
-from paged.errors import DuplicateRequest, NeverFits, UnknownRequest
+from paged.errors import DuplicateRequest, NeverFits
 from paged.testing import Capabilities
 from paged.testing.world import World
 
-CAPABILITIES = Capabilities(
-    fork=False,
-    host_tier=False,
-    host_content=False,
-    retention=False,
-    groups=False,
-    external_tokens=False,
-    cancel=False,
-    drafts=False,
-    reserve=False,
-)
-
-
+LACKS = ("fork", "host_tier", "host_content", "retention", "groups", "external_tokens", "cancel", "drafts", "reserve")
+CAPABILITIES = Capabilities(**dict.fromkeys(LACKS, False))
 Share = tuple[list[int], list[int], list[int]]
 """Tokens, positions and slots that a request computes in a step."""
 
@@ -115,7 +104,7 @@ class Plugged:
     is_ahead = False
     runner_class = Runner
 
-    def __init__(self, world: World, *, scheduling_policy: str = "fcfs", **given: Any) -> None:
+    def __init__(self, world: World) -> None:
         self.core = vllm_things.plug_in(
             world.num_blocks,
             world.block_size,
@@ -123,9 +112,7 @@ class Plugged:
             max_num_batched_tokens=world.max_tokens_per_step,
             max_model_len=world.max_model_len or 1 << 30,
             is_ahead=self.is_ahead,
-            policy=scheduling_policy,
             additional_config={"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}},
-            **given,
         )
         self.manager = self.core.manager
         self.runner = self.runner_class(world.block_size)
@@ -180,8 +167,8 @@ class Plugged:
     def update(self, batch: Any, token_ids: Any, counts: Any = None, now: float = 0.0) -> list[Output]:
         """The step ran: sampled tokens, one of each row that samples unless `counts` say otherwise."""
         self.now = now
+        late, self.late = self.late, []
         if batch.is_empty:
-            late, self.late = self.late, []
             return late
         each = batch.samples.astype(np.int64) if counts is None else np.asarray(counts)
         stops, tokens = each.cumsum().tolist(), np.asarray(token_ids).tolist()
@@ -190,18 +177,13 @@ class Plugged:
             for id, stop, count in zip(batch.ids.tolist(), stops, each.tolist(), strict=True)
         }
         self.runner.sampled(batch, sampled)
-        late, self.late = self.late, []
         return late + self._ended(sampled) + self._end_empty_ones()
 
     def abort(self, id: str, /) -> Output | None:
-        try:
-            self.core.decisions.status(id)
-        except UnknownRequest:
-            raise UnknownRequest(id) from None
-        status = self.core._live[id].request.status.__class__ if id in self.core._live else None
-        if status is None:
+        self.core.decisions.status(id)
+        if id not in self.core._live:
             return None
-        self.core.finish_requests(id, status.FINISHED_ABORTED)
+        self.core.finish_requests(id, self.core._live[id].request.status.__class__.FINISHED_ABORTED)
         return Output(id, 0, [], "abort")
 
     def __getattr__(self, name: str) -> Any:
@@ -218,19 +200,9 @@ class Plugged:
     def _ended(self, sampled: dict[str, list[int]]) -> list[Output]:
         output, _ = self.out.pop(0)
         made = self.core.update_from_output(output, vllm_things.answer(output, sampled))
-        return [
-            Output(
-                each.request_id,
-                0,
-                list(each.new_token_ids),
-                None if each.finish_reason is None else self._word(each.finish_reason),
-            )
-            for outputs in made.values()
-            for each in outputs.outputs
-        ]
-
-    def _word(self, reason: Any) -> str:
-        return str(reason.name).lower()
+        ended = [each for outputs in made.values() for each in outputs.outputs]
+        reasons = [None if each.finish_reason is None else each.finish_reason.name.lower() for each in ended]
+        return [Output(each.request_id, 0, [*each.new_token_ids], why) for each, why in zip(ended, reasons)]
 
     def compare(self, batch: Any, computed: dict[str, Share]) -> None:
         bounds = batch.query_start_loc.tolist()
