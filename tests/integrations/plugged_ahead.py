@@ -3,8 +3,6 @@
 step 7: "a" samples, and has a place without a value | step 8: the last token of "a" comes from the device, where step 7 left it
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from integrations.plugged import Plugged, Runner, Share, UnlikeDecided

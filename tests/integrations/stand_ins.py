@@ -4,8 +4,6 @@ What a name is made of comes from `vllm_interface.json` (see conformance/vllm/re
 written here. Where vLLM is installed nothing of this is used: the same tests run on vLLM's own classes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import json

@@ -1,8 +1,6 @@
 """vLLM's objects for tests of the plug-in: its own where it is installed, stand-ins where it is not: of 0.32, or of the
 version that VLLM_RECORD names. Importing this decides which."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from types import SimpleNamespace

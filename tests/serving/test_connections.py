@@ -1,7 +1,5 @@
 """Connections: hosts, heads and bodies that are too long, too slow or none, clients that close one half or both, TLS, and browsers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The page in headless Chromium, of a server that stands still while one looks: who waits, one request's life, keys, sizes and colours."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """What ships a server: its files say what the command and the settings take, and the tools that read them find nothing wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Who is let in when too many come, and whether who was told to come again is let in then."""
 
-from __future__ import annotations
-
 import heapq
 import random
 

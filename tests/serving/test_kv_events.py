@@ -1,7 +1,5 @@
 """KV events over sockets: what is on the wire, what is told again, and a reader that has the engine's index whatever it lost."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """Dynamo's own index, which picks the replica that has most of a prompt, finds the blocks of a running server: `make dynamo` installs it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """A reader of KV events that loses some, comes late or outlives the publisher has what the memory layer holds; all of it without sockets."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

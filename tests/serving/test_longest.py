@@ -1,7 +1,5 @@
 """How long a sequence may become, as the front tells it from what the engine said of itself."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Many long answers to one prompt: each has the tokens that were asked for, or the request is refused with numbers that would do."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")

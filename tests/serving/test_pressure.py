@@ -4,8 +4,6 @@ alone, nothing is left behind, the metrics add up with what clients saw, and rea
 PAGED_SERVED is the number of requests; `make served` asks for 10,000.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

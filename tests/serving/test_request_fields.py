@@ -1,7 +1,5 @@
 """Fields of a request: each is heeded, or refused by its name, and those that change no answer are taken."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")

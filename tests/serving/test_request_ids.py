@@ -1,7 +1,5 @@
 """Names of requests: a client's own is for logs, and the server's is unique. Whose request it is decides who sees it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

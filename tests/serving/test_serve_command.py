@@ -1,7 +1,5 @@
 """`paged serve` from outside: its options and vLLM's, what it refuses, what it says, and how a signal ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,8 +1,6 @@
 """What goes wrong around a server, one fault a test: nonsense that is asked, clients that go, an engine that is killed, a full disk, a clock that
 jumps. Each has an answer of its own, and nobody else notices."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

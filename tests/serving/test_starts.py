@@ -1,7 +1,5 @@
 """What a server says before its engine takes requests for the first time, and between two engines."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Answers that have a form, over HTTP: what cannot be followed is the client's to mend, and nobody waits for another's form."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """`paged top` and the feed that it reads: what is drawn, what a pipe gets, and the one line of each thing that may be wrong."""
 
-from __future__ import annotations
-
 import re
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The watcher: its pictures and its stories against a naive account of the same run, from what the engine says to anybody."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from importlib.util import find_spec

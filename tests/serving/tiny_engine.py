@@ -1,7 +1,5 @@
 """What the tests of KV events share: a tiny engine without a model, and its manager's contents as a router's index shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 from typing import Any
