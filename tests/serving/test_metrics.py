@@ -374,12 +374,6 @@ def test_a_models_name_may_hold_anything():
         }
 
 
-def test_two_servers_in_a_process_share_nothing(metrics):
-    other = Metrics("model")
-    metrics.ended(RECORD)
-    assert series(other)["vllm:e2e_request_latency_seconds_count"] == 0
-
-
 def test_a_registry_that_is_given_is_the_one_that_is_filled():
     registry = CollectorRegistry()
     assert Metrics("model", registry).registry is registry

@@ -93,13 +93,8 @@ def test_options_change_what_they_name(settings_of):
         *("--served-model-name", "a", "--served-model-name", "b", "--kv-events-config", '{"publisher": "zmq"}'),
     )
     engine = SERVED.but(model="a/folder", max_model_len=16384, batch_invariant=False)
-    assert found == Settings(
-        engine=engine,
-        port=0,
-        api_keys=("one", "two"),
-        served_model_names=("a", "b"),
-        kv_events=KvEventsConfig(publisher="zmq"),
-    )
+    named = {"api_keys": ("one", "two"), "served_model_names": ("a", "b")}
+    assert found == Settings(engine=engine, port=0, kv_events=KvEventsConfig(publisher="zmq"), **named)
 
 
 def test_keys_come_from_the_environment_too(settings_of, monkeypatch):
