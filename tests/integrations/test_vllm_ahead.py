@@ -39,7 +39,7 @@ def reasons(made):
 
 
 def test_a_step_counts_the_token_that_the_one_before_it_samples_and_what_goes_beyond_the_end_is_not_scheduled():
-    queue = Queue(request("a", [1, 2], sampling={"max_tokens": 2}))
+    queue = Queue(request("a", [1, 2], most=2))
     queue.step()
     output, made = queue.step()
     told = output.scheduled_cached_reqs
@@ -83,9 +83,7 @@ def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_bl
 
 
 def test_two_that_say_the_same_are_told_of_each_others_blocks_only_when_their_tokens_are_known():
-    queue = Queue(num_blocks=20)
-    for id in ("a", "b"):
-        queue.core.add_request(request(id, [1, 2, 3], sampling={"max_tokens": 9}))
+    queue = Queue(*(request(id, [1, 2, 3], most=9) for id in "ab"), num_blocks=20)
     resumed = set()
     while queue.core.get_num_unfinished_requests():
         told = queue.step()[0].scheduled_cached_reqs
@@ -97,9 +95,7 @@ def test_two_that_say_the_same_are_told_of_each_others_blocks_only_when_their_to
 
 
 def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():
-    queue = Queue(num_blocks=20, use_v2_model_runner=True)
-    for id in ("a", "b"):
-        queue.core.add_request(request(id, [1, 2, 3], sampling={"max_tokens": 9}))
+    queue = Queue(*(request(id, [1, 2, 3], most=9) for id in "ab"), num_blocks=20, use_v2_model_runner=True)
     told = []
     while queue.core.get_num_unfinished_requests():
         output = queue.step()[0]
@@ -113,7 +109,7 @@ def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():
 
 def test_a_grammar_masks_a_step_when_it_has_seen_the_token_of_the_one_before():
     grammar = SimpleNamespace(grammar=lambda token: True)
-    core = core_of(request("a", [1, 2], sampling={"max_tokens": 3}, structured_output_request=grammar), is_ahead=True)
+    core = core_of(request("a", [1, 2], most=3, structured_output_request=grammar), is_ahead=True)
     first = core.schedule()
     assert first.has_structured_output_requests and not first.pending_structured_output_tokens
     assert core.get_grammar_bitmask(first).structured_output_request_ids == ["a"]
@@ -138,7 +134,7 @@ def test_a_grammar_of_a_request_that_has_ended_meanwhile_masks_nothing():
 
 
 def test_a_reset_while_two_steps_are_out_drops_what_they_sample_and_computes_it_again():
-    queue = Queue(request("a", [1, 2, 3], sampling={"max_tokens": 4}))
+    queue = Queue(request("a", [1, 2, 3], most=4))
     queue.step()
     queue.step()
     queue.schedule()

@@ -39,9 +39,7 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
     slots = cache.view(-1)
     tier, runner = tier_over(cache, num_blocks + 1, host_blocks), Runner(BLOCK_SIZE)
     for k in range(14):
-        core.add_request(
-            request(f"r{k}", [chance.randrange(3) for _ in range(chance.randint(1, 9))], sampling={"max_tokens": 9})
-        )
+        core.add_request(request(f"r{k}", [chance.randrange(3) for _ in range(chance.randint(1, 9))], most=9))
     for _ in range(400):
         if not core.get_num_unfinished_requests():
             break

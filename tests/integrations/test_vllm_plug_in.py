@@ -23,7 +23,7 @@ def names(made):
 
 
 def test_a_request_is_told_once_and_then_by_what_changes():
-    core = core_of(request("a", [1, 2, 3], sampling={"max_tokens": 3}))
+    core = core_of(request("a", [1, 2, 3], most=3))
     output, made = step(core)
     (new,) = output.scheduled_new_reqs
     assert (new.req_id, new.prompt_token_ids, new.num_computed_tokens) == ("a", [1, 2, 3], 0)
@@ -55,7 +55,7 @@ def test_a_stop_id_ends_a_request_and_is_named_and_the_end_of_sequence_is_not():
 
 
 def test_a_prompt_that_another_one_has_computed_is_found_and_the_statistics_say_so():
-    core = core_of(request("a", [1, 2, 3, 4, 5], sampling={"max_tokens": 1}), log_stats=True)
+    core = core_of(request("a", [1, 2, 3, 4, 5], most=1), log_stats=True)
     step(core)
     core.add_request(request("b", [1, 2, 3, 4, 9]))
     output = core.schedule()
@@ -68,9 +68,7 @@ def test_a_prompt_that_another_one_has_computed_is_found_and_the_statistics_say_
 
 
 def test_two_that_come_together_share_what_one_of_them_computes():
-    core = plug_in()
-    for id in ("a", "b"):
-        core.add_request(request(id, [1, 2, 3, 4, 5]))
+    core = core_of(*(request(id, [1, 2, 3, 4, 5]) for id in "ab"))
     output, _ = step(core)
     tables = {new.req_id: new.block_ids[0] for new in output.scheduled_new_reqs}
     assert tables["a"][:2] == tables["b"][:2] and tables["a"][2] != tables["b"][2]
@@ -95,12 +93,7 @@ def test_a_request_that_wants_log_probabilities_of_its_prompt_reads_no_cache():
 
 
 def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
-    core = core_of(
-        request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}),
-        request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}),
-        num_blocks=6,
-        log_stats=True,
-    )
+    core = core_of(request("a", [1, 2, 3, 4], most=7), request("b", [6, 7, 8, 9], most=7), num_blocks=6, log_stats=True)
     resumed, events, ended = set(), [], {}
     for _ in range(40):
         output, made = step(core)
@@ -116,7 +109,7 @@ def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
 def test_a_request_is_held_from_when_it_comes_until_it_ends():
     core = plug_in()
     assert not core.has_request("a")
-    core.add_request(request("a", [1, 2], sampling={"max_tokens": 1}))
+    core.add_request(request("a", [1, 2], most=1))
     assert core.has_request("a")
     step(core)
     assert not core.has_request("a")
@@ -247,7 +240,7 @@ def test_log_probabilities_go_with_their_request():
 
 def test_each_client_hears_of_its_own_requests_and_one_of_them_the_statistics():
     core = core_of(
-        request("a", [1, 2], client_index=0, sampling={"max_tokens": 1}),
+        request("a", [1, 2], client_index=0, most=1),
         request("b", [3], client_index=3),
         log_stats=True,
         include_finished_set=True,
@@ -269,7 +262,7 @@ def test_each_client_hears_of_its_own_requests_and_one_of_them_the_statistics():
 def test_adapters_beyond_the_runners_slots_wait_until_one_is_free():
     core = plug_in(lora_config=SimpleNamespace(max_loras=1))
     for id, name in (("a", "x"), ("b", "y"), ("c", "x")):
-        core.add_request(request(id, [1, 2], lora_request=SimpleNamespace(lora_name=name), sampling={"max_tokens": 2}))
+        core.add_request(request(id, [1, 2], lora_request=SimpleNamespace(lora_name=name), most=2))
     assert set(step(core)[1]) == {"a", "c"}
     assert core.make_stats() is None
     step(core)
@@ -283,7 +276,7 @@ def pause(core, name):
 
 
 def test_while_new_ones_are_paused_those_that_run_go_on():
-    core = core_of(request("a", [1, 2], sampling={"max_tokens": 2}), request("b", [3]), max_num_seqs=1)
+    core = core_of(request("a", [1, 2], most=2), request("b", [3]), max_num_seqs=1)
     step(core)
     pause(core, "PAUSED_NEW")
     core.add_request(request("c", [4]))
@@ -307,7 +300,7 @@ def test_while_all_are_paused_nothing_runs_and_then_everything_goes_on():
 
 
 def test_a_reset_while_requests_run_computes_them_again_and_their_answers_go_on():
-    core = core_of(request("a", [1, 2, 3], sampling={"max_tokens": 4}))
+    core = core_of(request("a", [1, 2, 3], most=4))
     step(core, {"a": [5]})
     step(core, {"a": [6]})
     assert core.reset_prefix_cache() is False
@@ -327,7 +320,7 @@ def test_a_reset_while_requests_run_computes_them_again_and_their_answers_go_on(
 
 def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
     core = core_of(
-        request("a", [1, 2], sampling={"max_tokens": 9, "stop_token_ids": [8]}),
+        request("a", [1, 2], most=9, sampling={"stop_token_ids": [8]}),
         log_stats=True,
         num_speculative_tokens=3,
         speculative_config=SimpleNamespace(method="ngram"),
@@ -351,7 +344,7 @@ def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
 
 def test_drafts_that_nobody_judged_are_not_counted():
     core = core_of(
-        request("a", [1, 2], sampling={"max_tokens": 9}),
+        request("a", [1, 2], most=9),
         log_stats=True,
         num_speculative_tokens=3,
         speculative_config=SimpleNamespace(method="ngram"),
@@ -411,10 +404,7 @@ def test_priorities_count_where_vllm_says_so():
 
 def test_a_v2_runner_is_told_a_table_that_was_replaced_as_a_new_request():
     core = core_of(
-        request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}),
-        request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}),
-        num_blocks=6,
-        use_v2_model_runner=True,
+        request("a", [1, 2, 3, 4], most=7), request("b", [6, 7, 8, 9], most=7), num_blocks=6, use_v2_model_runner=True
     )
     told = []
     for _ in range(40):

@@ -13,9 +13,9 @@ if not IS_REAL:
     stand_ins.install(os.environ.get("VLLM_RECORD", ""))
 
 
-def request(id: str, prompt: list[int], *, sampling: dict[str, Any] | None = None, **given: Any) -> Any:
-    """A vllm.v1.request.Request; `sampling` are fields of its SamplingParams."""
-    asked = dict(sampling or {})
+def request(id: str, prompt: list[int], *, most: int = 16, sampling: dict[str, Any] | None = None, **given: Any) -> Any:
+    """A vllm.v1.request.Request for so many tokens at most; `sampling` are further fields of its SamplingParams."""
+    asked = {"max_tokens": most} | (sampling or {})
     if not IS_REAL:
         return stand_ins.StandInRequest(id, prompt, stand_ins.sampling(**asked), **given)
     from vllm.sampling_params import SamplingParams

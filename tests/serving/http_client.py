@@ -17,6 +17,7 @@ LIMIT_S = 600.0
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
 LONG = USUAL | {"max_tokens": 900, "ignore_eos": True, "stream": True}
+DRAWN = LONG | {"max_tokens": 1000, "n": 8, "temperature": 1.0}
 
 
 @dataclass

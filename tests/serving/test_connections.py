@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from .http_client import LONG, TEXT, USUAL  # noqa: TID252
+from .http_client import DRAWN, LONG, TEXT, USUAL  # noqa: TID252
 from .serving_process import served  # noqa: TID252
 
 CLOSE = "connection: close\r\n"
@@ -101,7 +101,7 @@ def gone_from(server):
 def test_a_client_that_closes_both_halves_ends_its_request(streams, server):
     num_gone = len(gone_from(server))
     connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(request(LONG | {"n": 8, "temperature": 1.0, "stream": streams}))
+    connection.sendall(request(DRAWN | {"stream": streams}))
     connection.close()
     server.wait_until(lambda: len(gone_from(server)) > num_gone)
     assert gone_from(server)[-1]["error"] == "client_gone"
@@ -112,9 +112,8 @@ def test_a_body_that_a_closed_half_leaves_unfinished_is_not_waited_for(server):
 
 
 def test_the_head_of_a_next_request_that_comes_too_slowly_does_not_break_into_an_answer():
-    body = LONG | {"n": 8, "temperature": 1.0, "seed": 1}
     with served(header_timeout_s=0.2, log="off") as server:
-        heard = talk(server, request(body) + b"GET /health HTTP/1.1\r\nx-a: ")
+        heard = talk(server, request(DRAWN) + b"GET /health HTTP/1.1\r\nx-a: ")
     answer, is_whole, rest = heard.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert is_whole and answer.count(b"HTTP/1.1 ") == 1
     assert rest == b""

@@ -25,7 +25,7 @@ from paged.serving import server as serving
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import SERVED, Settings, Tenant
 
-from .http_client import LONG, TEXT, USUAL, ask, get, got, run  # noqa: TID252
+from .http_client import DRAWN, LONG, TEXT, USUAL, ask, get, got, run  # noqa: TID252
 from .serving_process import END_S, READY, started  # noqa: TID252
 
 SERVE = [sys.executable, "-m", "paged", "serve"]
@@ -254,7 +254,7 @@ def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more(number
 def streaming(server):
     """The answer to a long request, whose first event has come."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=END_S)) as connection:
-        connection.request("POST", TEXT, json.dumps(LONG | {"n": 8}), {"content-type": "application/json"})
+        connection.request("POST", TEXT, json.dumps(DRAWN), {"content-type": "application/json"})
         with connection.getresponse() as answer:
             assert answer.status == 200
             assert answer.readline().startswith(b"data: ")

@@ -13,10 +13,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from .http_client import LONG, TEXT, USUAL, Heard, ask, asked, get, got, run  # noqa: TID252
+from .http_client import DRAWN, LONG, TEXT, USUAL, Heard, ask, asked, get, got, run  # noqa: TID252
 from .serving_process import imported_first, served, started  # noqa: TID252
-
-DRAWN = LONG | {"max_tokens": 1000, "n": 8, "temperature": 1.0}
 
 
 def is_served(server) -> bool:
