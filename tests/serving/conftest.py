@@ -42,3 +42,19 @@ def run_without(run_python, repository):
         return run_python("-c", WITHOUT.format(names=names) + program, env={"PYTHONPATH": str(repository)})
 
     return run
+
+
+@pytest.fixture
+def settings_of(monkeypatch, capsys):
+    """The settings of a server with these arguments, which the command takes, without beginning one."""
+    pytest.importorskip("uvicorn")
+    serving = pytest.importorskip("paged.serving.server")
+    from paged.cli import app
+
+    def call(*arguments):
+        found = []
+        monkeypatch.setattr(serving, "serve", lambda settings, on_ready: found.append(settings) or True)
+        assert app.run(["serve", *map(str, arguments)]) == 0, capsys.readouterr().err
+        return found[0]
+
+    return call

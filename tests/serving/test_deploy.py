@@ -9,7 +9,6 @@ import tomllib
 
 import pytest
 
-from paged.cli import app
 from paged.serving.settings import read_settings
 
 
@@ -29,21 +28,6 @@ def entry(dockerfile):
     return json.loads(re.search(r"^ENTRYPOINT (\[.*\])$", dockerfile, flags=re.MULTILINE)[1])
 
 
-@pytest.fixture
-def taken(monkeypatch, capsys):
-    """The settings of a server with these arguments, which the command takes."""
-    pytest.importorskip("uvicorn")
-    serving = pytest.importorskip("paged.serving.server")
-    begun = []
-    monkeypatch.setattr(serving, "serve", lambda settings, on_ready: begun.append(settings) or True)
-
-    def call(arguments):
-        assert app.run(arguments) == 0, capsys.readouterr().err
-        return begun[0]
-
-    return call
-
-
 def test_the_sample_of_settings_is_read_and_nobody_has_a_key_of_it(deploy):
     settings = read_settings(deploy / "serve.toml", {}, {})
     assert [tenant.name for tenant in settings.tenants] == ["product", "research"]
@@ -54,9 +38,9 @@ def test_the_sample_of_settings_is_read_and_nobody_has_a_key_of_it(deploy):
     assert keys and all(re.fullmatch(r"sha256:(.)\1{63}", key) for key in keys)
 
 
-def test_the_image_begins_a_server_that_the_command_knows(dockerfile, entry, taken):
-    assert entry[0] == "paged"
-    found = taken(entry[1:])
+def test_the_image_begins_a_server_that_the_command_knows(dockerfile, entry, settings_of):
+    assert entry[:2] == ["paged", "serve"]
+    found = settings_of(*entry[2:])
     assert (found.host, found.port) == ("0.0.0.0", 8000)
     assert f"EXPOSE {found.port}" in dockerfile and f"http://127.0.0.1:{found.port}/health" in dockerfile
 
@@ -73,11 +57,13 @@ def test_the_image_runs_as_no_root_and_holds_what_is_there(dockerfile, repositor
     assert set(extras) <= set(known)
 
 
-def test_the_unit_begins_a_server_and_gives_it_the_time_to_drain(deploy, taken):
+def test_the_unit_begins_a_server_and_gives_it_the_time_to_drain(deploy, settings_of):
     unit = dict(re.findall(r"^([A-Z]\w*)=(.*)$", (deploy / "paged.service").read_text(), flags=re.MULTILINE))
     assert unit["LoadCredential"].startswith("serve.toml:")
     line = unit["ExecStart"].replace("${CREDENTIALS_DIRECTORY}/serve.toml", str(deploy / "serve.toml"))
-    settings = taken(shlex.split(line)[1:])
+    _, command, *arguments = shlex.split(line)
+    assert command == "serve"
+    settings = settings_of(*arguments)
     assert unit["KillMode"] == "mixed"
     assert float(unit["TimeoutStopSec"]) >= settings.shutdown_timeout_s + 10
     assert int(unit["LimitNOFILE"]) >= settings.max_connections + 256
@@ -108,11 +94,11 @@ def composed(deploy):
     return yaml_of(deploy / "compose.yaml")
 
 
-def test_the_composed_server_has_its_settings_its_key_and_the_time_to_drain(composed, deploy, entry, taken):
+def test_the_composed_server_has_its_settings_its_key_and_the_time_to_drain(composed, deploy, entry, settings_of):
     service = composed["services"]["paged"]
     mounted = dict(volume.split(":")[:2][::-1] for volume in service["volumes"])
-    command = [*entry[1:], *service["command"]]
-    settings = taken([str(deploy / mounted[each]) if each in mounted else each for each in command])
+    arguments = [*entry[2:], *service["command"]]
+    settings = settings_of(*(deploy / mounted[each] if each in mounted else each for each in arguments))
     assert settings.tenants and settings.host == "0.0.0.0"
     assert float(service["stop_grace_period"].removesuffix("s")) >= settings.shutdown_timeout_s + 10
     assert service["ulimits"]["nofile"] >= settings.max_connections + 256

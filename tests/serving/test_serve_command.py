@@ -32,19 +32,6 @@ SERVE = [sys.executable, "-m", "paged", "serve"]
 
 
 @pytest.fixture
-def settings_of(monkeypatch, capsys):
-    """The settings that a server with these arguments has, without beginning one."""
-
-    def call(*arguments):
-        found = []
-        monkeypatch.setattr(serving, "serve", lambda settings, on_ready: found.append(settings) or True)
-        assert app.run(["serve", *map(str, arguments)]) == 0, capsys.readouterr().err
-        return found[0]
-
-    return call
-
-
-@pytest.fixture
 def refused(monkeypatch, capsys):
     """The one line with which a server with these arguments is refused, before anything is loaded."""
 
