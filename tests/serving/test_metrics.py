@@ -126,7 +126,7 @@ TOTALS = sorted(SchedulerStats.__struct_fields__)
 rises = st.dictionaries(st.sampled_from(TOTALS), st.integers(0, 100), max_size=4)
 
 
-@given(st.lists(st.lists(rises, max_size=5), min_size=1, max_size=4))
+@given(st.lists(st.lists(rises, max_size=3), min_size=1, max_size=3))
 def test_no_counter_falls_over_restarts_and_each_is_the_sum_of_the_engines_totals(lives):
     metrics = Metrics("model")
     before, whole = counters(metrics), Counter(dict.fromkeys(TOTALS, 0))
