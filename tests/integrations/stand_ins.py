@@ -179,7 +179,6 @@ class StandInPrefill:
 
 
 def sampling(**given: Any) -> Any:
-    """The fields of vllm.SamplingParams that the plug-in reads."""
     defaults = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": []}
     defaults |= dict.fromkeys(("eos_token_id", "repetition_detection", "num_logprobs", "prompt_logprobs"))
     return SimpleNamespace(**(defaults | given))

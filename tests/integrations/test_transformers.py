@@ -25,7 +25,6 @@ def stepped():
 
 
 def run_all(run, prompts, **more):
-    """Have these answered."""
     for prompt in prompts:
         run.add(prompt, **more)
     run.run()

@@ -36,7 +36,6 @@ class Browser:
         self._session = f"/session/{made['sessionId']}"
 
     def close(self):
-        """The window and its processes are gone."""
         try:
             self._call("DELETE", "")
         finally:
@@ -54,7 +53,6 @@ class Browser:
         return answer
 
     def cdp(self, command, **parameters):
-        """One command of the DevTools protocol."""
         return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def screen(self, width, height, scheme="light"):
@@ -65,11 +63,9 @@ class Browser:
         self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, url):
-        """Load a page."""
         self._call("POST", "/url", {"url": url})
 
     def js(self, script, *arguments):
-        """What a function body returns in the page."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def wait_for(self, condition):
@@ -83,12 +79,10 @@ class Browser:
         return found
 
     def click(self, selector):
-        """A click in the middle of the first element that fits."""
         found = self._call("POST", "/element", {"using": "css selector", "value": selector})
         self._call("POST", f"/element/{next(iter(found.values()))}/click", {})
 
     def press(self, key):
-        """A key of the keyboard, as WebDriver writes it."""
         strokes = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
         self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": strokes}]})
 

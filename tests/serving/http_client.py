@@ -39,7 +39,6 @@ class Heard:
 
     @property
     def parts(self) -> list[Any]:
-        """The pieces of a stream, or the body."""
         return [self.body] if isinstance(self.body, dict) else [piece for _, piece in self.pieces]
 
     @property
@@ -60,17 +59,14 @@ class Heard:
 
     @property
     def finish_reason(self) -> str | None:
-        """Of the first choice."""
         return next((each["finish_reason"] for each in reversed(self.choices) if each["finish_reason"]), None)
 
     @property
     def usage(self) -> Any:
-        """What it took, where that was told."""
         return next((part["usage"] for part in reversed(self.parts) if part.get("usage")), None)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was answered to its end."""
         return self.status == 200 and self.error is None and (self.body is not None or self.is_done)
 
     @property
@@ -157,7 +153,6 @@ async def _read(
 
 
 async def get(port: int, path: str, headers: dict[str, str] | None = None) -> Heard:
-    """GET a path."""
     heard = Heard()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(_head("GET", path, {"connection": "close", **(headers or {})}))
@@ -170,7 +165,6 @@ async def get(port: int, path: str, headers: dict[str, str] | None = None) -> He
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns, within the limit."""
     return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
 
 

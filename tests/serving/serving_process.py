@@ -38,7 +38,6 @@ class Served:
 
     @property
     def said(self) -> str:
-        """What it has written on standard error so far."""
         return self.stderr.read_text(errors="replace")
 
     @property
@@ -48,7 +47,6 @@ class Served:
 
     @property
     def engine(self) -> int:
-        """The process id of its engine."""
         return int(subprocess.check_output(["pgrep", "-P", str(self.process.pid)], text=True).split()[0])
 
     def wait_until(self, condition: Callable[[], object]) -> None:
@@ -81,7 +79,6 @@ def imported_first(folder: Path, program: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]

@@ -26,7 +26,6 @@ def server(impatient_server):
 
 
 def request(body, *, host="host: a\r\n", version="1.1", more=""):
-    """The bytes of a request."""
     raw = json.dumps(body).encode()
     head = f"POST {TEXT} HTTP/{version}\r\n{host}{JSON}content-length: {len(raw)}\r\n{more}"
     return head.encode() + b"\r\n" + raw

@@ -72,7 +72,6 @@ def test_the_unit_begins_a_server_and_gives_it_the_time_to_drain(deploy, setting
 
 
 def ran(*command):
-    """Status and standard error of a tool."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     return done.returncode, done.stderr
 

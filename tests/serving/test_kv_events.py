@@ -96,7 +96,6 @@ def received_until(sub, ts):
 
 
 def follow(subscriber, index):
-    """Apply all that there is."""
     for _ in range(60_000):
         batches = subscriber.take(0.01)
         for seq, batch in batches:

@@ -60,7 +60,6 @@ def series(metrics):
 
 
 def of_label(metrics, name, label):
-    """The values of a metric by those of its own label."""
     found = (re.fullmatch(rf"{name}{{{label}=(.*)}}", key) for key in series(metrics))
     return {each[1]: series(metrics)[each[0]] for each in found if each}
 

@@ -17,7 +17,6 @@ BODIES = {
 
 
 def told(server, path, more):
-    """The answer to the usual body of an address with these fields."""
     return asked(server, BODIES[path] | more, path)
 
 

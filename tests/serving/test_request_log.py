@@ -34,7 +34,6 @@ def lines(text):
 
 
 def written(path, *records, **options):
-    """What a log says of these records."""
     with path.open("ab") as file:
         log = RequestLog(file, clock=lambda: MOMENT, **options)
         for record in records:

@@ -24,7 +24,6 @@ def is_served(server) -> bool:
 
 
 def num_open(server) -> int:
-    """Calls that are being answered."""
     return got(server, "/load").body["server_load"]
 
 

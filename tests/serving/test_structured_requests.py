@@ -45,7 +45,6 @@ def test_white_space_is_allowed_to_whom_asks_for_it(usual_server):
 
 
 def alternatives(number):
-    """Objects, each with a property of its own."""
     names = [f"q{other}" for other in range(number)]
     return [{"type": "object", "properties": {name: {"const": name}}, "required": [name]} for name in names]
 
@@ -98,7 +97,6 @@ def test_a_grammar_that_takes_too_much_later_on_is_the_clients_to_mend(usual_ser
 
 
 def chain(length, link):
-    """A schema whose references lead from one to the next."""
     links = {f"a{number}": link(f"#/$defs/a{number + 1}") for number in range(length)}
     return {"$ref": "#/$defs/a0", "$defs": links | {f"a{length}": {"type": "string"}}}
 

@@ -21,7 +21,6 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def spans(record=RECORD, traceparent=None, **options):
-    """What is exported of a request."""
     exporter = InMemorySpanExporter()
     traces = Traces("http://collector", model_name="model", exporter=exporter)
     traces.span(record, traceparent, WALL, **options)

@@ -40,7 +40,6 @@ class Load:
         return [self.random.randrange(5, self.engine.model.vocabulary_size) for _ in range(count)]
 
     def add(self, **params):
-        """One more request."""
         self.num_added += 1
         prompt = self.random.choice(self.beginnings) + self._ids(self.random.randint(1, self.longest // 2))
         tokens = SamplingParams(**{"max_tokens": self.random.randint(4, self.longest), "ignore_eos": True, **params})
@@ -67,7 +66,6 @@ class Load:
         return self.batch, outputs
 
     def abort(self, name):
-        """End a request."""
         output = self.engine.abort(name)
         if output is not None:
             self.watcher.ended(output, self.clock())
@@ -117,7 +115,6 @@ class WatchedServer:
             return msgspec.json.encode(self.load.watcher.snapshot())
 
     def story(self, name):
-        """Status and body."""
         with self.between_steps:
             try:
                 return 200, msgspec.json.encode(self.load.watcher.story(name))
