@@ -1,6 +1,7 @@
 """`paged top` and the feed that it reads: what is drawn, what a pipe gets, and the one line of each thing that may be wrong."""
 
 import re
+import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from threading import Thread
@@ -16,7 +17,6 @@ from paged.serving.feed import snapshots
 if find_spec("torch") is None:
     pytest.skip("needs the extra engine", allow_module_level=True)
 
-from .serving_process import free_port  # noqa: TID252
 from .watched import Load, WatchedServer  # noqa: TID252
 
 
@@ -98,8 +98,10 @@ def test_a_key_is_asked_for_and_refused_and_taken(top, load):
 
 
 def test_where_nothing_answers_one_line_says_so(top):
-    url = f"http://127.0.0.1:{free_port()}"
-    status, out, err = top(url)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        status, out, err = top(url)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"paged: {url}: no server answers there (")
 
