@@ -49,26 +49,31 @@ def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
     return work, profile.seconds(work) * (1 + noise * random.standard_normal(num_steps))
 
 
-def test_seconds_are_the_sum_of_the_prices():
-    work = StepWork(computed_tokens=3, sampled_rows=2, context_tokens=100, attended_pairs=150, moved_tokens=16)
-    assert PRICES.seconds(work) == pytest.approx(2e-3 + 9e-5 + 2e-5 + 2e-6 + 7.5e-7 + 6.4e-6)
-    assert PRICES.seconds(StepWork(computed_tokens=0)) == 0
-
-
-def test_tiles_have_prices_of_their_own():
-    work = StepWork(computed_tokens=33, sampled_rows=1, tiles=2, sampling_tiles=1, tile_context=192)
-    assert TILED.seconds(work) == pytest.approx(2e-3 + 33 * 3e-5 + 1e-5 + 2 * 4e-3 + 1e-3 + 192 * 3e-5)
+@pytest.mark.parametrize(
+    ("profile", "work", "seconds"),
+    [
+        (
+            PRICES,
+            StepWork(computed_tokens=3, sampled_rows=2, context_tokens=100, attended_pairs=150, moved_tokens=16),
+            2e-3 + 9e-5 + 2e-5 + 2e-6 + 7.5e-7 + 6.4e-6,
+        ),
+        (
+            TILED,
+            StepWork(computed_tokens=33, sampled_rows=1, tiles=2, sampling_tiles=1, tile_context=192),
+            2e-3 + 33 * 3e-5 + 1e-5 + 2 * 4e-3 + 1e-3 + 192 * 3e-5,
+        ),
+        (PRICES, StepWork(computed_tokens=0), 0),
+    ],
+)
+def test_seconds_are_the_sum_of_the_prices(profile, work, seconds):
+    assert profile.seconds(work) == pytest.approx(seconds)
 
 
 def test_a_step_by_itself_takes_to_the_last_bit_what_it_takes_among_others():
     work, seconds = timed_steps(profile=TILED)
+    columns = {name: np.broadcast_to(getattr(work, name), 200) for name in work.__struct_fields__}
     for i in range(0, 200, 7):
-        alone = StepWork(
-            **{
-                name: np.atleast_1d(getattr(work, name))[i if np.ndim(getattr(work, name)) else 0].item()
-                for name in work.__struct_fields__
-            }
-        )
+        alone = StepWork(**{name: column[i].item() for name, column in columns.items()})
         assert TILED.seconds(alone) == seconds[i]
 
 
@@ -102,12 +107,6 @@ def test_whoever_fits_may_say_what_is_held_out():
     found = Profile.fit(work, spoilt, held_out=held_out)
     assert (found.steps, found.held_out.steps) == (150, 50)
     assert found.held_out.median == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize("held_out", [np.zeros(200, bool), np.ones(200, bool), np.ones(3, bool)])
-def test_all_or_none_cannot_be_held_out(held_out):
-    with pytest.raises(InvalidConfig, match="some have to be, and some not"):
-        Profile.fit(*timed_steps(), held_out=held_out)
 
 
 def test_the_error_on_another_run_is_computed_by_hand():
@@ -195,19 +194,21 @@ def test_a_profile_with_a_wrong_field_is_named_with_that_field(tmp_path, changes
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "seconds", "words"),
+    ("num_steps", "seconds", "held_out", "words"),
     [
-        (7, np.ones(7), "7 timed steps; a profile takes at least 8"),
-        (8, np.ones(9), "durations of shape"),
-        (8, np.zeros(8), "has to be a finite number above 0"),
-        (8, np.full(8, np.nan), "has to be a finite number above 0"),
-        (8, -np.ones(8), "has to be a finite number above 0"),
+        (7, np.ones(7), None, "7 timed steps; a profile takes at least 8"),
+        (8, np.ones(9), None, "durations of shape"),
+        (8, np.zeros(8), None, "has to be a finite number above 0"),
+        (8, np.full(8, np.nan), None, "has to be a finite number above 0"),
+        (8, -np.ones(8), None, "has to be a finite number above 0"),
+        *((8, np.ones(8), held, "some have to be, and some not") for held in (np.zeros(8, bool), np.ones(8, bool))),
+        (8, np.ones(8), np.ones(3, bool), "some have to be, and some not"),
     ],
 )
-def test_steps_that_cannot_be_fitted_to_are_refused(num_steps, seconds, words):
+def test_steps_that_cannot_be_fitted_to_are_refused(num_steps, seconds, held_out, words):
     work, _ = timed_steps(num_steps)
     with pytest.raises(InvalidConfig, match=words):
-        Profile.fit(work, seconds)
+        Profile.fit(work, seconds, held_out=held_out)
 
 
 def test_a_profile_of_another_version_says_what_makes_one(tmp_path):
