@@ -132,16 +132,6 @@ def test_a_row_is_changed_in_a_batch_as_it_is_alone_and_one_that_wants_nothing_i
         assert torch.equal(alone[0], together[i])
 
 
-def test_only_what_came_before_a_place_counts_there():
-    params = SamplingParams(repetition_penalty=2.0)
-    adjustments = Adjustments()
-    lane = opened(adjustments, params, [1], [2, 3, 4])
-    found = torch.ones(4, VOCABULARY)
-    apply(adjustments, found, [lane] * 4, [0, 1, 2, 3])
-    halved = [(row == 0.5).nonzero().flatten().tolist() for row in found]
-    assert halved == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
-
-
 def test_a_sequence_that_has_ended_wants_nothing_even_if_another_has_its_lane():
     params = SamplingParams(allowed_token_ids=(1,))
     adjustments = Adjustments()
@@ -156,21 +146,6 @@ def test_a_sequence_that_has_ended_wants_nothing_even_if_another_has_its_lane():
     assert torch.equal(logits, torch.ones(1, VOCABULARY))
     apply(adjustments, logits, [second], [0])
     assert torch.isfinite(logits).nonzero().tolist() == [[0, 2]]
-
-
-def test_a_processor_gets_all_tokens_and_what_it_returns_counts():
-    seen = []
-
-    def only_the_last(ids, logits):
-        seen.append(ids.tolist())
-        return torch.where(torch.arange(VOCABULARY) == ids[0, -1], logits, -torch.inf)
-
-    adjustments = Adjustments()
-    lane = opened(adjustments, SamplingParams(logits_processors=(only_the_last,)), [5, 6], [7, 8])
-    logits = torch.ones(2, VOCABULARY)
-    apply(adjustments, logits, [NO_LANE, lane], [0, 2])
-    assert seen == [[[5, 6, 7, 8]]] and logits[1].isfinite().nonzero().tolist() == [[8]]
-    assert logits[0].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from paged.study.simulator.answers import STOP, Answers
+from paged.study.simulator.answers import Answers
 from paged.study.traces import Trace
 
 LENGTHS = [3, 40, 1, 7, 19, 2, 90, 5, 11, 4, 8, 6]
@@ -27,11 +27,3 @@ def test_tokens_of_a_stretch_come_a_row_for_each_request():
     answers.begin([1, 6])
     found = answers.tokens(np.array([6, 1]), np.array([[80, 81, 82], [0, 1, 2]]))
     assert found.tolist() == [TRACE.output(6)[80:83].tolist(), TRACE.output(1)[:3].tolist()]
-
-
-def test_who_declared_more_than_he_writes_says_stop_last():
-    trace = Trace.from_lengths([0.0, 0.0], [4, 4], [3, 5]).declared(64, cap=5)
-    answers = Answers(trace)
-    answers.begin([0, 1])
-    assert answers.tokens(np.array([0]), np.array([[1, 2]])).tolist() == [[int(trace.output(0)[1]), STOP]]
-    assert answers.tokens(np.array([1]), np.array([4])).tolist() == [int(trace.output(1)[4])]

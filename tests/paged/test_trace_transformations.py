@@ -19,13 +19,6 @@ def test_a_window_has_those_who_arrive_in_it_and_begins_with_the_first_of_them(t
     assert trace.window(9).prompt_tokens.tolist() == [40, 50]
 
 
-def test_an_odd_request_is_in_the_second_half(trace):
-    first, second = trace.halves()
-    assert first.output_tokens.tolist() == [1, 2]
-    assert second.output_tokens.tolist() == [3, 4, 5]
-    assert second.arrival_s.tolist() == [0, 5, 5]
-
-
 def test_thinning_keeps_the_share_and_a_larger_share_keeps_all_of_a_smaller_one():
     arrivals = np.arange(20_000.0)
     many = Trace.from_lengths(arrivals, np.arange(1, 20_001), np.ones(20_000, np.int64))
@@ -44,13 +37,6 @@ def test_the_longer_part_of_a_request_that_is_too_long_gives():
     rejected = trace.fitted(100, how="reject")
     assert rejected.prompt_tokens.tolist() == [60]
     assert str(rejected.applied[-1]) == "fitted(context=100, how=reject): 1 of 4 requests, 3 rejected"
-
-
-def test_a_declared_maximum_is_the_cap_or_what_the_prompt_leaves_and_exact_lengths_stay_beside_it():
-    trace = Trace.from_lengths([0, 0, 0], [100, 3900, 5], [300, 20, 1500]).declared(4096)
-    assert trace.max_tokens.tolist() == [1024, 196, 1024]
-    assert trace.output_tokens.tolist() == [300, 20, 1024]
-    assert trace.applied[-1].counts == {"clipped": 1}
 
 
 def test_scaling_outputs_scales_what_was_declared_and_leaves_undeclared_what_was_not():
