@@ -1,17 +1,19 @@
-"""Replays: every request of a trace ends, times follow the formula, and hits are what the trace says they are."""
+"""Replays: every request of a trace ends, times follow the formula, and hits and outputs are what the trace says they are."""
 
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from paged import POLICIES, BlockManager, Scheduler
 from paged.errors import InvalidConfig, SimulationStuck
 from paged.study.hardware import StepWork
 from paged.study.simulator import Simulation, StepTime, simulate
+from paged.study.simulator.answers import Answers
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles
-from paged.study.traces import excerpt_path, read_trace
+from paged.study.traces import Trace, excerpt_path, read_trace
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
 
@@ -236,3 +238,26 @@ def test_memory_is_counted_in_slots_and_weighted_by_time(trace_of):
 def test_a_closed_loop_without_clients_and_a_price_that_is_none_are_refused(trace_of, options):
     with pytest.raises(InvalidConfig, match=next(iter(options))):
         Simulation(trace_of("0,5,3,,"), scheduler_of(), **options)
+
+
+LENGTHS = [3, 40, 1, 7, 19, 2, 90, 5, 11, 4, 8, 6]
+TRACE = Trace.from_lengths(np.zeros(len(LENGTHS)), [4] * len(LENGTHS), LENGTHS)
+
+
+@given(st.lists(st.sets(st.integers(0, len(LENGTHS) - 1), min_size=1), max_size=8), st.data())
+def test_tokens_are_those_of_the_outputs_whoever_was_forgotten_before(steps, data):
+    answers = Answers(TRACE)
+    for chosen in steps:
+        requests = np.array(sorted(chosen))
+        places = np.array([data.draw(st.integers(0, LENGTHS[request] - 1)) for request in requests])
+        expected = [int(TRACE.output(request)[place]) for request, place in zip(requests, places, strict=True)]
+        answers.begin(requests.tolist())
+        assert answers.tokens(requests, places).tolist() == expected
+        answers.forget(data.draw(st.lists(st.sampled_from(range(len(LENGTHS))), unique=True)))
+
+
+def test_tokens_of_a_stretch_come_a_row_for_each_request():
+    answers = Answers(TRACE)
+    answers.begin([1, 6])
+    found = answers.tokens(np.array([6, 1]), np.array([[80, 81, 82], [0, 1, 2]]))
+    assert found.tolist() == [TRACE.output(6)[80:83].tolist(), TRACE.output(1)[:3].tolist()]
