@@ -39,6 +39,13 @@ def test_the_longer_part_of_a_request_that_is_too_long_gives():
     assert str(rejected.applied[-1]) == "fitted(context=100, how=reject): 1 of 4 requests, 3 rejected"
 
 
+def test_a_declared_maximum_is_the_cap_or_what_the_prompt_leaves_and_exact_lengths_stay_beside_it():
+    trace = Trace.from_lengths([0, 0, 0], [100, 3900, 5], [300, 20, 1500]).declared(4096)
+    assert trace.max_tokens.tolist() == [1024, 196, 1024]
+    assert trace.output_tokens.tolist() == [300, 20, 1024]
+    assert trace.applied[-1].counts == {"clipped": 1}
+
+
 def test_scaling_outputs_scales_what_was_declared_and_leaves_undeclared_what_was_not():
     trace = Trace.from_lengths([0], [10], [100])
     assert trace.scaled(outputs=0.5).max_tokens.tolist() == [0]
