@@ -107,7 +107,7 @@ class Plugged:
     is_ahead = False
     runner_class = Runner
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, scheduling_policy: str = "fcfs", **given: Any) -> None:
         self.core = vllm_things.plug_in(
             world.num_blocks,
             world.block_size,
@@ -115,7 +115,9 @@ class Plugged:
             max_num_batched_tokens=world.max_tokens_per_step,
             max_model_len=world.max_model_len or 1 << 30,
             is_ahead=self.is_ahead,
+            policy=scheduling_policy,
             additional_config={"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}},
+            **given,
         )
         self.manager = self.core.manager
         self.runner = self.runner_class(world.block_size)
