@@ -80,7 +80,7 @@ def test_under_pressure_each_request_gets_the_tokens_of_the_formula(embed, serve
         assert outputs[request.id] == tokens[len(request.prompt) :].tolist(), request.id
 
 
-def test_the_embedding_leaves_nothing_behind(served):
+def test_nothing_is_left_behind(served):
     _, scheduler = served
     assert scheduler.manager.num_used == 0
     assert scheduler.check() == []
