@@ -156,6 +156,24 @@ def loaded(checkpoint: Callable[..., Path]) -> Callable[..., LoadedModel]:
     return load
 
 
+@pytest.fixture(scope="session")
+def generate() -> Callable[..., list[list[int]]]:
+    """generate(folder, prompts, most): what transformers writes after each prompt, greedily, so many tokens."""
+
+    def texts(folder: Path, prompts: list[list[int]], most: list[int]) -> list[list[int]]:
+        # Its own attention written out: under some versions Gemma 2 chooses another one by itself, which knows no soft cap.
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+        model.generation_config.eos_token_id = None
+        greedy, found = {"do_sample": False}, []
+        for prompt, max_tokens in zip(prompts, most, strict=True):
+            ids, seen = torch.tensor([prompt]), torch.ones(1, len(prompt), dtype=torch.int64)
+            written = model.generate(ids, attention_mask=seen, max_new_tokens=max_tokens, **greedy)
+            found.append(written[0, len(prompt) :].tolist())
+        return found
+
+    return texts
+
+
 @dataclass(frozen=True)
 class World:
     """Requests, and conditions under which there is not room for all of them."""
