@@ -49,14 +49,13 @@ def source(tmp_path):
 
 @pytest.fixture
 def compiler(monkeypatch, tmp_path):
-    """compiler(lines): $CC is a script of these lines."""
+    """compiler(*lines): $CC is a script of these lines."""
 
     def use(*lines):
         script = tmp_path / "compiler"
         script.write_text("\n".join(["#!/bin/sh", *lines]))
         script.chmod(0o755)
         monkeypatch.setenv("CC", str(script))
-        return script
 
     return use
 
@@ -106,22 +105,21 @@ def test_without_a_compiler_torch_is_chosen_and_that_is_said_once(cache, monkeyp
     assert 'because "native" cannot be compiled: there is no C compiler (cc, gcc or clang).' in str(one.message)
 
 
+COMPLAINS = 'test "$1" = --version && exit 0; echo no room >&2; echo for it >&2; exit 1'
+
+
 @pytest.mark.parametrize(
     ("lines", "patience", "message"),
     [
-        (
-            ['test "$1" = --version && exit 0', "echo no room >&2", "echo for it >&2", "exit 1"],
-            120,
-            "failed: no room for it",
-        ),
-        (["exit 3"], 120, "failed: exit status 3"),
-        (["exec sleep 60"], 0.1, "did not run: .* timed out after 0.1 seconds"),
+        (COMPLAINS, 120, "failed: no room for it"),
+        ("exit 3", 120, "failed: exit status 3"),
+        ("exec sleep 60", 0.1, "did not run: .* timed out after 0.1 seconds"),
     ],
     ids=["complains", "fails without a word", "hangs"],
 )
 def test_what_the_compiler_complains_of_is_said(cache, source, compiler, monkeypatch, lines, patience, message):
     monkeypatch.setattr(build, "_PATIENCE", patience)
-    compiler(*lines)
+    compiler(lines)
     with pytest.raises(BuildFailed, match=f"/compiler {message}$"):
         answer_of(source)
     with pytest.raises(UnsupportedByBackend, match=f"/compiler {message}$"):
@@ -153,17 +151,16 @@ def test_a_user_without_a_home_is_told_what_would_do(cache, source, monkeypatch)
         answer_of(source)
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda whole: b"",
-        lambda whole: b"no library at all",
-        lambda whole: whole[: len(whole) // 2],
-        lambda whole: whole[:-1],
-        lambda whole: whole[:5000] + bytes(100) + whole[5100:],
-    ],
-    ids=["empty", "text", "cut in half", "cut by a byte", "zeros within"],
-)
+HARMS = {
+    "empty": lambda whole: b"",
+    "text": lambda whole: b"no library at all",
+    "cut in half": lambda whole: whole[: len(whole) // 2],
+    "cut by a byte": lambda whole: whole[:-1],
+    "zeros within": lambda whole: whole[:5000] + bytes(100) + whole[5100:],
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_library_that_is_damaged_is_made_again(cache, source, harm):
     assert answer_of(source) == 42
     (kept,) = cache.iterdir()
@@ -233,12 +230,9 @@ def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler
     ],
 )
 def test_a_shape_that_it_cannot_do_is_refused_by_name(changes, message):
-    backend = get_backend("native")
+    backend, others = get_backend("native"), 'the backends "torch_gather" and "reference" can.'
     backend.check(shape_with(head_dim=256, dtype=torch.bfloat16, has_soft_cap=True, has_sinks=True))
-    with pytest.raises(
-        UnsupportedByBackend,
-        match=f'^backend "native" cannot do {message}the backends "torch_gather" and "reference" can.$',
-    ):
+    with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do {message}{others}$'):
         backend.check(shape_with(**changes))
 
 

@@ -46,9 +46,8 @@ def test_a_triton_without_block_pointers_is_refused_with_what_replaces_it(monkey
 
 
 def test_an_invariant_mode_is_referred_to_the_backends_that_have_one():
-    with pytest.raises(
-        UnsupportedByBackend, match='an invariant mode: .*; the backends "torch_gather" and "reference" can'
-    ):
+    message = 'an invariant mode: .*; the backends "torch_gather" and "reference" can'
+    with pytest.raises(UnsupportedByBackend, match=message):
         get_backend("xformers_splitk", invariant=True)
 
 
@@ -58,6 +57,10 @@ def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
     Backend.check(shape_with(block_size=block_size, dtype=dtype))
 
 
+ON_CPU = r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\); "
+ON_CPU += 'the backends "native",'
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -65,10 +68,7 @@ def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
         ({"head_dim": 80}, "head size 80; it takes 16, 32, 64, 128, 256 or 512; the backends"),
         ({"head_dim": 8}, "head size 8; it takes 16"),
         ({"block_size": 48}, "blocks of 48 tokens; it takes 16, 32 or 64; the backends"),
-        (
-            {"device": CPU},
-            r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\); the backends \"native\",",
-        ),
+        ({"device": CPU}, ON_CPU),
         ({"has_soft_cap": True}, "a soft cap on scores; the backends"),
         ({"has_sinks": True}, 'attention sinks; the backends "torch_gather" and "reference" can'),
     ],

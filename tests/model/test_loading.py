@@ -159,34 +159,31 @@ def shard_that_is_missing(folder):
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
 
 
+MISSING, BROKEN = CheckpointNotFound, BrokenCheckpoint
 CUT = "cannot be read: Expecting value: line 1"
 
 
 @pytest.mark.parametrize(
     ("harm", "error", "message"),
     [
-        (shutil.rmtree, CheckpointNotFound, "no such folder"),
-        (without("config.json"), CheckpointNotFound, "no config.json; a folder in the Hugging Face layout is needed"),
+        (shutil.rmtree, MISSING, "no such folder"),
+        (without("config.json"), MISSING, "no config.json; a folder in the Hugging Face layout is needed"),
+        (without(WEIGHTS, "model.bin"), MISSING, "no .safetensors file; other formats of weights are not read"),
+        (with_text("config.json", '{"model_type": '), BROKEN, f"config.json {CUT}"),
+        (with_text("generation_config.json", '{"eos": '), BROKEN, f"generation_config.json {CUT}"),
+        (with_text("config.json", "{}"), BROKEN, "config.json cannot be read: .*`model_type`"),
         (
-            without(WEIGHTS, "model.bin"),
-            CheckpointNotFound,
-            "no .safetensors file; other formats of weights are not read",
+            with_text("config.json", '{"model_type": "perceptron"}'),
+            BROKEN,
+            "config.json cannot be read: .*`perceptron`",
         ),
-        (with_text("config.json", '{"model_type": '), BrokenCheckpoint, f"config.json {CUT}"),
-        (with_text("generation_config.json", '{"eos": '), BrokenCheckpoint, f"generation_config.json {CUT}"),
-        (with_text("config.json", "{}"), BrokenCheckpoint, "config.json cannot be read: .*`model_type`"),
-        (with_text("config.json", '{"model_type": "perceptron"}'), BrokenCheckpoint, "config.json .*`perceptron`"),
-        (with_text("tokenizer.json", "{"), BrokenCheckpoint, "the tokenizer cannot be read"),
-        (with_text(WEIGHTS, ""), BrokenCheckpoint, "the weights cannot be read: .*header too small"),
-        (weights_that_are_cut, BrokenCheckpoint, "the weights cannot be read: .*file not fully covered"),
-        (
-            one_tensor_left_out,
-            BrokenCheckpoint,
-            "weights that are missing .*: model.layers.1.self_attn.k_proj.weight.$",
-        ),
-        (one_layer_too_few, BrokenCheckpoint, "model.layers.2.*, model.layers.2.*, model.layers.2.* and 6 more.$"),
-        (weight_of_another_shape, BrokenCheckpoint, r"model\.norm\.weight"),
-        (shard_that_is_missing, BrokenCheckpoint, "the weights cannot be read: .*model-00002-of-00002.safetensors"),
+        (with_text("tokenizer.json", "{"), BROKEN, "the tokenizer cannot be read"),
+        (with_text(WEIGHTS, ""), BROKEN, "the weights cannot be read: .*header too small"),
+        (weights_that_are_cut, BROKEN, "the weights cannot be read: .*file not fully covered"),
+        (one_tensor_left_out, BROKEN, "weights that are missing .*: model.layers.1.self_attn.k_proj.weight.$"),
+        (one_layer_too_few, BROKEN, "model.layers.2.*, model.layers.2.*, model.layers.2.* and 6 more.$"),
+        (weight_of_another_shape, BROKEN, r"model\.norm\.weight"),
+        (shard_that_is_missing, BROKEN, "the weights cannot be read: .*model-00002-of-00002.safetensors"),
     ],
 )
 def test_a_broken_checkpoint_is_told_by_its_folder_and_its_fault(folder, harm, error, message):

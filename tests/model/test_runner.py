@@ -110,21 +110,6 @@ def test_tokens_that_go_by_themselves_depend_on_nobody(place_matters):
 
 @pytest.mark.parametrize(
     ("architecture", "backend"),
-    [("llama", "native"), ("llama", "torch_gather"), ("gemma2", "native"), ("gpt2", "reference")],
-)
-@pytest.mark.parametrize(
-    "conditions",
-    [ROOMY, replace(ROOMY, max_chunk=3), replace(ROOMY, max_tokens_per_step=5), replace(ROOMY, block_size=64)],
-    ids=["together", "in chunks", "on a budget", "in large blocks"],
-)
-def test_logits_do_not_depend_on_who_else_is_in_the_batch(loaded, architecture, backend, conditions):
-    model, requests = loaded(architecture), requests_of(1, 40, 7, 33, 2)
-    together = PressureRun(model, replace(conditions, backend=backend)).run(requests)
-    assert differences(together, run_alone(model, requests, backend)) == []
-
-
-@pytest.mark.parametrize(
-    ("architecture", "backend"),
     [*((each, "torch_gather") for each in ARCHITECTURES), ("llama", "native"), ("gpt2", "reference")],
 )
 def test_packed_logits_are_close(loaded, architecture, backend):

@@ -81,9 +81,8 @@ def test_a_group_s_limit_counts(monkeypatch, tmp_path):
 
 
 def test_the_fewest_count_and_nobody_gets_more_than_there_were():
-    before = torch.get_num_threads()
+    before, ours, seen = torch.get_num_threads(), Threads(), []
     torch.set_num_threads(3)
-    ours, seen = Threads(), []
     with ours.at_most(8):
         seen.append(torch.get_num_threads())
         with ours.at_most(1):
