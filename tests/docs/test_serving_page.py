@@ -60,15 +60,9 @@ def of(program, lines):
 
 def ran(command, server, **more):
     """What a command of the page says on standard output; it has to succeed."""
+    shell = ["/bin/sh", "-c", command.replace(ON_THE_PAGE, server.url)]
     environment = {**os.environ, "PAGED_API_KEY": KEY, **more}
-    done = subprocess.run(
-        ["/bin/sh", "-c", command.replace(ON_THE_PAGE, server.url)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=600,
-        check=False,
-    )
+    done = subprocess.run(shell, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -137,10 +131,8 @@ def test_the_tenants_of_the_page_are_settings(page, fences):
 def cells(page, section):
     """The rows of a section's tables, as cells without their heads."""
     text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    rows = [
-        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
-    ]
-    return [row for row in rows if not set(row[0]) <= set("|-: ")]
+    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in lines if not set(row[0]) <= set("|-: ")]
 
 
 def test_each_limit_is_on_the_page_with_its_default(page):

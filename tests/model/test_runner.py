@@ -35,10 +35,8 @@ def pool_for(model, num_blocks=16):
 
 def requests_of(*lengths):
     words = np.random.default_rng(5)
-    return [
-        Request(id=str(i), prompt=words.integers(3, 97, length).tolist(), max_tokens=6)
-        for i, length in enumerate(lengths)
-    ]
+    prompts = [words.integers(3, 97, length).tolist() for length in lengths]
+    return [Request(id=str(i), prompt=prompt, max_tokens=6) for i, prompt in enumerate(prompts)]
 
 
 @torch.inference_mode()
@@ -48,10 +46,8 @@ def logits_of(runner, step, token_ids, is_sampled):
 
 def whole_prompt(prompt, first_block=0):
     """A step of one sequence that comes whole, its blocks being in a row."""
-    count = len(prompt)
-    num_blocks = -(-count // 4)
-    table = np.arange(first_block, first_block + num_blocks, dtype=np.int32)
-    places, count = np.arange(count), np.array([count])
+    places, count = np.arange(len(prompt)), np.array([len(prompt)])
+    table = np.arange(first_block, first_block + -(-len(prompt) // 4), dtype=np.int32)
     return StepTokens(places, first_block * 4 + places, np.append(0, count), count, table[None], 4)
 
 
