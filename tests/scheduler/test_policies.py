@@ -16,6 +16,7 @@ NAMES = (
     *("vllm", "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi", "paged", "paged-fair"),
     *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi"),
 )
+REGION = {"layout": "region", "reservation": "max"}
 # What a strategy has to stand beside.
 COMPANIONS = {
     "counted": {"reservation": "max"},
@@ -95,16 +96,32 @@ def test_each_known_strategy_is_accepted(field, strategy):
     [
         ({"layout": "counted"}, "layout counted goes with reservation max or expected; got prompt"),
         ({"layout": "region"}, "layout region goes with reservation max or expected; got prompt"),
-        ({"layout": "region", "reservation": "max", "take": "tail"}, "layout region goes with take whole; got tail"),
-        (
-            {"layout": "region", "reservation": "max", "preemption": "swap"},
-            "layout region goes with preemption recompute; got swap",
-        ),
-        ({"layout": "region", "reservation": "max"}, "layout region needs strategies that hand out regions"),
+        (REGION | {"take": "tail"}, "layout region goes with take whole; got tail"),
+        (REGION | {"preemption": "swap"}, "layout region goes with preemption recompute; got swap"),
+        (REGION, "layout region needs strategies that hand out regions"),
         ({"strategies": "mine"}, "strategies has to be a function, or None; got 'mine'"),
+        *[({"watermark": wrong}, r"watermark has to be in \[0, 1\)") for wrong in (-0.1, 1, 1.5, math.nan)],
+        ({"watermark": "2 %"}, "watermark has to be a share of the pool; got '2 %'"),
+        *[({"max_preemptions": wrong}, "max_preemptions has to be at least 1") for wrong in (0, -1, 1.0, True)],
+        *[({"default_budget": wrong}, "default_budget has to be at least 1") for wrong in (0, -1, 2.0, True)],
+        ({"foresight": "guessed"}, "foresight has to be one of none, predicted, expected"),
+        (
+            {"foresight": "predicted", "reservation": "max"},
+            "foresight predicted goes with reservation prompt",
+        ),
+        ({"quantile": 0.9}, "quantile has to be in quantile_range"),
+        ({"quantile": math.nan}, "quantile has to be in quantile_range"),
+        ({"quantile_range": (0.8, 0.1)}, "quantile_range has to be two shares"),
+        ({"quantile_range": 0.5}, "quantile_range has to be two shares"),
+        ({"waste_target": 0.0}, "waste_target has to be in"),
+        ({"stall_target": 1.0}, "stall_target has to be in"),
+        ({"stall_limit": -1}, "stall_limit has to be at least 0"),
+        ({"known_outputs": -1}, "known_outputs has to be at least 0"),
+        ({"max_passes": -1}, "max_passes has to be at least 0"),
     ],
+    ids=repr,
 )
-def test_strategies_that_make_no_sense_together_are_refused(fields, told):
+def test_a_policy_that_makes_no_sense_is_refused(fields, told):
     with pytest.raises(InvalidConfig, match=f"policy mine: {told}"):
         Policy(name="mine", **fields)
 
@@ -116,9 +133,7 @@ def test_a_ratio_of_waiting_to_served_is_a_finite_number_of_at_least_0(ratio):
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])
-def test_a_count_of_steps_or_tokens_is_a_positive_integer(value):
-    with pytest.raises(InvalidConfig, match="default_budget has to be at least 1"):
-        Policy(name="mine", default_budget=value)
+def test_a_count_of_steps_is_a_positive_integer(value):
     with pytest.raises(InvalidConfig, match="most_steps has to be at least 1"):
         tgi("mine", most_steps=value)
 
@@ -133,23 +148,6 @@ def test_the_published_token_budgets_are_these():
         "fastgen": 768,
         "sarathi": 512,
     }
-
-
-@pytest.mark.parametrize("watermark", [-0.1, 1, 1.5, math.nan])
-def test_a_watermark_is_a_share_below_one(watermark):
-    with pytest.raises(InvalidConfig, match=r"watermark has to be in \[0, 1\)"):
-        Policy(name="mine", watermark=watermark)
-
-
-def test_a_watermark_is_a_number():
-    with pytest.raises(InvalidConfig, match="watermark has to be a share of the pool; got '2 %'"):
-        Policy(name="mine", watermark="2 %")
-
-
-@pytest.mark.parametrize("bound", [0, -1, 1.0, True])
-def test_a_bound_on_preemptions_is_a_positive_integer(bound):
-    with pytest.raises(InvalidConfig, match="max_preemptions has to be at least 1"):
-        Policy(name="mine", max_preemptions=bound)
 
 
 def test_a_policy_cannot_be_changed():
