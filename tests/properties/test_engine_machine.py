@@ -4,8 +4,6 @@ Ours runs a model of a few thousand weights, and its logits are compared, too; t
 The machine has to reach what matters: each event named here is expected in a share of the examples.
 """
 
-from collections import Counter
-
 import pytest
 
 from paged.testing.engine_rig import alone
@@ -27,34 +25,16 @@ SHARES = {
 """Event → in how many of the examples it has to occur."""
 
 
-def counting(machine):
-    """The machine, and a counter of the examples in which each event occurred; `None` counts them all."""
-    examples = Counter()
-
-    class Counting(machine):
-        def teardown(self):
-            super().teardown()
-            examples[None] += 1
-            examples.update(name for name, times in self.rig.events.items() if times)
-
-    return Counting, examples
-
-
-def assert_reached(examples, least):
-    assert examples[None] >= least
-    reached = {name: examples[name] / examples[None] for name in SHARES}
-    assert {name: share for name, share in reached.items() if share < SHARES[name]} == {}, reached
-
-
-def test_our_engine_answers_everybody_as_if_he_were_alone():
+def test_our_engine_answers_everybody_as_if_he_were_alone(reached_by):
     pytest.importorskip("torch")
-    machine, examples = counting(EngineMachine)
-    run_machine(machine, few=40, steps=15)
-    assert_reached(examples, 25)
+    reached = reached_by(EngineMachine)
+    run_machine(reached.machine, few=40, steps=15)
+    assert reached.num_examples >= 25
+    assert reached.below(SHARES) == {}
 
 
 @pytest.mark.parametrize("kind", ["lookup", "lookahead", "draft"])
-def test_our_engine_answers_with_drafts_as_it_does_without(kind):
+def test_our_engine_answers_with_drafts_as_it_does_without(kind, reached_by):
     pytest.importorskip("torch")
     num_right = 0
 
@@ -71,20 +51,21 @@ def test_our_engine_answers_with_drafts_as_it_does_without(kind):
             super().teardown()
             num_right += self.rig.engine.stats().accepted_tokens
 
-    machine, examples = counting(Machine)
-    run_machine(machine, few=30, steps=15)
-    assert min(examples[name] for name in ("hit", "preempted", "abort halfway", "ended by stop")) >= 3
+    reached = reached_by(Machine)
+    run_machine(reached.machine, few=30, steps=15)
+    assert min(reached.examples[name] for name in ("hit", "preempted", "abort halfway", "ended by stop")) >= 3
     assert num_right > 20
 
 
-def test_the_stand_in_engine_answers_everybody_as_if_he_were_alone():
+def test_the_stand_in_engine_answers_everybody_as_if_he_were_alone(reached_by):
     class Machine(EngineMachine):
         build = StandInEngine
 
-    machine, examples = counting(Machine)
-    run_machine(machine, few=80, steps=20)
-    assert_reached(examples, 50)
-    assert examples["swapped"] > 0
+    reached = reached_by(Machine)
+    run_machine(reached.machine, few=80, steps=20)
+    assert reached.num_examples >= 50
+    assert reached.below(SHARES) == {}
+    assert reached.examples["swapped"] > 0
 
 
 def test_an_engine_that_sums_in_whatever_order_is_found_by_its_logits():
