@@ -6,7 +6,6 @@ with the invariant's number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 
@@ -155,40 +154,6 @@ def test_a_run_that_is_open_for_a_row_without_a_path_is_told(row):
         compute(manager, manager.add(tokens))
     del manager._memory.index.paths[row]
     assert f"4: run {row} is open for row {row}, which has no path." in manager.check()
-
-
-def test_a_manager_without_prefix_caching_has_no_tree_to_check():
-    manager = BlockManager(4, 2, prefix_caching=False)
-    compute(manager, manager.add([1, 2, 3]))
-    assert manager.check() == []
-
-
-def test_a_manager_is_healthy_after_each_call_of_a_whole_life():
-    manager = BlockManager(12, 2, host_blocks=6)
-    first, second = manager.add([1, 2, 3, 4, 5]), manager.add([1, 2, 3, 4, 5])
-    calls: list[Callable[[], object]] = [
-        lambda: manager.allocate([first, second], [5, 5]),
-        lambda: manager.cancel(),
-        lambda: manager.allocate([first], [5]),
-        lambda: manager.next_batch(),
-        lambda: manager.allocate([second], [5]),
-        lambda: manager.confirm(),
-        lambda: manager.confirm(),
-        lambda: manager.fork(first),
-        lambda: manager.append(first, [6]),
-        lambda: manager.allocate([first], [1]),
-        lambda: manager.confirm(),
-        lambda: manager.reserve([first], 5),
-        lambda: manager.swap_out([second], 1),
-        lambda: manager.swap_in([second]),
-        lambda: manager.truncate(first, 1),
-        lambda: manager.free([first, second]),
-    ]
-    found = []
-    for call in calls:
-        call()
-        found.append(manager.check())
-    assert found == [[]] * len(calls)
 
 
 def test_a_load_that_holds_blocks_is_no_violation():
