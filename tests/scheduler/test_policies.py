@@ -29,12 +29,10 @@ def test_the_named_policies_are_these():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_named_policy_is_one_entry(name):
-    assert policy_named(name) is POLICIES[name] and POLICIES[name].name == name
-
-
-def test_each_named_policy_says_what_it_is():
-    assert [name for name, policy in POLICIES.items() if not policy.summary] == []
+def test_a_named_policy_is_one_entry_that_says_what_it_is(name):
+    policy = policy_named(name)
+    assert policy is POLICIES[name] and policy_named(policy) is policy
+    assert policy.name == name and policy.summary
 
 
 def test_a_policy_of_which_nothing_is_said_keeps_nothing_back_and_waits_for_nothing():
@@ -53,20 +51,9 @@ def test_what_was_measured_is_this_default():
 
 
 def test_no_two_named_policies_are_the_same_combination():
-    combinations = {
-        tuple(
-            value
-            for name, value in msgspec.structs.asdict(policy).items()
-            if name not in ("name", "summary", "default_budget")
-        )
-        for policy in POLICIES.values()
-    }
+    labels = {"name": "any", "summary": "", "default_budget": None}
+    combinations = {msgspec.structs.astuple(msgspec.structs.replace(policy, **labels)) for policy in POLICIES.values()}
     assert len(combinations) == len(POLICIES)
-
-
-def test_a_policy_of_ones_own_is_taken_as_it_is():
-    mine = Policy(name="mine", take="tail")
-    assert policy_named(mine) is mine
 
 
 @pytest.mark.parametrize("name", ["", "VLLM", "sglang", None, 3])
@@ -159,13 +146,17 @@ def test_a_swapped_block_travels_twice():
     assert Costs(seconds_per_swapped_block=0.5).swap(3) == 3.0
 
 
-def test_without_attention_each_token_costs_the_same():
-    assert Costs(seconds_per_token=2.0, attention_knee=math.inf).recompute(10, 15) == 10.0
-
-
-def test_attention_adds_the_mean_context_over_the_knee():
-    # Positions 2, 3, 4, 5: four tokens, (2 + 6) / 2 = 4 tokens of context, a knee of 8: half as much again.
-    assert Costs(seconds_per_token=1.0, attention_knee=8.0).recompute(2, 6) == 6.0
+@pytest.mark.parametrize(
+    ("costs", "span", "seconds"),
+    [
+        (Costs(seconds_per_token=2.0, attention_knee=math.inf), (10, 15), 10.0),
+        # Positions 2, 3, 4, 5: four tokens, (2 + 6) / 2 = 4 tokens of context, a knee of 8: half as much again.
+        (Costs(seconds_per_token=1.0, attention_knee=8.0), (2, 6), 6.0),
+    ],
+    ids=["without attention", "with it"],
+)
+def test_attention_adds_the_mean_context_over_the_knee(costs, span, seconds):
+    assert costs.recompute(*span) == seconds
 
 
 def test_recomputing_in_two_parts_costs_as_much_as_in_one():
