@@ -104,17 +104,11 @@ MEMORY_PLANTS = [
     ("index.num_attentive += 1", "4: 2 rows have to look their next block up; 3 are counted."),
     ("del index.paths[OWNER]", "4: row 0 has no path."),
     ("del index.paths[CHILD]", "4: row 1 has no path."),
-    (
-        "tables.num_computed[OWNER] = tables.num_launched[OWNER] = 3",
-        "4: row 0 has 2 nodes and 1 full blocks launched.",
-    ),
+    ("tables.num_computed[OWNER] = tables.num_launched[OWNER] = 3", "4: row 0 has 2 nodes and 1 full blocks launched."),
     ("index.is_lazy[OWNER] = True", "4: row 0 is marked True for publishing by itself; its path says otherwise."),
     ("del index.runs[run[1].key]", "4: row 1 extends a run that cannot be found."),
     ("tables.tokens[OWNER, 1] = 77", "4: row 0 stands on nodes of run 0 with other tokens than its own."),
-    (
-        "run[0].tokens = b'c' + run[0].tokens[1:]",
-        "4: row 0 stands on nodes of run 0 with other tokens than its own.",
-    ),
+    ("run[0].tokens = b'c' + run[0].tokens[1:]", "4: row 0 stands on nodes of run 0 with other tokens than its own."),
     ("blocks[OWNER, 1] = 9", "5: row 0 holds another block at column 1 than the node it stands on."),
 ]
 
@@ -185,10 +179,7 @@ SCHEDULER_PLANTS = [
     ("a.max_total = (2,)", '8: request "a" has 3 tokens, more than it may.'),
     ("a.status = Status.SWAPPED", '9: request "a" is swapped and holds device blocks.'),
     ("memory.tiers.tails[0] = np.array([0])", '9: request "a" is running and has blocks on the host.'),
-    (
-        "memory.add_counted(np.array([1, 2], np.int32), b'')",
-        "9: rows [2] are held by no request, or do not exist.",
-    ),
+    ("memory.add_counted(np.array([1, 2], np.int32), b'')", "9: rows [2] are held by no request, or do not exist."),
     (
         "state.running_rows._rows = state.running_rows.array(state.running)[::-1]",
         "9: the array of running rows differs from the running requests.",
@@ -203,10 +194,7 @@ SCHEDULER_PLANTS = [
         '8: batch 1 samples for request "a", which has ended.',
     ),
     ("batches.clear()", "8: rows [0, 1] are in flight; the outstanding batches have []."),
-    (
-        "state.limits = replace(state.limits, max_tokens_per_step=5)",
-        "8: batch 1 has 6 tokens, more than the budget.",
-    ),
+    ("state.limits = replace(state.limits, max_tokens_per_step=5)", "8: batch 1 has 6 tokens, more than the budget."),
     ("state.limits = replace(state.limits, max_sequences=1)", "8: batch 1 has 2 rows, more than max_sequences."),
     ("memory.tables.last_token[0] = 77", "6: the last token of row 0 is not 77."),
 ]

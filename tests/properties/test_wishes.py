@@ -4,18 +4,18 @@ What each request gets alone, in ample memory and without drafts, is what it has
 The machine has to reach what matters: each event named here is expected in a share of the examples.
 """
 
-import os
 from collections import Counter
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import BeamSearchParams, ContrastiveSearchParams, Costs, Engine, SamplingParams  # noqa: E402
+from paged.testing.machines import settings_for  # noqa: E402
 from paged.testing.reserving import most_blocks  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
@@ -262,18 +262,6 @@ class Wishes(RuleBasedStateMachine):
 
 def test_everybody_gets_what_he_gets_alone_whatever_he_wishes():
     Wishes.examples.clear()
-    few = int(os.environ.get("PAGED_EXAMPLES", "120"))
-    run_state_machine_as_test(
-        Wishes,
-        settings=settings(
-            max_examples=few,
-            stateful_step_count=12,
-            deadline=None,
-            derandomize="PAGED_EXAMPLES" not in os.environ,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate] if os.environ.get("NO_SHRINK") else list(Phase),
-        ),
-    )
+    run_state_machine_as_test(Wishes, settings=settings_for(120, steps=12))
     reached = {name: Wishes.examples[name] / Wishes.examples[None] for name in SHARES}
     assert {name: share for name, share in reached.items() if share < SHARES[name]} == {}, reached
