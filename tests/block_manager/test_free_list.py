@@ -23,12 +23,6 @@ class Desk:
         self.state[blocks] = HELD
         return blocks.tolist()
 
-    def evict(self, count: int) -> list[int]:
-        parts = [blocks for blocks, *_ in self.free_list.take_cached(count)]
-        blocks = np.concatenate([np.empty(0, np.int64), *parts])
-        self.state[blocks] = HELD
-        return blocks.tolist()
-
     def hit(self, blocks: list[int]) -> None:
         self.state[blocks] = HELD
         self.free_list.take_out(len(blocks))
@@ -113,4 +107,5 @@ def test_sweeping_keeps_the_order():
         desk.cache(list(range(3, 13)))
         desk.hit(list(range(3, 13)))
     desk.cache([7])
-    assert desk.evict(4) == [0, 1, 2, 7]
+    evicted = [blocks for blocks, *_ in desk.free_list.take_cached(4)]
+    assert np.concatenate(evicted).tolist() == [0, 1, 2, 7]

@@ -49,19 +49,15 @@ def pools(draw):
     return them, largest + draw(st.integers(0, 6)), block_size
 
 
+IN_CHUNKS = {"max_tokens_per_step": 4, "max_chunk": 3}
+
+
 @given(pool=pools())
 def test_our_manager_and_scheduler_have_exactly_the_hits_that_are_expected(pool):
     them, num_blocks, block_size = pool
     assert hit_violations(BlockManager(num_blocks, block_size), them) == []
-    for policy in ("vllm", "fastgen", "paged"):
-        assert hit_violations(Scheduler(BlockManager(num_blocks, block_size), policy=policy), them) == []
-
-
-@given(pool=pools())
-def test_a_prompt_is_cut_into_chunks_without_losing_hits(pool):
-    them, num_blocks, block_size = pool
-    scheduler = Scheduler(BlockManager(num_blocks, block_size), max_tokens_per_step=4, max_chunk=3)
-    assert hit_violations(scheduler, them) == []
+    for options in ({"policy": "vllm"}, {"policy": "fastgen"}, {"policy": "paged"}, IN_CHUNKS):
+        assert hit_violations(Scheduler(BlockManager(num_blocks, block_size), **options), them) == []
 
 
 class Forgets(BlockManager):

@@ -8,7 +8,6 @@ from paged.testing import (
     Capabilities,
     ManagerRig,
     ManagerWorld,
-    NaiveManager,
     SchedulerRig,
     ShadowKV,
     StepScheduler,
@@ -18,7 +17,6 @@ from paged.testing import (
     random_program,
     replay,
 )
-from paged.testing.books import stop_reason
 
 
 def test_our_scheduler_satisfies_the_protocol():
@@ -51,28 +49,6 @@ def test_the_shadow_runs_the_kinds_of_moves_in_their_order():
 def test_two_writes_to_one_slot_are_reported():
     shadow = ShadowKV(num_blocks=1, block_size=2)
     assert "same slot" in shadow.write(np.array([1, 1]), np.array([0, 1]))[0]
-
-
-def test_the_naive_model_evicts_the_oldest_content_child_first():
-    naive = NaiveManager(num_blocks=3, block_size=1)
-    naive.add(0, [1, 2, 3], None)
-    naive.allocate([0], [3])
-    naive.confirm()
-    naive.free([0])
-    assert naive.add(1, [1, 2, 3, 4], None) == 3
-    naive.free([1])
-    naive.add(2, [9], None)
-    naive.allocate([2], [1])
-    assert [tokens for _, tokens in naive.device.resident] == [(1,), (1, 2)]
-
-
-@pytest.mark.parametrize(
-    ("outputs", "num_tokens", "reason"),
-    [([7], 4, None), ([3], 4, None), ([7, 3], 5, "stop"), ([7, 7, 7], 6, "length"), ([7, 7], 9, "length")],
-)
-def test_stopping_is_expected_as_the_rules_say(outputs, num_tokens, reason):
-    request = Request(id="a", prompt=[1, 2, 3], max_tokens=3, min_tokens=2, eos_token_id=3)
-    assert stop_reason(request, outputs, num_tokens, limit=9) == reason
 
 
 def test_a_violation_prints_a_program_that_can_be_pasted():
@@ -121,7 +97,7 @@ def test_a_load_that_is_asked_for_anew_is_not_mixed_with_the_one_that_a_cancelle
 
 
 def test_the_same_program_gives_the_same_decisions_byte_for_byte():
-    for seed in range(40):
+    for seed in range(15):
         rig = random_program(seed, 40)
         rig.drain()
         again = replay(rig.world, rig.calls)

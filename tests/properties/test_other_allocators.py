@@ -36,8 +36,8 @@ class Table:
     """A sequence of theirs."""
 
     def __init__(self):
-        self.blocks = []
-        self.on_host = []
+        self.blocks, self.on_host = [], []
+        self.num_written = 0
 
 
 class Pool:
@@ -99,12 +99,12 @@ class CopiesOnWrite(Plain):
 
     def split(self, table):
         fork = Table()
-        fork.blocks, fork.num_written = list(table.blocks), getattr(table, "num_written", 0)
+        fork.blocks, fork.num_written = list(table.blocks), table.num_written
         self.pool.counts[fork.blocks] += 1
         return fork
 
     def grow(self, table, tokens):
-        copies, at = [], getattr(table, "num_written", 0)
+        copies, at = [], table.num_written
         if at % self.block_size and at // self.block_size < len(table.blocks):
             block = table.blocks[at // self.block_size]
             if self.must_copy(table, block):

@@ -78,15 +78,8 @@ class WritesNextDoor(Scheduler):
 
     def schedule(self, now=0.0):
         batch = super().schedule(now)
-        slots = batch.slot_mapping.copy()
-        slots[-1:] = (slots[-1:] + 1) % (self.manager.num_blocks * self.manager.block_size)
-        return batch if not len(batch.rows) else Altered(batch, slot_mapping=slots)
-
-    def update(self, batch, token_ids, counts=None, now=0.0):
-        return super().update(getattr(batch, "original", batch), token_ids, counts, now)
-
-    def cancel(self, batch, moved=False):
-        super().cancel(getattr(batch, "original", batch), moved)
+        batch.slot_mapping[-1:] = (batch.slot_mapping[-1:] + 1) % (self.manager.num_blocks * self.manager.block_size)
+        return batch
 
 
 class DeliversTwice(Scheduler):
@@ -122,17 +115,6 @@ class GetsStuck(Scheduler):
             self.empty = batch
         self.has_preempted = bool(batch.preempted) and hasattr(self, "empty")
         return batch
-
-
-class Altered:
-    """A batch of which one array is another one."""
-
-    def __init__(self, batch, **changes):
-        self.original = batch
-        self.changes = changes
-
-    def __getattr__(self, name):
-        return self.changes[name] if name in self.changes else getattr(self.original, name)
 
 
 @pytest.mark.parametrize("fault", [WritesNextDoor, DeliversTwice, SharesNothing, GetsStuck])
