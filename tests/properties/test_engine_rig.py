@@ -198,7 +198,7 @@ def test_what_is_not_offered_is_not_called():
     run_machine(Machine, few=20, steps=20)
 
 
-def test_a_program_of_an_engine_is_short_and_comes_back_from_a_file(tmp_path, run_python):
+def test_a_program_of_an_engine_is_short_and_comes_back_from_a_file(tmp_path):
     rig = EngineRig(EngineWorld(num_blocks=3), ForgetsARequest)
     for number in range(2):
         rig.add(EngineRequest(id=f"r{number}", prompt=[0, 1], temperature=0.5, seed=number, stop_token_ids=(1,)))
@@ -220,5 +220,3 @@ def test_a_program_of_an_engine_is_short_and_comes_back_from_a_file(tmp_path, ru
     again = rerun(saved, ForgetsARequest)
     assert again.found == caught.value.found
     assert again.program == caught.value.program
-    status = run_python("-m", "paged", "check", "replay", str(file), cwd=tmp_path)
-    assert (status.returncode, "nothing violated any more" in status.stdout) == (0, True), status
