@@ -22,9 +22,9 @@ class Reached:
         self.machine = Counting
 
     def below(self, shares):
-        """The events that occurred in a smaller share of the examples than they have to: {event: share}."""
-        reached = {name: self.examples[name] / self.num_examples for name in shares}
-        return {name: share for name, share in reached.items() if share < shares[name]}
+        """Of {share: events that have to occur in so many of the examples}, the events that do not: {event: share that they have}."""
+        reached = {event: self.examples[event] / self.num_examples for events in shares.values() for event in events}
+        return {event: reached[event] for share, events in shares.items() for event in events if reached[event] < share}
 
 
 @pytest.fixture(scope="session")

@@ -18,16 +18,7 @@ from paged.errors import (
     RowInFlight,
     UnknownRow,
 )
-from paged.testing import (
-    BrokenPromise,
-    KVManager,
-    ManagerAdapter,
-    ManagerWorld,
-    Violation,
-    held_to,
-    machines,
-    replay,
-)
+from paged.testing import BrokenPromise, KVManager, ManagerAdapter, ManagerWorld, Violation, held_to, machines, replay
 
 WITHOUT_CACHE = dataclasses.replace(ManagerAdapter.capabilities, prefix_cache=False)
 

@@ -13,7 +13,7 @@ from paged.scheduler import Batch, Request, Scheduler
 
 ARRAYS = (
     "rows", "num_tokens", "query_start_loc", "token_ids", "positions", "slot_mapping", "seq_lens", "samples",
-    "source_batches", "source_places", "num_drafts", "table_rows", "table_columns", "table_blocks",
+    "source_batches", "source_places", "num_drafts", "table_rows", "table_columns", "table_blocks", "loads",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_dtypes_are_those_promised(batch):
     int64, int32 = np.dtype(np.int64), np.dtype(np.int32)
     assert dtypes == {
         **dict.fromkeys(ARRAYS, int64),
-        **dict.fromkeys(("token_ids", "table_blocks"), int32),
+        **dict.fromkeys(("token_ids", "table_blocks", "loads"), int32),
         "samples": np.dtype(np.bool_),
     }
 
@@ -130,20 +130,20 @@ def drafts_of_a_group(spoil):
     return told, scheduler.stats()
 
 
-@pytest.mark.parametrize("run", [chunk_beside_decode, one_decode, drafts_of_a_group])
+def loads_that_a_cancel_carries(spoil):
+    scheduler, told = Scheduler(BlockManager(8, 2), policy="fastgen"), []
+    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], num_computed=4))
+    for _ in range(2):
+        batch = scheduler.schedule()
+        told.append(as_values(batch))
+        spoil(batch)
+        scheduler.cancel(batch)
+    return told
+
+
+@pytest.mark.parametrize("run", [chunk_beside_decode, one_decode, drafts_of_a_group, loads_that_a_cancel_carries])
 def test_an_engine_that_scribbles_over_batches_changes_nothing_later(run):
     assert run(scribble) == run(lambda batch: None)
-
-
-def test_an_engine_that_scribbles_over_the_loads_does_not_change_what_a_cancel_carries():
-    scheduler = Scheduler(BlockManager(8, 2), policy="fastgen")
-    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], num_computed=4))
-    batch = scheduler.schedule()
-    loads = batch.loads.tolist()
-    if batch.loads.flags.writeable:
-        batch.loads[...] = 0
-    scheduler.cancel(batch)
-    assert scheduler.schedule().loads.tolist() == loads
 
 
 @pytest.mark.parametrize("name", ["num_tokens", "query_start_loc", "samples", "ids", "sequences", "block_tables"])
