@@ -99,13 +99,3 @@ def test_a_scheduler_that_breaks_a_promise_is_a_violation_with_its_program():
     ) as caught:
         rig.schedule()
     assert caught.value.program.lines[-1] == "rig.schedule()"
-
-
-def test_a_scheduler_without_a_method_is_refused_when_the_rig_is_made():
-    class Ours:
-        manager = BlockManager(4, 2)
-
-    with pytest.raises(
-        BrokenPromise, match="Ours has no `has_unfinished`; StepScheduler asks for one that gives a bool"
-    ):
-        SchedulerRig(World(), lambda world: Ours())

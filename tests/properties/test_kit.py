@@ -3,24 +3,19 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager, Moves, Request, Scheduler
+from paged import BlockManager, Moves, Request
 from paged.testing import (
     Capabilities,
     ManagerRig,
     ManagerWorld,
     SchedulerRig,
     ShadowKV,
-    StepScheduler,
     Violation,
     World,
     capabilities_of,
     random_program,
     replay,
 )
-
-
-def test_our_scheduler_satisfies_the_protocol():
-    assert isinstance(Scheduler(BlockManager(4, 2)), StepScheduler)
 
 
 def test_capabilities_are_read_off_sizes_and_flags():

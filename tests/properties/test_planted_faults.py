@@ -19,8 +19,7 @@ class FreesEarly(BlockManager):
 
     def confirm(self):
         number = super().confirm()
-        row = int(self.live_rows[0]) if len(self.live_rows) else None
-        if row is not None and len(self.table(row)):
+        for row in self.live_rows[:1].tolist():
             self._memory.device.let_go(self.table(row)[-1:])
         return number
 
@@ -66,9 +65,8 @@ def test_a_fault_in_the_manager_is_found(fault):
     class Machine(ManagerMachine):
         @staticmethod
         def build(world):
-            return fault(
-                world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching
-            )
+            sizes = world.num_blocks, world.block_size
+            return fault(*sizes, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching)
 
     assert found_by(Machine)
 

@@ -1,4 +1,4 @@
-"""The queue in which tenants take turns, by itself: its books stay small, and it says what is wrong in them."""
+"""Queues by themselves, most of all the one in which tenants take turns: its books stay small, and it says what is wrong in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from paged.block_manager import BlockManager
 from paged.scheduler import Request, Scheduler
 from paged.scheduler.fair_queue import MOST_IDLE, FairQueue
 from paged.scheduler.lengths import OutputLengths
+from paged.scheduler.queues import OrderedQueue
 from paged.scheduler.request import state_of
 
 
@@ -26,6 +27,15 @@ def let_in(queue, request):
 def ended(queue, request, num_output):
     request.num_output = num_output
     queue.ended(request)
+
+
+def test_heads_that_left_the_ordinary_queue_are_let_go():
+    queue = OrderedQueue()
+    for number in range(100):
+        queue.add(state(number))
+    for _ in range(99):
+        queue.remove(queue.head())
+    assert len(queue._states) <= 2
 
 
 @pytest.fixture

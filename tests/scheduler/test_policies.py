@@ -19,10 +19,6 @@ NAMES = (
 REGION = {"layout": "region", "reservation": "max"}
 
 
-def test_the_named_policies_are_these():
-    assert tuple(POLICIES) == NAMES
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_named_policy_is_one_entry_that_says_what_it_is(name):
     policy = policy_named(name)

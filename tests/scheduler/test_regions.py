@@ -31,6 +31,12 @@ def test_buddies_join_and_neighbours_that_are_none_do_not():
     assert regions.largest_free == 8
 
 
+def test_who_holds_nothing_may_give_it_back():
+    regions = Regions(4)
+    regions.give_back(7)
+    assert regions.largest_free == 4
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "count", "largest"),
     [(12, 1, 8), (12, 2, 4), (12, 3, 4), (12, 4, 2), (3, 4, 0), (1, 1, 1), (16, 1, 16)],

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of each row: no more than the rows need, and nothing of a row that was released."""
+"""What the scheduler keeps of each row: no more than the rows need, whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ def bind(columns: RowColumns, row: int, **options) -> None:
     columns.bind(row, state_of(request, np.array([1], np.int32), b"", (0, 0.0, row), 9), 0)
 
 
-def test_a_released_row_keeps_neither_owner_nor_stop_ids():
-    columns = RowColumns()
-    bind(columns, 5, eos_token_id=7)
-    columns.release(5, 0)
-    assert (columns.owner[5], columns.id[5], columns.stops[5].tolist(), columns.num_with_stops) == (None, None, [-1], 0)
-
-
 def test_the_column_of_stop_ids_is_as_wide_as_the_rows_need():
     columns = RowColumns()
     bind(columns, 0, eos_token_id=7)
@@ -39,11 +32,29 @@ def test_the_column_of_stop_ids_is_as_wide_as_the_rows_need():
     assert (columns.stops == -1).all()
 
 
+def ample_scheduler():
+    return Scheduler(BlockManager(400, 4), policy="fastgen", max_sequences=200)
+
+
+def add_all(scheduler, numbers):
+    for number in numbers:
+        scheduler.add(Request(id=str(number), prompt=[number], max_tokens=9, eos_token_id=1000 + number))
+
+
+def test_rows_keep_their_stop_ids_when_the_columns_grow():
+    scheduler = ample_scheduler()
+    add_all(scheduler, range(60))
+    scheduler.update(scheduler.schedule(), [7] * 60)
+    add_all(scheduler, range(60, 100))
+    # Each second one samples its own, and those behind them their neighbours'.
+    outputs = scheduler.update(scheduler.schedule(), [1000 + number // 2 * 2 for number in range(100)])
+    assert [output.finish_reason for output in outputs] == ["stop", None] * 50
+
+
 @pytest.mark.parametrize("name", ["zeros", "empty", "full"])
 def test_a_step_that_finds_no_memory_for_its_columns_changes_nothing(monkeypatch, name):
-    scheduler = Scheduler(BlockManager(200, 4), max_sequences=200)
-    for number in range(100):
-        scheduler.add(Request(id=str(number), prompt=[number], max_tokens=2, eos_token_id=1000 + number))
+    scheduler = ample_scheduler()
+    add_all(scheduler, range(100))
 
     def short(*args, **kwargs):
         raise MemoryError
@@ -54,9 +65,5 @@ def test_a_step_that_finds_no_memory_for_its_columns_changes_nothing(monkeypatch
         with pytest.raises(MemoryError):
             scheduler.schedule()
     assert (snapshot(scheduler.manager), scheduler.counts()) == before
-    batch = scheduler.schedule()
-    assert len(batch.rows) == 100
-    # Of the rows beyond the first 64, too, each has its stop ids.
-    outputs = scheduler.update(batch, [1000 + number // 2 * 2 for number in range(100)])
-    assert [output.finish_reason for output in outputs] == ["stop", None] * 50
+    assert len(scheduler.schedule().rows) == 100
     assert scheduler.check() == []

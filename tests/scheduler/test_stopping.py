@@ -44,6 +44,11 @@ def test_each_row_has_stop_ids_of_its_own(tokens, reasons):
     assert ends(scheduler, tokens) == [(1, reason) for reason in reasons]
 
 
+def test_a_stop_id_in_the_last_place_is_a_stop():
+    scheduler = running(PLAIN_ROW, ROW_WITH_EOS, max_tokens=2)
+    assert ends(scheduler, [EOS, EOS]) == [(1, "length"), (1, "stop")]
+
+
 @pytest.mark.parametrize(
     ("token", "reasons"),
     [

@@ -20,7 +20,6 @@ class Mirror:
         entries = batch.table_rows, batch.table_columns, batch.table_blocks
         told = list(zip(*(column.tolist() for column in entries), strict=True))
         for row, column, block in told:
-            assert self.tables[row, column] != block, "it was told before"
             self.tables[row, column] = block
         for row in self.scheduler.manager.live_rows.tolist():
             table = self.scheduler.manager.table(row).tolist()
@@ -29,15 +28,25 @@ class Mirror:
         return told
 
 
+def mirror_of(lengths, num_sequences=1):
+    scheduler = Scheduler(BlockManager(256, 1))
+    for token, length in enumerate(lengths):
+        scheduler.add(Request(id=str(token), prompt=[token] * length, max_tokens=12, num_sequences=num_sequences))
+    return Mirror(scheduler)
+
+
 @pytest.mark.parametrize(("lengths", "num_sequences"), [((60, 100), 1), ((64, 64), 1), ((60, 61), 2)])
 def test_replaying_what_is_told_once_gives_the_tables(lengths, num_sequences):
-    mirror = Mirror(Scheduler(BlockManager(256, 1)))
-    for token, length in enumerate(lengths):
-        mirror.scheduler.add(
-            Request(id=str(token), prompt=[token] * length, max_tokens=12, num_sequences=num_sequences)
-        )
+    mirror, told = mirror_of(lengths, num_sequences), []
     while mirror.scheduler.has_unfinished:
-        mirror.step()
+        told += mirror.step()
+    assert len(told) == len(set(told))
+
+
+def test_changes_of_a_cancelled_batch_come_again_before_those_of_the_next():
+    mirror = mirror_of((60, 100))
+    mirror.scheduler.cancel(mirror.scheduler.schedule())
+    mirror.step()
 
 
 def test_a_hit_is_told_with_the_blocks_that_are_drawn():
