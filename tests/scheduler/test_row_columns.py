@@ -49,6 +49,7 @@ def test_rows_keep_their_stop_ids_when_the_columns_grow():
     # Each second one samples its own, and those behind them their neighbours'.
     outputs = scheduler.update(scheduler.schedule(), [1000 + number // 2 * 2 for number in range(100)])
     assert [output.finish_reason for output in outputs] == ["stop", None] * 50
+    assert scheduler.check() == []
 
 
 @pytest.mark.parametrize("name", ["zeros", "empty", "full"])

@@ -131,13 +131,13 @@ def test_a_row_for_which_just_enough_is_free_is_not_told_that_it_lacks_blocks():
 
 
 @pytest.mark.parametrize(
-    ("rows", "is_known"), [([1, 0], True), ([1], True), ([0, 0], False), ([2], False), ([-1], False)]
+    ("rows", "is_known"), [([1, 0], True), ([], True), ([0, 0], False), ([2], False), ([-1], False)]
 )
 def test_drafts_are_of_rows_that_run_each_named_once(rows, is_known):
     scheduler = Scheduler(BlockManager(16, 2))
     for name in "ab":
         scheduler.add(Request(id=name, prompt=[1, 2]))
     step(scheduler)
-    drafts = Drafts(np.array(rows), np.ones(len(rows), np.int64), np.full(len(rows), 7, np.int32))
+    drafts = Drafts(np.array(rows, np.int64), np.ones(len(rows), np.int64), np.full(len(rows), 7, np.int32))
     with nullcontext() if is_known else pytest.raises(WrongDrafts):
         assert scheduler.schedule(drafts=drafts).num_drafts.sum() == len(rows)
