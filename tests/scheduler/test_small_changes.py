@@ -141,3 +141,15 @@ def test_drafts_are_of_rows_that_run_each_named_once(rows, is_known):
     drafts = Drafts(np.array(rows, np.int64), np.ones(len(rows), np.int64), np.full(len(rows), 7, np.int32))
     with nullcontext() if is_known else pytest.raises(WrongDrafts):
         assert scheduler.schedule(drafts=drafts).num_drafts.sum() == len(rows)
+
+
+def test_a_row_that_samples_nothing_takes_no_drafts():
+    scheduler = Scheduler(BlockManager(4, 4, prefix_caching=False), policy="vllm", max_chunk=2)
+    scheduler.add(Request(id="first", prompt=[1] * 8, max_tokens=2))
+    scheduler.add(Request(id="group", prompt=[1] * 3, num_sequences=2))
+    # The first sequence of "group" gets no token, waits for its caller, is preempted with the other one and computed again.
+    for number in range(7):
+        batch = scheduler.schedule(drafts={("group", 0): [7]} if number == 6 else None)
+        counts = batch.samples & ((batch.ids == "first") | (batch.sequences == 1))
+        scheduler.update(batch, [7] * int(counts.sum()), counts=counts.astype(np.int64))
+    assert (batch.ids.tolist(), batch.num_tokens.tolist(), batch.num_drafts.tolist()) == (["group"] * 2, [1, 2], [0, 0])
