@@ -24,8 +24,6 @@ WITHOUT_CACHE = dataclasses.replace(ManagerAdapter.capabilities, prefix_cache=Fa
 
 
 class Table:
-    """A sequence of theirs."""
-
     def __init__(self):
         self.blocks, self.on_host = [], []
         self.num_written = 0
