@@ -18,29 +18,6 @@ def answering(name, answer):
     return held_to("KVManager", Ours(4, 2))
 
 
-def test_ours_keep_every_promise():
-    manager = held_to("KVManager", BlockManager(4, 2, host_blocks=1))
-    row = manager.add([1, 2, 3], namespace="a")
-    assert len(manager.allocate([row], [3])) == 0
-    manager.confirm()
-    assert manager.table(row).tolist() == [0, 1]
-    assert manager.slots(row, 1, 3).tolist() == [1, 2]
-    for name in (
-        "num_free",
-        "ref_counts",
-        "host_ref_counts",
-        "live_rows",
-        "num_tokens",
-        "num_computed",
-        "num_scheduled",
-    ):
-        assert getattr(manager, name) is not None
-    assert (manager.block_states().tolist(), len(manager.cached_contents()), manager.check()) == ([2, 2, 0, 0], 1, [])
-    assert manager.lookup([1, 2, 3], "a").num_tokens == 2
-    manager.free([row])
-    assert manager.reset_cache() is True
-
-
 def test_a_method_that_is_missing_is_named_with_what_it_promises():
     class Empty:
         num_blocks = 4
@@ -122,13 +99,3 @@ def test_a_scheduler_that_breaks_a_promise_is_a_violation_with_its_program():
     ) as caught:
         rig.schedule()
     assert caught.value.program.lines[-1] == "rig.schedule()"
-
-
-def test_a_scheduler_without_a_method_is_refused_when_the_rig_is_made():
-    class Ours:
-        manager = BlockManager(4, 2)
-
-    with pytest.raises(
-        BrokenPromise, match="Ours has no `has_unfinished`; StepScheduler asks for one that gives a bool"
-    ):
-        SchedulerRig(World(), lambda world: Ours())

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager, Memory
@@ -10,75 +9,49 @@ from paged.block_manager.pool import Pool
 from paged.scheduler import POLICIES, Request, Scheduler
 
 
-def trace_of(seed: int, policy: str, *, takes_the_long_way: bool) -> list[tuple]:
-    """Every decision of one random run on a small pool, as plain values."""
-    rng = random.Random(seed)
+def decisions_of(seed: int, policy: str, *, is_ordinary: bool) -> list[object]:
+    """All that a random run on a small pool without a cache decides. A request that keeps to itself takes the long way in, and nothing
+    else is different without a cache."""
+    chance = random.Random(seed)
     manager = BlockManager(
-        rng.randint(3, 24),
-        rng.choice([1, 2, 4]),
-        host_blocks=rng.choice([0, 6]),
-        prefix_caching=rng.random() < 0.8,
+        chance.randint(8, 24), chance.choice([1, 2, 4]), host_blocks=chance.choice([0, 6]), prefix_caching=False
     )
     scheduler = Scheduler(
         manager,
         policy=policy,
-        max_tokens_per_step=rng.choice([3, 8, 32]),
-        max_sequences=rng.choice([2, 4, 8]),
-        max_chunk=rng.choice([None, 3]),
+        max_tokens_per_step=chance.choice([3, 8, 32]),
+        max_sequences=chance.choice([2, 4, 8]),
+        max_chunk=chance.choice([None, 3]),
     )
-    if takes_the_long_way:
-        scheduler._state.admission.takes_plain_ones = False
-    told: list[tuple] = []
-    capacity = manager.num_blocks * manager.block_size
-    longest = max(1, min(12, capacity - 9))
+    decided: list[object] = []
     for step in range(60):
-        for i in range(rng.choice([0, 0, 1, 3])):
-            prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, longest))]
-            several = rng.choice([1, 1, 1, 2]) if 2 * (len(prompt) + 9) <= capacity else 1
-            priority = rng.choice([0, 0, 1])
-            scheduler.add(
-                Request(
-                    id=f"{step}-{i}",
-                    prompt=prompt,
-                    max_tokens=rng.randint(1, 8),
-                    priority=priority,
-                    num_sequences=min(several, scheduler.limits.max_sequences),
-                )
+        for number in range(chance.choice([0, 0, 1, 3])):
+            prompt = [0] * chance.randint(1, min(12, manager.num_blocks * manager.block_size // 2 - 1))
+            max_tokens, priority = chance.randint(1, 8), chance.choice([0, 0, 1])
+            request = Request(
+                id=f"{step}-{number}",
+                prompt=prompt,
+                max_tokens=max_tokens,
+                priority=priority,
+                reads_cache=is_ordinary,
             )
+            scheduler.add(request)
         batch = scheduler.schedule()
-        arrays = (
-            batch.num_tokens,
-            batch.token_ids,
-            batch.positions,
-            batch.slot_mapping,
-            batch.seq_lens,
-            batch.samples,
-        )
-        changes = (batch.table_rows, batch.table_columns, batch.table_blocks)
-        told.append((batch.ids.tolist(), batch.admitted, batch.preempted, [array.tolist() for array in arrays]))
-        # Rows may be told of in another order; of two entries for one place the later one counts.
-        entries = {(row, column): block for row, column, block in zip(*(a.tolist() for a in changes), strict=True)}
-        told.append(tuple(sorted(entries.items())))
-        ends_it = rng.random() < 0.9
-        tokens = [rng.randint(0, 1) for _ in range(int(np.count_nonzero(batch.samples)))]
-        if batch.is_empty:
-            continue
-        if ends_it:
-            outputs = scheduler.update(batch, tokens)
-            told.append(tuple((output.id, output.token_ids, output.finish_reason, output.usage) for output in outputs))
-        else:
+        decided += batch.ids.tolist(), batch.slot_mapping.tolist(), batch.admitted, batch.preempted
+        if not batch.is_empty and chance.random() < 0.1:
             scheduler.cancel(batch)
-        assert scheduler.check() == []
-    told.append((scheduler.stats(), manager.stats()))
-    return told
+        else:
+            scheduler.update(batch, [0] * int(batch.samples.sum()))
+    return [*decided, scheduler.stats(), manager.stats()]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+HAVE_SHORT_WAY = [name for name, policy in POLICIES.items() if policy.chunked and policy.reservation == "prompt"]
+
+
+@pytest.mark.parametrize("policy", HAVE_SHORT_WAY)
 def test_the_short_way_in_decides_as_the_long_way_does(policy):
     for seed in range(15):
-        short, long = (trace_of(seed, policy, takes_the_long_way=way) for way in (False, True))
-        for ours, theirs in zip(short, long, strict=True):
-            assert ours == theirs, seed
+        assert decisions_of(seed, policy, is_ordinary=True) == decisions_of(seed, policy, is_ordinary=False), seed
 
 
 def test_what_the_draw_evicts_is_computed_once_for_all_who_come_with_it():
@@ -91,10 +64,15 @@ def test_what_the_draw_evicts_is_computed_once_for_all_who_come_with_it():
     assert scheduler.schedule().num_tokens.tolist() == [4, 1]
 
 
+def count_calls(monkeypatch, owner, name):
+    """The first argument of each call of this method."""
+    calls, method = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda self, first, *rest: calls.append(first) or method(self, first, *rest))
+    return calls
+
+
 def test_prompts_shorter_than_a_block_are_drawn_at_once(monkeypatch):
-    counts = []
-    draw = Pool.draw
-    monkeypatch.setattr(Pool, "draw", lambda self, count: counts.append(count) or draw(self, count))
+    counts = count_calls(monkeypatch, Pool, "draw")
     scheduler = Scheduler(BlockManager(300, 16), policy="fastgen", max_tokens_per_step=4000)
     for number in range(200):
         scheduler.add(Request(id=str(number), prompt=[number] * 10))
@@ -102,9 +80,8 @@ def test_prompts_shorter_than_a_block_are_drawn_at_once(monkeypatch):
     assert counts == [200]
 
 
-def test_the_short_way_is_taken(monkeypatch):
-    calls = []
-    admit = Memory.admit
-    monkeypatch.setattr(Memory, "admit", lambda self, *arguments: calls.append(1) or admit(self, *arguments))
-    stats, _ = trace_of(1, "paged", takes_the_long_way=False)[-1]
-    assert len(calls) > stats.admitted / 4 > 0
+@pytest.mark.parametrize("is_ordinary", [True, False])
+def test_the_short_way_is_taken_by_ordinary_requests_alone(monkeypatch, is_ordinary):
+    short = count_calls(monkeypatch, Memory, "admit")
+    *_, stats, _ = decisions_of(1, "paged", is_ordinary=is_ordinary)
+    assert (len(short) > stats.admitted / 4 > 0) if is_ordinary else short == []
