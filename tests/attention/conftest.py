@@ -119,24 +119,25 @@ def _mark(how: str, memory: Tensor) -> None:
     getattr(PROCESS, f"__asan_{how}_memory_region")(ctypes.c_void_p(memory.data_ptr()), size)
 
 
-def _draw_sequence(
-    length: int, *, seed: int, num_kv_heads: int = 2, group: int = 2, head_dim: int = 8, dtype: torch.dtype
-) -> Sequence:
-    generator = torch.Generator().manual_seed(seed)
+def _draw_turn(
+    done: int,
+    count: int,
+    *,
+    seed: int,
+    num_kv_heads: int = 2,
+    group: int = 2,
+    head_dim: int = 8,
+    dtype: torch.dtype | None = None,
+) -> Turn:
+    source, stop = torch.Generator().manual_seed(seed), done + count
     queries, keys, values = (
-        torch.randn(length, heads, head_dim, generator=generator, dtype=torch.float64).to(dtype)
+        torch.randn(stop, heads, head_dim, generator=source, dtype=torch.float64).to(dtype or torch.float32)
         for heads in (num_kv_heads * group, num_kv_heads, num_kv_heads)
     )
-    return Sequence(queries, keys, values)
+    return Sequence(queries, keys, values), done, stop
 
 
-def _lay_out(
-    turns: list[Turn],
-    *,
-    block_size: int,
-    seed: int = 0,
-    window: int | None = None,
-) -> Scene:
+def _lay_out(turns: list[Turn], *, block_size: int, seed: int = 0, window: int | None = None) -> Scene:
     random = np.random.default_rng(seed)
     counts = np.array([stop - done for _, done, stop in turns])
     seq_lens = np.array([stop for _, _, stop in turns])
@@ -149,14 +150,8 @@ def _lay_out(
         table[: len(owned)] = owned
 
     _, num_kv_heads, head_dim = turns[0][0].keys.shape
-    pool = KVPool(
-        num_layers=NUM_LAYERS,
-        num_blocks=len(blocks),
-        block_size=block_size,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=turns[0][0].keys.dtype,
-    )
+    sizes = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": turns[0][0].keys.dtype}
+    pool = KVPool(num_layers=NUM_LAYERS, num_blocks=len(blocks), block_size=block_size, **sizes)
     pool.poison(torch.arange(pool.num_blocks))
 
     positions, slot_mapping = [], []
@@ -186,9 +181,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def draw_sequence() -> Callable[..., Sequence]:
-    """Draws a sequence of so many tokens from a seed."""
-    return _draw_sequence
+def draw_turn() -> Callable[..., Turn]:
+    """Draws a sequence from a seed, of which `done` tokens were computed earlier and `count` come; the same seed gives the same one."""
+    return _draw_turn
 
 
 @pytest.fixture(scope="session")

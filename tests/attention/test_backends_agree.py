@@ -39,14 +39,11 @@ OWN_TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2**-
 
 @dataclass(frozen=True)
 class Case:
-    """A step: for each sequence, tokens before it and tokens of its own."""
+    """A step: for each sequence, tokens before it and tokens of its own; layers of different options share one plan."""
 
     turns: list[tuple[int, int]]
     block_size: int
-    num_kv_heads: int
-    group: int
-    head_dim: int
-    dtype: torch.dtype
+    sizes: dict
     num_padded: int
     options: list[LayerOptions]
     seed: int
@@ -65,43 +62,28 @@ def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
     # Scores have a standard deviation of 1.7 at most: those of 16 bits could not tell much larger ones apart.
     scales = st.sampled_from([0.3, 1.0, 1.7]).map(lambda spread: spread / head_dim**0.5)
     num_kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 70]))
-    sinks = st.none() | st.integers(0, 99).map(lambda seed: drawn_sinks(num_kv_heads * group, seed))
+    dtype = draw(st.sampled_from(dtypes))
+    sources = st.integers(0, 99).map(lambda seed: torch.Generator().manual_seed(seed))
+    sinks = st.none() | sources.map(lambda source: torch.randn(num_kv_heads * group, generator=source))
     return Case(
         turns,
-        draw(st.sampled_from([1, 2, 16, 64]) | st.integers(1, 64)),
-        num_kv_heads,
-        group,
-        head_dim,
-        draw(st.sampled_from(dtypes)),
-        draw(st.integers(0, 3)),
-        # Layers of different options share one plan.
-        draw(st.lists(st.builds(LayerOptions, scales, WINDOWS, SOFT_CAPS, sinks), min_size=1, max_size=2)),
-        draw(st.integers(0, 2**16)),
+        block_size=draw(st.sampled_from([1, 2, 16, 64]) | st.integers(1, 64)),
+        sizes={"num_kv_heads": num_kv_heads, "group": group, "head_dim": head_dim, "dtype": dtype},
+        num_padded=draw(st.integers(0, 3)),
+        options=draw(st.lists(st.builds(LayerOptions, scales, WINDOWS, SOFT_CAPS, sinks), min_size=1, max_size=2)),
+        seed=draw(st.integers(0, 2**16)),
     )
 
 
-def drawn_sinks(num_heads, seed):
-    return torch.randn(num_heads, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.fixture(scope="session")
-def build(draw_sequence, lay_out):
+def build(draw_turn, lay_out):
     """A case's sequences, and scene."""
 
     def build(case):
-        sizes = {name: getattr(case, name) for name in ("num_kv_heads", "group", "head_dim", "dtype")}
-        turns = [
-            (draw_sequence(done + count, seed=case.seed + i, **sizes), done, done + count)
-            for i, (done, count) in enumerate(case.turns)
-        ]
+        turns = [draw_turn(*turn, seed=case.seed + i, **case.sizes) for i, turn in enumerate(case.turns)]
         windows = [options.window for options in case.options]
-        scene = lay_out(
-            turns,
-            block_size=case.block_size,
-            seed=case.seed,
-            window=None if None in windows else max(windows),
-        )
-        return turns, scene
+        window = None if None in windows else max(windows)
+        return turns, lay_out(turns, block_size=case.block_size, seed=case.seed, window=window)
 
     return build
 
@@ -162,16 +144,12 @@ def backend(request):
     return get_backend(name, invariant=mode == "invariant")
 
 
-def test_there_is_more_than_the_reference_to_hold_against_it():
-    assert "torch_gather" in NAMES
-
-
 @pytest.fixture(scope="session")
-def count_up(draw_sequence):
+def count_up(draw_turn):
     """A sequence whose token at position p has the value p, in heads of size 1, and whose queries are all 0."""
 
     def build(length, **sizes):
-        sequence = draw_sequence(length, seed=0, head_dim=1, dtype=torch.float32, **sizes)
+        sequence, *_ = draw_turn(0, length, seed=0, head_dim=1, **sizes)
         rising = torch.arange(length, dtype=torch.float32)[:, None, None]
         values = rising.expand_as(sequence.values).clone()
         return replace(sequence, queries=torch.zeros_like(sequence.queries), values=values)
@@ -223,14 +201,8 @@ def test_scores_far_from_zero_are_weighed_by_their_differences(backend, count_up
 
 def test_a_step_of_nobody_gives_padding(backend, count_up, lay_out):
     scene = lay_out([(count_up(3, num_kv_heads=1, group=1), 0, 3)], block_size=4)
-    nobody = replace(
-        scene.step,
-        positions=np.zeros(0, np.int64),
-        slot_mapping=np.zeros(0, np.int64),
-        query_start_loc=np.zeros(1, np.int64),
-        seq_lens=np.zeros(0, np.int64),
-        block_tables=np.zeros((0, 4), np.int32),
-    )
+    none = np.zeros(0, np.int64)
+    nobody = StepTokens(none, none, np.zeros(1, np.int64), none, np.zeros((0, 4), np.int32), 4)
     for places in (2, 0):
         (found,) = replace(scene, step=nobody).attend(backend, LayerOptions(1.0), places=places)
         assert len(found) == 0
@@ -238,28 +210,27 @@ def test_a_step_of_nobody_gives_padding(backend, count_up, lay_out):
 
 @each_backend
 @each_mode
-def test_what_a_backend_did_before_does_not_show(name, invariant, draw_sequence, lay_out):
-    lengths = [(0, 3), (40, 41), (0, 1), (150, 152), (7, 8), (0, 90)]
+def test_what_a_backend_did_before_does_not_show(name, invariant, draw_turn, lay_out):
     backend = get_backend(name, invariant=invariant)
-    for done, stop in lengths:
-        scene = lay_out([(draw_sequence(stop, seed=stop, dtype=torch.float32), done, stop)], block_size=16)
+    for done, count in [(0, 3), (40, 1), (0, 1), (150, 2), (7, 1), (0, 90)]:
+        scene = lay_out([draw_turn(done, count, seed=count)], block_size=16)
         (alone,) = scene.attend(get_backend(name, invariant=invariant), LayerOptions(0.3))
         (found,) = scene.attend(backend, LayerOptions(0.3))
         assert torch.equal(found, alone)
 
 
-def test_one_backend_serves_pools_of_several_shapes(draw_sequence, lay_out):
+def test_a_backend_that_began_in_inference_mode_goes_on_outside(backend, draw_turn, lay_out):
+    scene = lay_out([draw_turn(4, 5, seed=0)], block_size=4)
+    with torch.inference_mode():
+        within = attend(scene, backend)
+    assert torch.equal(attend(scene, backend), within)
+
+
+def test_one_backend_serves_pools_of_several_shapes(draw_turn, lay_out):
     backend = get_backend("torch_gather")
-    for sizes in (
-        {"num_kv_heads": 1, "head_dim": 8},
-        {"num_kv_heads": 2, "head_dim": 8},
-        {"num_kv_heads": 2, "head_dim": 4},
-    ):
-        sequence = draw_sequence(9, seed=0, dtype=torch.float32, **sizes)
-        scene = lay_out([(sequence, 4, 9)], block_size=4)
-        assert_close(
-            scene.attend(backend, LayerOptions(1.0))[0], scene.attend(REFERENCE, LayerOptions(1.0))[0], TOLERANCES
-        )
+    for num_kv_heads, head_dim in ((1, 8), (2, 8), (2, 4)):
+        scene = lay_out([draw_turn(4, 5, seed=0, num_kv_heads=num_kv_heads, head_dim=head_dim)], block_size=4)
+        assert_close(attend(scene, backend), attend(scene, REFERENCE), TOLERANCES)
 
 
 @pytest.mark.parametrize("soft_cap", [None, 50.0])

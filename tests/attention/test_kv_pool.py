@@ -36,13 +36,6 @@ def test_a_new_pool_is_all_zero():
     assert not every_block(make_pool()).any()
 
 
-def test_slots_of_a_block_follow_one_another():
-    pool = make_pool()
-    pool.write_kv(0, torch.tensor([5]), rising(1, 1), rising(7, 1))
-    assert torch.equal(pool.keys(0)[2, 1], rising(1, 1)[0])
-    assert torch.equal(pool.values(0)[2, 1], rising(7, 1)[0])
-
-
 @settings(max_examples=50, derandomize=True)
 @given(st.integers(0, 1), st.lists(st.integers(0, NUM_SLOTS - 1), unique=True))
 def test_a_write_changes_its_slots_of_its_layer_and_no_others(layer, slots):
@@ -65,14 +58,9 @@ def test_slots_are_the_memory_of_the_blocks():
     assert every_block(pool).nonzero()[:, :4].unique(dim=0).tolist() == [[1, 0, 1, 1], [1, 1, 2, 0]]
 
 
-def test_scratch_comes_after_the_blocks_that_anybody_is_given():
-    pool = make_pool()
-    assert (pool.scratch_block, pool.scratch_slot) == (3, 6)
-    assert len(pool.keys(0)) == 4
-
-
-def test_scratch_stays_zero_whatever_is_done_to_every_block():
+def test_scratch_is_behind_the_blocks_and_stays_zero_whatever_is_done_to_them():
     pool = make_pool(num_host_blocks=3)
+    assert (pool.scratch_block, pool.scratch_slot, len(pool.keys(0))) == (3, 6, 4)
     blocks = torch.arange(3)
     for layer in range(2):
         pool.write_kv(layer, torch.arange(NUM_SLOTS), rising(1, NUM_SLOTS), rising(1, NUM_SLOTS))
@@ -106,13 +94,10 @@ def test_a_block_is_one_piece_of_memory_on_either_tier():
     assert pool._host_kv[1].is_contiguous()
 
 
-@pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("value", [0, -3])
-def test_a_size_below_1_is_refused(name, value):
-    with pytest.raises(InvalidPool, match=f"^{name} has to be at least 1; got {value}.$"):
+@pytest.mark.parametrize(
+    ("name", "least", "value"),
+    [*((name, 1, value) for name in SIZES for value in (0, -3)), ("num_host_blocks", 0, -1)],
+)
+def test_a_size_below_its_least_is_refused(name, least, value):
+    with pytest.raises(InvalidPool, match=f"^{name} has to be at least {least}; got {value}.$"):
         make_pool(**{name: value})
-
-
-def test_fewer_host_blocks_than_none_are_refused():
-    with pytest.raises(InvalidPool, match="^num_host_blocks has to be at least 0; got -1.$"):
-        make_pool(num_host_blocks=-1)

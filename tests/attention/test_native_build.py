@@ -49,14 +49,13 @@ def source(tmp_path):
 
 @pytest.fixture
 def compiler(monkeypatch, tmp_path):
-    """compiler(lines): $CC is a script of these lines."""
+    """compiler(*lines): $CC is a script of these lines."""
 
     def use(*lines):
         script = tmp_path / "compiler"
         script.write_text("\n".join(["#!/bin/sh", *lines]))
         script.chmod(0o755)
         monkeypatch.setenv("CC", str(script))
-        return script
 
     return use
 
@@ -79,17 +78,6 @@ def test_a_library_is_made_once(cache, source, compiler):
     # Compiled and linked; and whoever comes later asks for the version alone.
     assert len(calls.read_text().split()) == 4
     assert len(list(cache.iterdir())) == 1
-
-
-def test_a_compiler_may_have_arguments(cache, source, monkeypatch):
-    monkeypatch.setenv("CC", "cc -DANSWER=6")
-    assert answer_of(source) == 6
-
-
-def test_a_folder_may_be_named_from_where_the_process_is(cache, source, monkeypatch):
-    monkeypatch.chdir(source.parent)
-    monkeypatch.setenv("PAGED_CACHE", ".")
-    assert answer_of(source) == 42
 
 
 @pytest.mark.parametrize(
@@ -117,26 +105,26 @@ def test_without_a_compiler_torch_is_chosen_and_that_is_said_once(cache, monkeyp
     assert 'because "native" cannot be compiled: there is no C compiler (cc, gcc or clang).' in str(one.message)
 
 
-def test_what_the_compiler_complains_of_is_said(cache, source, compiler):
-    compiler('test "$1" = --version && exit 0', "echo no room >&2", "echo for it >&2", "exit 1")
-    with pytest.raises(BuildFailed, match="/compiler failed: no room for it$"):
+COMPLAINS = 'test "$1" = --version && exit 0; echo no room >&2; echo for it >&2; exit 1'
+
+
+@pytest.mark.parametrize(
+    ("lines", "patience", "message"),
+    [
+        (COMPLAINS, 120, "failed: no room for it"),
+        ("exit 3", 120, "failed: exit status 3"),
+        ("exec sleep 60", 0.1, "did not run: .* timed out after 0.1 seconds"),
+    ],
+    ids=["complains", "fails without a word", "hangs"],
+)
+def test_what_the_compiler_complains_of_is_said(cache, source, compiler, monkeypatch, lines, patience, message):
+    monkeypatch.setattr(build, "_PATIENCE", patience)
+    compiler(lines)
+    with pytest.raises(BuildFailed, match=f"/compiler {message}$"):
         answer_of(source)
-    with pytest.raises(UnsupportedByBackend, match="/compiler failed: no room for it$"):
+    with pytest.raises(UnsupportedByBackend, match=f"/compiler {message}$"):
         get_backend("native")
-    assert list(cache.iterdir()) == []
-
-
-def test_a_compiler_that_fails_without_a_word_is_told_by_its_status(cache, source, compiler):
-    compiler("exit 3")
-    with pytest.raises(BuildFailed, match="/compiler failed: exit status 3$"):
-        answer_of(source)
-
-
-def test_a_compiler_that_hangs_is_not_waited_for(cache, source, compiler, monkeypatch):
-    monkeypatch.setattr(build, "_PATIENCE", 0.1)
-    compiler("exec sleep 60")
-    with pytest.raises(BuildFailed, match="/compiler did not run: .* timed out after 0.1 seconds$"):
-        answer_of(source)
+    assert list(cache.glob("*")) == []
 
 
 def test_what_is_wrong_in_a_source_is_said(cache, source):
@@ -163,17 +151,16 @@ def test_a_user_without_a_home_is_told_what_would_do(cache, source, monkeypatch)
         answer_of(source)
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda whole: b"",
-        lambda whole: b"no library at all",
-        lambda whole: whole[: len(whole) // 2],
-        lambda whole: whole[:-1],
-        lambda whole: whole[:5000] + bytes(100) + whole[5100:],
-    ],
-    ids=["empty", "text", "cut in half", "cut by a byte", "zeros within"],
-)
+HARMS = {
+    "empty": lambda whole: b"",
+    "text": lambda whole: b"no library at all",
+    "cut in half": lambda whole: whole[: len(whole) // 2],
+    "cut by a byte": lambda whole: whole[:-1],
+    "zeros within": lambda whole: whole[:5000] + bytes(100) + whole[5100:],
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_library_that_is_damaged_is_made_again(cache, source, harm):
     assert answer_of(source) == 42
     (kept,) = cache.iterdir()
@@ -185,37 +172,31 @@ def test_a_library_that_is_damaged_is_made_again(cache, source, harm):
     assert [(file, file.read_bytes()) for file in cache.iterdir()] == [(kept, whole)]
 
 
-def another_processor(monkeypatch, source):
-    monkeypatch.setattr(build, "processor", lambda: "another")
-
-
-def other_flags(monkeypatch, source):
-    monkeypatch.setenv("PAGED_CFLAGS", "-g -DTHIS='1 + 1'")
-
-
-def another_source(monkeypatch, source):
-    source.write_text(f"{source.read_text()}/* */\n")
-
-
-def another_compiler(monkeypatch, source):
-    script = source.with_name("compiler")
-    script.write_text('#!/bin/sh\ntest "$1" = --version && echo 1.0 && exit 0\nexec cc "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("CC", str(script))
-
-
-@pytest.mark.parametrize("change", [another_processor, other_flags, another_source, another_compiler])
-def test_what_a_library_came_from_is_in_its_name(cache, source, monkeypatch, change):
+@pytest.mark.parametrize("changed", ["processor", "flags", "source", "compiler"])
+def test_what_a_library_came_from_is_in_its_name(cache, source, compiler, monkeypatch, changed):
     answer_of(source)
-    change(monkeypatch, source)
+    if changed == "processor":
+        monkeypatch.setattr(build, "processor", lambda: "another")
+    elif changed == "flags":
+        monkeypatch.setenv("PAGED_CFLAGS", "-g -DTHIS='1 + 1'")
+    elif changed == "source":
+        source.write_text(f"{source.read_text()}/* */\n")
+    else:
+        compiler('test "$1" = --version && echo 1.0 && exit 0', 'exec cc "$@"')
     answer_of(source)
     first, second = cache.iterdir()
     assert first.name.split("-")[1] != second.name.split("-")[1]
 
 
-def test_flags_of_the_user_come_last(cache, source, monkeypatch):
-    monkeypatch.setenv("PAGED_CFLAGS", "-DANSWER=7 -UNOTHING")
-    assert answer_of(source) == 7
+@pytest.mark.parametrize(
+    ("name", "value", "answer"),
+    [("CC", "cc -DANSWER=6", 6), ("PAGED_CFLAGS", "-DANSWER=7 -UNOTHING", 7), ("PAGED_CACHE", ".", 42)],
+    ids=["a compiler with arguments", "flags come last", "a folder named from where the process is"],
+)
+def test_the_environment_names_compiler_flags_and_folder(cache, source, monkeypatch, name, value, answer):
+    monkeypatch.chdir(source.parent)
+    monkeypatch.setenv(name, value)
+    assert answer_of(source) == answer
 
 
 def test_without_threads_to_share_nothing_is_built(cache, source, monkeypatch):
@@ -232,9 +213,8 @@ def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler
         "print(library('tiny', (Path(sys.argv[1]),)).answer())"
     )
     command, env = [sys.executable, "-c", program, str(source)], {**os.environ, "PYTHONPATH": str(repository)}
-    both = [
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, env=env, **pipes) for _ in range(2)]
     assert [each.communicate(timeout=600) for each in both] == [("42\n", "")] * 2
     assert len(list(cache.iterdir())) == 1
     assert answer_of(source) == 42
@@ -250,12 +230,9 @@ def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler
     ],
 )
 def test_a_shape_that_it_cannot_do_is_refused_by_name(changes, message):
-    backend = get_backend("native")
+    backend, others = get_backend("native"), 'the backends "torch_gather" and "reference" can.'
     backend.check(shape_with(head_dim=256, dtype=torch.bfloat16, has_soft_cap=True, has_sinks=True))
-    with pytest.raises(
-        UnsupportedByBackend,
-        match=f'^backend "native" cannot do {message}the backends "torch_gather" and "reference" can.$',
-    ):
+    with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do {message}{others}$'):
         backend.check(shape_with(**changes))
 
 

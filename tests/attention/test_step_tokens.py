@@ -31,16 +31,8 @@ def step():
     )
 
 
-def test_a_step_counts_its_tokens_and_sequences(step):
-    assert (step.num_tokens, step.num_sequences) == (5, 2)
-
-
-def test_slots_follow_the_table(step):
+def test_slots_follow_the_table_and_a_full_block_takes_no_other_one_with_it(step):
     assert step.slots_of(0, 7).tolist() == [28, 29, 30, 31, 8, 9, 10]
-    assert step.slots_of(1, 2).tolist() == [20, 21]
-
-
-def test_a_block_that_is_full_takes_no_other_one_with_it(step):
     assert step.slots_of(0, 4).tolist() == [28, 29, 30, 31]
     assert step.slots_of(0, 0).tolist() == []
 
@@ -50,31 +42,15 @@ def test_slots_do_not_overflow_where_block_ids_are_large(step):
     assert step.slots_of(1, 1).tolist() == [4 * (2**31 - 1)]
 
 
-def test_history_is_what_came_before_the_step(step):
-    assert step.history(0).tolist() == [28, 29, 30, 31, 8]
-    assert step.history(1).tolist() == []
-
-
 def test_the_slot_mapping_is_a_tensor_of_64_bits(step):
     found = step.slot_tensor(torch.device("cpu"))
     assert (found.tolist(), found.dtype) == ([9, 10, 11, 20, 21], torch.int64)
 
 
-def test_a_part_of_a_sequence_has_what_comes_before_it_as_its_history(step):
-    part = step.part(2, 4)
-    assert part.positions.tolist() == [7, 0]
-    assert part.seq_lens.tolist() == [8, 1]
-    assert part.history(0).tolist() == [28, 29, 30, 31, 8, 9, 10]
-
-
-def test_a_part_leaves_the_step_as_it_was(step):
-    step.part(0, 2)
+def test_a_part_leaves_the_step_as_it_was_and_has_padding_of_its_own(step):
+    assert (step.part(0, 2).num_padded, step.part(0, 2, 30).num_padded) == (0, 30)
     assert step.seq_lens.tolist() == [8, 2]
     assert step.query_start_loc.tolist() == [0, 3, 5]
-
-
-def test_a_part_has_padding_of_its_own(step):
-    assert (step.part(0, 2).num_padded, step.part(0, 2, 30).num_padded) == (0, 30)
 
 
 @st.composite
@@ -91,30 +67,21 @@ def steps_and_cuts(draw):
 def test_a_part_is_the_step_in_which_only_its_tokens_come(case):
     spans, block_size, first, stop = case
     tables = np.random.default_rng(0).permutation(len(spans) * 15).reshape(len(spans), 15).astype(np.int32)
-    # Token by token: (sequence, position), and the slot of any of them.
     tokens = [(i, done + offset) for i, (done, count) in enumerate(spans) for offset in range(count)]
 
     def slot(i, position):
         return int(tables[i, position // block_size]) * block_size + position % block_size
 
-    step = StepTokens(
-        np.array([position for _, position in tokens]),
-        np.array([slot(*token) for token in tokens]),
-        np.cumsum([0, *(count for _, count in spans)]),
-        np.array([done + count for done, count in spans]),
-        tables,
-        block_size,
-    )
+    positions, slots = (np.array(column) for column in zip(*((position, slot(i, position)) for i, position in tokens)))
+    starts = np.cumsum([0, *(count for _, count in spans)])
+    step = StepTokens(positions, slots, starts, np.array([sum(span) for span in spans]), tables, block_size)
     part = step.part(first, stop)
-    found = [
-        (part.history(i).tolist(), part.slot_mapping[own].tolist(), part.positions[own].tolist())
-        for i, own in enumerate(map(slice, part.query_start_loc[:-1], part.query_start_loc[1:]))
+    # By sequence, how many tokens there are with those of the part.
+    lengths = {i: position + 1 for i, position in tokens[first:stop]}
+    assert (part.num_sequences, part.seq_lens.tolist()) == (len(lengths), list(lengths.values()))
+    seen = [(slots.tolist(), positions.tolist()) for slots, positions in part.contexts()]
+    assert seen == [
+        ([slot(i, before) for before in range(position + 1)], list(range(position + 1)))
+        for i, position in tokens[first:stop]
     ]
-    wanted = []
-    for i in dict.fromkeys(i for i, _ in tokens[first:stop]):
-        own = [position for owner, position in tokens[first:stop] if owner == i]
-        before = [slot(i, position) for position in range(own[0])]
-        wanted.append((before, [slot(i, position) for position in own], own))
-    assert found == wanted
-    assert part.seq_lens.tolist() == [positions[-1] + 1 for _, _, positions in wanted]
     assert part.num_tokens == stop - first

@@ -37,22 +37,15 @@ PLAIN = LayerOptions(0.25)
 # Absolute and relative, for values of size 1, whose spacing is 2**-10: weights are rounded to float16, and so are results.
 TOLERANCE = 2 * 2**-10
 
-each_block_size = pytest.mark.parametrize("block_size", [16, 32, 64])
-# What takes seconds each: a block that is a tile's, and one that is several.
-two_block_sizes = pytest.mark.parametrize("block_size", [16, 64])
-
 
 @pytest.fixture(scope="session")
-def build(draw_sequence, lay_out):
+def build(draw_turn, lay_out):
     """The scene of a step: for each sequence how many tokens were there and how many come; blocks in an order of `seed`."""
 
-    def build(*turns, block_size=16, group=2, num_kv_heads=2, head_dim=16, seed=0, **more):
+    def build(*turns, block_size=16, group=2, num_kv_heads=2, head_dim=16, seed=0):
         sizes = {"num_kv_heads": num_kv_heads, "group": group, "head_dim": head_dim, "dtype": torch.float16}
-        drawn = [
-            (draw_sequence(done + count, seed=seed + i, **sizes), done, done + count)
-            for i, (done, count) in enumerate(turns)
-        ]
-        return lay_out(drawn, block_size=block_size, seed=seed, **more)
+        drawn = [draw_turn(*turn, seed=seed + i, **sizes) for i, turn in enumerate(turns)]
+        return lay_out(drawn, block_size=block_size, seed=seed)
 
     return build
 
@@ -65,14 +58,14 @@ def assert_as_reference(scene, *options, num_padded=0):
         torch.testing.assert_close(found.float(), wanted.float(), rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@each_block_size
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("block_size", "seed"), [(16, 0), (32, 1), (64, 2)])
 def test_decode_reads_blocks_wherever_they_lie(build, block_size, seed):
     scene = build((0, 1), (15, 1), (16, 1), (64, 1), (127, 1), (130, 1), block_size=block_size, seed=seed)
     assert_as_reference(scene, PLAIN)
 
 
-@two_block_sizes
+# What takes seconds each: a block that is a tile's, and one that is several.
+@pytest.mark.parametrize("block_size", [16, 64])
 def test_chunks_of_any_length_go_beside_decode_and_drafts(build, block_size):
     scene = build((40, 1), (0, 37), (70, 4), (3, 16), (129, 17), (9, 2), block_size=block_size, num_kv_heads=1)
     assert_as_reference(scene, PLAIN, num_padded=3)
@@ -91,10 +84,10 @@ def test_large_heads_have_tiles_of_their_own(build, capability, monkeypatch):
     assert_as_reference(scene, LayerOptions(0.09))
 
 
-@two_block_sizes
-def test_layers_with_and_without_a_window_share_a_plan(build, block_size):
+@pytest.mark.parametrize(("block_size", "windows"), [(16, (1, 17, None, 1000)), (64, (16, None, 64))])
+def test_layers_with_and_without_a_window_share_a_plan(build, block_size, windows):
     scene = build((0, 1), (140, 1), (70, 19), (65, 3), block_size=block_size, num_kv_heads=1)
-    assert_as_reference(scene, *(LayerOptions(0.25, window) for window in (1, 16, 17, None, 64, 1000)))
+    assert_as_reference(scene, *(LayerOptions(0.25, window) for window in windows))
 
 
 @pytest.mark.parametrize(("done", "count"), [(100, 1), (100, 5), (106, 20)])
@@ -128,11 +121,11 @@ def test_a_step_of_padding_alone_gives_zeros(build):
     assert XFORMERS.attend(queries, scene.pool, 0, plan, PLAIN).eq(0).all()
 
 
-def test_a_soft_cap_is_refused_before_anything_is_computed(build):
-    with pytest.raises(UnsupportedByBackend, match="a soft cap on scores; the backends"):
-        build((3, 2)).attend(XFORMERS, LayerOptions(0.25, soft_cap=30.0))
-
-
-def test_attention_sinks_are_refused_before_anything_is_computed(build):
-    with pytest.raises(UnsupportedByBackend, match="attention sinks; the backends"):
-        build((3, 2)).attend(XFORMERS, LayerOptions(0.25, sinks=torch.zeros(4)))
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"soft_cap": 30.0}, "a soft cap on scores; the backends"), ({"sinks": torch.zeros(4)}, "attention sinks; the")],
+    ids=["soft cap", "sinks"],
+)
+def test_what_it_cannot_do_is_refused_before_anything_is_computed(build, option, message):
+    with pytest.raises(UnsupportedByBackend, match=message):
+        build((3, 2)).attend(XFORMERS, LayerOptions(0.25, **option))

@@ -46,9 +46,8 @@ def test_a_triton_without_block_pointers_is_refused_with_what_replaces_it(monkey
 
 
 def test_an_invariant_mode_is_referred_to_the_backends_that_have_one():
-    with pytest.raises(
-        UnsupportedByBackend, match='an invariant mode: .*; the backends "torch_gather" and "reference" can'
-    ):
+    message = 'an invariant mode: .*; the backends "torch_gather" and "reference" can'
+    with pytest.raises(UnsupportedByBackend, match=message):
         get_backend("xformers_splitk", invariant=True)
 
 
@@ -58,6 +57,10 @@ def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
     Backend.check(shape_with(block_size=block_size, dtype=dtype))
 
 
+ON_CPU = r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\); "
+ON_CPU += 'the backends "native",'
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -65,10 +68,9 @@ def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
         ({"head_dim": 80}, "head size 80; it takes 16, 32, 64, 128, 256 or 512; the backends"),
         ({"head_dim": 8}, "head size 8; it takes 16"),
         ({"block_size": 48}, "blocks of 48 tokens; it takes 16, 32 or 64; the backends"),
-        (
-            {"device": CPU},
-            r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\); the backends \"native\",",
-        ),
+        ({"device": CPU}, ON_CPU),
+        ({"has_soft_cap": True}, "a soft cap on scores; the backends"),
+        ({"has_sinks": True}, 'attention sinks; the backends "torch_gather" and "reference" can'),
     ],
 )
 def test_a_shape_that_the_operator_does_not_take_is_refused_with_those_that_it_takes(monkeypatch, changes, message):
@@ -84,25 +86,13 @@ def test_the_interpreter_takes_float16_alone(monkeypatch):
         Backend.check(shape_with(device=CPU, dtype=torch.bfloat16))
 
 
-def test_a_soft_cap_is_refused():
-    with pytest.raises(UnsupportedByBackend, match="a soft cap on scores; the backends"):
-        Backend.check(shape_with(has_soft_cap=True))
-
-
-def test_attention_sinks_are_refused():
-    with pytest.raises(UnsupportedByBackend, match='attention sinks; the backends "torch_gather" and "reference" can'):
-        Backend.check(shape_with(has_sinks=True))
-
-
 def test_on_a_gpu_it_is_chosen_by_itself_where_it_can_do_the_layers(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.8.0"))
     monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
     monkeypatch.setattr(Backend, "__init__", lambda self, is_invariant: refuse_invariance(is_invariant))
     assert best_backend(shape_with()).name == "xformers_splitk"
-    assert best_backend(shape_with(head_dim=80)).name == "torch_gather"
-    assert best_backend(shape_with(has_soft_cap=True)).name == "torch_gather"
-    assert best_backend(shape_with(has_sinks=True)).name == "torch_gather"
-    assert best_backend(shape_with(device=CPU)).name == "torch_gather"
+    for changes in ({"head_dim": 80}, {"has_soft_cap": True}, {"has_sinks": True}, {"device": CPU}):
+        assert best_backend(shape_with(**changes)).name == "torch_gather"
     chosen = best_backend(shape_with(), invariant=True)
     assert (chosen.name, chosen.is_invariant) == ("torch_gather", True)
 

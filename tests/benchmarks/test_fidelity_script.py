@@ -1,7 +1,7 @@
 """The script that holds the simulator against the engine: what it calls near enough, and a run of it on a tiny model."""
 
 import sys
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,16 +22,9 @@ def fidelity(repository):
         del sys.modules["fidelity"]
 
 
-@dataclass
-class Found:
-    """Figures, all of them `seconds`."""
-
-    makespan_s: float
-    ttft_s: Percentiles = field(init=False)
-    itl_s: Percentiles = field(init=False)
-
-    def __post_init__(self):
-        self.ttft_s = self.itl_s = Percentiles(*[self.makespan_s] * 4)
+def figures(seconds):
+    every = Percentiles(*[seconds] * 4)
+    return SimpleNamespace(makespan_s=seconds, ttft_s=every, itl_s=every)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +38,7 @@ class Found:
     ],
 )
 def test_near_enough_is_5_percent_or_the_spread_and_15_percent_for_p99(fidelity, runs, predicted, met):
-    found = {each["figure"]: each for each in fidelity.compared([Found(run) for run in runs], Found(predicted))}
+    found = {each["figure"]: each for each in fidelity.compared(list(map(figures, runs)), figures(predicted))}
     assert found["makespan"]["median_s"] == 10
     assert found["makespan"]["error"] == pytest.approx(predicted / 10 - 1)
     for name, each in found.items():
@@ -53,18 +46,9 @@ def test_near_enough_is_5_percent_or_the_spread_and_15_percent_for_p99(fidelity,
 
 
 def test_a_run_on_a_tiny_model_has_identical_logs_and_a_page(fidelity):
-    case = fidelity.Case(
-        load=lambda: tiny_model(64),
-        pool=10,
-        prompt=12,
-        output=12,
-        requests=8,
-        max_tokens_per_step=32,
-        design_sequences=4,
-        context=64,
-        profile_every=1,
-        max_sequences=16,
-    )
+    requests = {"prompt": 12, "output": 12, "requests": 8, "max_sequences": 16}
+    design = {"max_tokens_per_step": 32, "design_sequences": 4, "context": 64, "profile_every": 1}
+    case = fidelity.Case(load=lambda: tiny_model(64), pool=10, **requests, **design)
     found = fidelity.measured("tiny", case, 2)
     for load in found["loads"]:
         assert load["logs_identical"] == [True, True]
@@ -73,14 +57,7 @@ def test_a_run_on_a_tiny_model_has_identical_logs_and_a_page(fidelity):
     clients = [load["clients"] for load in found["loads"]]
     assert clients == sorted(clients)
     assert all(load["requests"] >= 2 * load["clients"] for load in found["loads"])
-    document = {
-        "command": "x",
-        "machine": fidelity.machine(),
-        "threads": 1,
-        "runs": 2,
-        "quick": False,
-        "cases": [found],
-    }
-    text = fidelity.page(document)
+    said = {"command": "x", "machine": fidelity.machine(), "threads": 1, "runs": 2, "quick": False}
+    text = fidelity.page({**said, "cases": [found]})
     assert text.count("2 of 2") == 3
     assert "## tiny: 10 blocks of 16 tokens" in text

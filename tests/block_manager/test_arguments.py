@@ -7,14 +7,11 @@ from paged.base.arguments import int64_array, token_array
 from paged.errors import InvalidTokens
 
 
-@pytest.mark.parametrize("highest", [np.array([2**63 - 1], np.uint64), [2**63 - 1], np.array([2**63 - 1])])
-def test_the_highest_integer_of_64_bits_is_one(highest):
-    assert int64_array(highest).tolist() == [2**63 - 1]
-
-
-@pytest.mark.parametrize("over", [np.array([2**63], np.uint64), [2**63], [2**64]])
-def test_an_integer_above_it_is_none(over):
-    assert int64_array(over) is None
+@pytest.mark.parametrize("kind", [list, lambda numbers: np.array(numbers, np.uint64)], ids=["list", "uint64"])
+@pytest.mark.parametrize(("number", "is_one"), [(2**63 - 1, True), (2**63, False)])
+def test_the_highest_integer_of_64_bits_is_one_and_those_above_it_are_none(kind, number, is_one):
+    found = int64_array(kind([number]))
+    assert found.tolist() == [number] if is_one else found is None
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""The order in which free blocks are handed out, against two plain lists."""
+"""What the list of free blocks keeps beside its order, which the naive model compares in the machine of the manager."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from paged.block_manager.free_list import FreeList
+from paged.block_manager.runs import Run
 
 HELD = 7  # What the state of a block in somebody's hands looks like: anything above 0.
 
@@ -20,12 +20,6 @@ class Desk:
 
     def draw(self, count: int) -> list[int]:
         blocks = self.free_list.take_plain(count)
-        self.state[blocks] = HELD
-        return blocks.tolist()
-
-    def evict(self, count: int) -> list[int]:
-        parts = [blocks for blocks, *_ in self.free_list.take_cached(count)]
-        blocks = np.concatenate([np.empty(0, np.int64), *parts])
         self.state[blocks] = HELD
         return blocks.tolist()
 
@@ -44,7 +38,7 @@ class Desk:
     def num_entries(self) -> int:
         return sum(
             len(blocks)
-            for queue in (self.free_list._queues[0]._swept, self.free_list._queues[0]._segments)
+            for queue in (self.free_list._lowest._swept, self.free_list._lowest._segments)
             for _, blocks, *_ in queue
         )
 
@@ -57,97 +51,51 @@ def desk():
     return desk
 
 
-def test_never_used_blocks_come_in_rising_order():
-    assert Desk(4).draw(4) == [0, 1, 2, 3]
-
-
 def test_the_block_freed_last_comes_first(desk):
     desk.free([3, 5])
     desk.free([1])
     assert desk.draw(3) == [1, 5, 3]
 
 
-def test_freed_blocks_come_before_never_used_ones():
-    desk = Desk(4)
-    desk.draw(2)
-    desk.free([0])
-    assert desk.draw(3) == [0, 2, 3]
+RUN, OTHER = Run(0, b"", None, -1, -1, 1), Run(1, b"", None, -1, -1, 1)
 
 
-def test_the_oldest_content_is_evicted_first(desk):
-    desk.cache([4, 2])
-    desk.cache([0])
-    assert desk.evict(3) == [4, 2, 0]
+@pytest.mark.parametrize(
+    ("nodes", "taken"),
+    [
+        ([(RUN, 4, 6), (OTHER, 0, 3)], [[(RUN, 5, 6)], [(RUN, 4, 5), (OTHER, 2, 3)], [(OTHER, 0, 2)]]),
+        (RUN, [[(RUN, 4, 5)], [(RUN, 2, 4)], [(RUN, 0, 2)]]),
+    ],
+    ids=["stretches", "the first nodes of a run"],
+)
+def test_a_part_of_a_segment_takes_the_last_nodes_of_its_first_stretches(desk, nodes, taken):
+    desk.free_list.put_cached(np.array([5, 4, 3, 2, 1]), nodes)
+    parts = [part for count in (1, 2, 2) for part in desk.free_list.take_cached(count)]
+    assert [blocks.tolist() for blocks, *_ in parts] == [[5], [4, 3], [2, 1]]
+    assert [nodes for _, nodes, _ in parts] == taken
 
 
-def test_a_segment_can_be_evicted_in_parts(desk):
-    desk.cache([4, 2, 0])
-    assert (desk.evict(1), desk.evict(2)) == ([4], [2, 0])
-
-
-def test_nothing_is_taken_when_nothing_is_wanted(desk):
-    assert desk.evict(0) == []
-
-
-def test_a_hit_takes_a_block_out_of_the_middle(desk):
-    desk.cache([0, 1, 2])
-    desk.hit([1])
-    assert desk.free_list.cached().tolist() == [0, 2]
-
-
-def test_a_block_that_was_hit_and_freed_again_is_the_youngest(desk):
-    desk.cache([0, 1, 2])
-    desk.hit([0])
-    desk.cache([0])
-    assert desk.evict(3) == [1, 2, 0]
-
-
-def test_a_segment_of_stale_entries_only_is_skipped(desk):
-    desk.cache([0, 1])
-    desk.cache([2])
-    desk.hit([0, 1])
-    assert desk.evict(1) == [2]
-
-
-def test_the_counters_follow(desk):
-    desk.cache([0, 1, 2])
-    desk.free([3])
-    desk.hit([1])
-    assert (desk.free_list.num_plain, desk.free_list.num_cached) == (1, 2)
-
-
-def test_what_is_listed_is_a_copy(desk):
-    desk.free([3, 5])
-    desk.free_list.plain()[:] = 0
-    assert desk.draw(2) == [5, 3]
-
-
-@pytest.mark.parametrize("length", [1, 3, 50])
-def test_stale_entries_do_not_pile_up_over_hits_of_one_length(length):
-    desk = Desk(length)
-    desk.draw(length)
-    blocks = list(range(length))
-    most = 0
-    for _ in range(1000):
-        desk.cache(blocks)
-        most = max(most, desk.num_entries)
-        desk.hit(blocks)
-    assert most <= 2 * length + 64 + length
-
-
-def test_stale_entries_do_not_pile_up_behind_many_live_segments():
-    """A hundred blocks that nobody asks for again, each released by itself, and a prompt of a hundred that comes and goes."""
-    desk = Desk(200)
-    desk.draw(200)
-    for block in range(100):
+@pytest.mark.parametrize(("num_live", "length"), [(0, 1), (0, 3), (0, 50), (100, 100)])
+def test_stale_entries_do_not_pile_up_over_hits_of_one_length(num_live, length):
+    """`num_live` blocks that nobody asks for again, each released by itself, and a prompt that comes and goes."""
+    desk = Desk(num_live + length)
+    desk.draw(num_live + length)
+    for block in range(num_live):
         desk.cache([block])
-    prompt = list(range(100, 200))
+    prompt = list(range(num_live, num_live + length))
     most = 0
     for _ in range(1000):
         desk.cache(prompt)
         most = max(most, desk.num_entries)
         desk.hit(prompt)
-    assert most <= 2 * 200 + 64 + 2 * 100
+    assert most <= 2 * (num_live + length) + 64 + (2 * num_live or length)
+
+
+def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk):
+    desk.free_list.put_cached(np.array([2, 1, 0]), [(RUN, 0, 3)])
+    desk.hit([0])
+    ((blocks, nodes, _),) = desk.free_list.take_cached(2)
+    assert (blocks.tolist(), nodes) == ([2, 1], None)
 
 
 def test_sweeping_keeps_the_order():
@@ -159,44 +107,5 @@ def test_sweeping_keeps_the_order():
         desk.cache(list(range(3, 13)))
         desk.hit(list(range(3, 13)))
     desk.cache([7])
-    assert desk.evict(4) == [0, 1, 2, 7]
-
-
-NUM_BLOCKS = 12
-CALLS = st.sampled_from(["draw", "evict", "hit", "hit", "cache", "cache", "free"])
-
-
-@settings(max_examples=100, derandomize=True)
-@given(
-    st.lists(st.tuples(CALLS, st.integers(0, NUM_BLOCKS), st.randoms(use_true_random=False)), min_size=20, max_size=120)
-)
-def test_it_is_a_stack_and_a_queue(calls):
-    desk = Desk(NUM_BLOCKS)
-    stack, queue, held = list(reversed(range(NUM_BLOCKS))), [], []
-    for call, wanted, random in calls:
-        if call == "draw":
-            drawn = [stack.pop() for _ in range(min(wanted, len(stack)))]
-            assert desk.draw(len(drawn)) == drawn
-            held += drawn
-        elif call == "evict":
-            count = min(wanted, len(queue))
-            evicted, queue = queue[:count], queue[count:]
-            assert desk.evict(count) == evicted
-            held += evicted
-        elif call == "hit":
-            chosen = random.sample(queue, min(wanted, len(queue)))
-            desk.hit(chosen)
-            queue = [block for block in queue if block not in chosen]
-            held += chosen
-        else:
-            chosen = random.sample(held, min(wanted, len(held)))
-            held = [block for block in held if block not in chosen]
-            if chosen and call == "cache":
-                desk.cache(chosen)
-                queue += chosen
-            elif chosen:
-                desk.free(chosen)
-                stack += chosen
-        assert desk.free_list.plain().tolist() == stack[::-1]
-        assert desk.free_list.cached().tolist() == queue
-        assert (desk.free_list.num_plain, desk.free_list.num_cached) == (len(stack), len(queue))
+    evicted = [blocks for blocks, *_ in desk.free_list.take_cached(4)]
+    assert np.concatenate(evicted).tolist() == [0, 1, 2, 7]

@@ -38,6 +38,13 @@ def test_a_table_may_be_asked_to_hold_nothing():
         manager.reserve([row], [-1])
 
 
+def test_a_row_keeps_no_more_blocks_than_it_has():
+    manager = BlockManager(4, 4, host_blocks=4)
+    manager.allocate([manager.add([1, 2, 3])], [3])
+    with pytest.raises(InvalidConfig, match="cannot keep 2 blocks; the shortest of these tables has 1."):
+        manager.swap_out([0], 2)
+
+
 def test_a_size_out_of_its_range_is_told_both_ends_of_it():
     with pytest.raises(
         InvalidConfig, match=r"num_blocks has to be at least 1 and below 2,147,483,648; got 2,147,483,648\."

@@ -1,46 +1,87 @@
-"""docs/architecture.md and docs/decisions are what the sources are."""
+"""docs/architecture.md and docs/decisions are what the sources are, and what a run does."""
 
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from paged import BlockManager, Request, Scheduler
 
-@pytest.fixture(scope="session")
-def pages(repository):
-    """Every page under docs/, by its path from there."""
-    docs = repository / "docs"
-    return {page.relative_to(docs).as_posix(): page.read_text(encoding="utf-8") for page in docs.rglob("*.md")}
+
+@pytest.fixture(scope="module")
+def decisions(repository):
+    """Their texts by their names, in order."""
+    return {page.name: page.read_text() for page in sorted((repository / "docs" / "decisions").glob("[0-9]*.md"))}
 
 
 def test_the_tree_is_what_the_modules_say_of_themselves(repository):
-    done = subprocess.run(
-        [sys.executable, str(repository / "tools" / "architecture_tree.py"), "--check"], capture_output=True, text=True
-    )
+    tool = [sys.executable, str(repository / "tools" / "architecture_tree.py"), "--check"]
+    done = subprocess.run(tool, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_path_that_a_page_of_architecture_or_decisions_links_to_exists(repository, pages):
-    for name, text in pages.items():
-        if name != "architecture.md" and not name.startswith("decisions/"):
-            continue
-        folder = (repository / "docs" / name).parent
-        for target in re.findall(r"\]\(([^)#]+)", text):
-            assert target.startswith("http") or (folder / target).exists(), f"{name}: {target}"
+def test_decisions_are_numbered_from_001_and_each_is_in_the_index(decisions, text_of):
+    assert [int(re.match(r"(\d{3})-[a-z0-9-]+\.md", name)[1]) for name in decisions] == [*range(1, len(decisions) + 1)]
+    index = " ".join(text_of("docs/decisions/README.md").split())
+    for name, text in decisions.items():
+        assert f"[{text.splitlines()[0].removeprefix('# ')}]({name})" in index
 
 
-def test_decisions_are_numbered_from_001_and_each_is_in_the_index(pages):
-    decisions = sorted(name for name in pages if re.match(r"decisions/\d{3}-[a-z0-9-]+\.md", name))
-    assert [int(name[10:13]) for name in decisions] == list(range(1, len(decisions) + 1))
-    index = " ".join(pages["decisions/README.md"].split())
-    for name in decisions:
-        title = pages[name].splitlines()[0].removeprefix("# ")
-        assert f"[{title}]({name.removeprefix('decisions/')})" in index
+def test_a_decision_says_its_context_what_was_decided_the_figures_and_what_would_change_it(decisions):
+    for name, text in decisions.items():
+        headings = re.findall(r"^## (.*)$", text, re.M)
+        assert headings == ["Context", "Decision", "Figures", "What would change it"], name
 
 
-def test_a_decision_says_its_context_what_was_decided_the_figures_and_what_would_change_it(pages):
-    for name, text in pages.items():
-        if re.match(r"decisions/\d{3}-", name):
-            headings = re.findall(r"^## (.*)$", text, re.M)
-            assert headings == ["Context", "Decision", "Figures", "What would change it"], name
+def frames_of(frame):
+    """What the two rooms have on the stack, outermost first: (qualified name, file)."""
+    found = []
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if file.parent.name in ("scheduler", "block_manager"):
+            found.append((frame.f_code.co_qualname, f"{file.parent.name}/{file.name}"))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def walk_of(call, last):
+    """The stack at the first call of `last` within `call`."""
+    found = []
+
+    def watch(frame, event, _):
+        if event == "call" and not found and frame.f_code.co_qualname == last:
+            found.extend(frames_of(frame))
+
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def a_sequence_ends():
+    scheduler = Scheduler(BlockManager(8, 4))
+    scheduler.add(Request(id="a", prompt=[1, 2, 3], max_tokens=1))
+    batch = scheduler.schedule()
+    return lambda: scheduler.update(batch, [7])
+
+
+def a_victim_gives():
+    scheduler = Scheduler(BlockManager(3, 4, prefix_caching=False), policy="vllm")
+    for name in "abc":
+        scheduler.add(Request(id=name, prompt=[1, 2, 3, 4], max_tokens=4))
+    scheduler.update(scheduler.schedule(), [7, 7, 7])
+    return scheduler.schedule
+
+
+@pytest.mark.parametrize("begun", [a_sequence_ends, a_victim_gives])
+def test_in_a_walk_of_the_page_each_function_is_called_by_the_one_before_it(text_of, begun):
+    name = begun.__name__.replace("_", " ")
+    written = text_of("docs/architecture.md").split(f"<!-- walk: {name} -->")[1].split("<!-- walk: end -->")[0]
+    walk = re.findall(r"^\d+\. `(.+)`, (.+)$", written, flags=re.MULTILINE)
+    frames = walk_of(begun(), walk[-1][0])
+    # The guard of a public call stands around it.
+    assert [each for each in frames if each[1] != "base/turns.py"] == walk

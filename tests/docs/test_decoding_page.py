@@ -1,5 +1,6 @@
 """docs/decoding.md: every command on the page does what it says."""
 
+import io
 import json
 import re
 import shlex
@@ -13,13 +14,9 @@ pytest.importorskip("llguidance")
 from paged.cli.app import run
 
 
-def commands(page):
-    return [line for block in re.findall(r"^```\n(.*?)^```$", page, re.S | re.M) for line in block.splitlines()]
-
-
-def test_every_command_answers(repository, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", __import__("io").StringIO("What is a list?\nAnd a tuple?\n"))
-    found = commands((repository / "docs" / "decoding.md").read_text(encoding="utf-8"))
+def test_every_command_answers(text_of, fences, repository, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?\nAnd a tuple?\n"))
+    found = [line for block in fences(text_of("docs/decoding.md"), "") for line in block.splitlines()]
     assert len(found) == 13
     monkeypatch.chdir(repository)
     for line in found:
@@ -35,9 +32,9 @@ def test_every_command_answers(repository, capsys, monkeypatch):
         elif "--choice" in arguments:
             assert out.strip() in ("Is it a list?yes", "Is it a list?no")
         elif "--beam-width" in arguments:
-            assert [out.count(f"[1.{number}] The with statement") for number in (1, 2, 3)] == [1, 1, 0]
+            assert re.findall(r"^\[1\.(\d)\] The with statement", out, re.M) == ["1", "2"]
         elif "--n" in arguments:
-            assert [out.count(f"[1.{number}] The with statement") for number in (1, 2, 3, 4, 5)] == [1, 1, 1, 1, 0]
+            assert re.findall(r"^\[1\.(\d)\] The with statement", out, re.M) == ["1", "2", "3", "4"]
         elif "--stop" in arguments:
             assert " of" not in out.removeprefix("The with statement")
         elif "--logprobs" in arguments:
@@ -49,8 +46,7 @@ def test_every_command_answers(repository, capsys, monkeypatch):
             assert len(out.strip()) > len("The with statement")
 
 
-def test_the_python_of_the_page_runs(repository, capsys):
-    page = (repository / "docs" / "decoding.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M)
+def test_the_python_of_the_page_runs(text_of, fences, capsys):
+    (program,) = fences(text_of("docs/decoding.md"), "python")
     exec(compile(program, "decoding.md", "exec"), {})
     assert len(capsys.readouterr().out) > 8

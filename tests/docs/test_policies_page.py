@@ -1,7 +1,6 @@
 """docs/policies.md says what POLICIES holds, each policy has its section, and its program runs."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,23 +9,17 @@ from paged.scheduler import policies
 
 
 @pytest.fixture(scope="module")
-def page(repository: Path) -> str:
-    return (repository / "docs" / "policies.md").read_text()
+def page(text_of):
+    return text_of("docs/policies.md")
 
 
-def test_the_table_is_what_the_policies_are(page: str) -> None:
+def test_the_table_is_what_the_policies_are(page):
     table = page.split("<!-- table: begin -->")[1].split("<!-- table: end -->")[0]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
     assert shown == [
         [
-            *(
-                f"`{each.name}`",
-                each.order,
-                each.reservation,
-                each.layout,
-                each.foresight,
-                each.composition,
-            ),
+            f"`{each.name}`",
+            *(each.order, each.reservation, each.layout, each.foresight, each.composition),
             "yes" if each.chunked else "no",
             f"{each.watermark:g}",
             "–" if each.default_budget is None else f"{each.default_budget:,}",
@@ -35,21 +28,14 @@ def test_the_table_is_what_the_policies_are(page: str) -> None:
     ]
 
 
-def test_each_named_policy_has_a_section_and_nobody_else_has(page: str) -> None:
+def test_each_named_policy_has_a_section_and_nobody_else_has(page):
     titles = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
     assert titles.pop() == "A policy of one's own"
     assert [name for title in titles for name in title.split(", ")] == list(POLICIES)
 
 
-def test_every_link_of_the_page_within_the_repository_leads_somewhere(page: str, repository: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page)
-    assert [target for target in targets if not (repository / "docs" / target).exists()] == []
-
-
-def test_the_program_of_the_page_runs(
-    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+def test_the_program_of_the_page_runs(page, fences, capsys, monkeypatch):
+    (program,) = fences(page, "python")
     monkeypatch.setattr(policies, "POLICIES", dict(POLICIES))
     exec(compile(program, "policies.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()

@@ -9,13 +9,12 @@ from paged.study.simulator import SimulationResult
 
 
 @pytest.fixture(scope="module")
-def page(repository):
-    return (repository / "docs" / "simulator.md").read_text()
+def page(text_of):
+    return text_of("docs/simulator.md")
 
 
-def test_the_python_of_the_page_runs(page, capsys):
-    programs = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    for program in programs:
+def test_the_python_of_the_page_runs(page, fences, capsys):
+    for program in fences(page, "python"):
         exec(compile(program, "simulator.md", "exec"), {})
     *compared, planned = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in compared] == ["paged", "vllm"]
@@ -23,16 +22,13 @@ def test_the_python_of_the_page_runs(page, capsys):
     assert float(answer) == float(rate) < float(missed) <= float(answer) * 1.1
 
 
-def test_every_option_of_the_page_is_one_of_the_command(page, run_python):
-    wide = {"COLUMNS": "200", "PATH": ""}
-    shown = "".join(
-        run_python("-m", "paged", name, "--help", env=wide).stdout for name in ("simulate", "plan", "validate")
-    )
+def test_every_option_of_the_page_is_one_of_the_command(page, options_of):
+    known = options_of("simulate") | options_of("plan") | options_of("validate")
     # Of vLLM's own command, whose results are read.
-    shown += "--save-result --save-detailed"
+    known |= {"--save-result", "--save-detailed"}
     options = set(re.findall(r"--[a-z][a-z-]+", page))
     assert len(options) > 10
-    assert {option for option in options if option not in shown} == set()
+    assert options <= known
 
 
 def test_the_figures_of_the_page_are_those_of_a_result(page):
@@ -44,9 +40,9 @@ def test_the_figures_of_the_page_are_those_of_a_result(page):
 
 
 @pytest.mark.slow
-def test_the_plans_of_the_page_are_what_the_commands_print(page, capsys):
+def test_the_plans_of_the_page_are_what_the_commands_print(page, fences, capsys):
     """The same question three times: without a budget, with one that suits, with one that binds."""
-    (shown,) = re.findall(r"^```\n(\$ paged plan .*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    (shown,) = (block for block in fences(page, "") if block.startswith("$ paged plan "))
     commands = [part.splitlines() for part in shown.split("$ paged ")[1:]]
     replicas = []
     for command, *lines in commands:

@@ -9,18 +9,13 @@ from paged.study.traces.spec import KEYS
 
 
 @pytest.fixture(scope="module")
-def page(repository):
-    return (repository / "docs" / "traces.md").read_text()
+def page(text_of):
+    return text_of("docs/traces.md")
 
 
-def blocks(page, language=""):
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    return [text for name, text in found if name == language]
-
-
-def test_the_python_of_the_page_runs(page, tmp_path, monkeypatch, capsys):
+def test_the_python_of_the_page_runs(page, fences, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (program,) = blocks(page, "python")
+    (program,) = fences(page, "python")
     exec(compile(program, "traces.md", "exec"), {})
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "half(half=2): 250 of 500 requests"
@@ -28,8 +23,8 @@ def test_the_python_of_the_page_runs(page, tmp_path, monkeypatch, capsys):
     assert said[-1].startswith("2000 ")
 
 
-def test_the_files_of_the_page_can_be_read(page, tmp_path):
-    as_csv, as_json = (text for text in blocks(page) if "arrival_s" in text)
+def test_the_files_of_the_page_can_be_read(page, fences, tmp_path):
+    as_csv, as_json = (text for text in fences(page, "") if "arrival_s" in text)
     path = tmp_path / "trace"
     path.write_text(as_csv)
     assert read_trace(path).prompt_tokens.tolist() == [812, 655, 90]
@@ -52,10 +47,3 @@ def test_the_page_names_every_key_process_and_preset(page):
     synthetic = page.partition("## Synthetic traces")[2]
     keys = [key for key in KEYS if not re.match("output_", key)]
     assert [name for name in (*keys, *PROCESSES, *PRESETS) if f"`{name}`" not in synthetic] == []
-
-
-def test_every_link_and_anchor_of_the_page_leads_somewhere(page, repository):
-    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", page, flags=re.MULTILINE)}
-    anchors = re.findall(r"\]\(#([^)]+)\)", page)
-    assert len(anchors) >= 6
-    assert set(anchors) <= headings

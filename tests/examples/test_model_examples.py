@@ -1,48 +1,34 @@
 """The examples that run the model which ships: what they print, and that each is short."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-def example(repository: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", repository / "examples" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["generate", "stream"])
 def test_an_example_is_under_30_lines_of_code(repository, name):
-    source = (repository / "examples" / f"{name}.py").read_text()
-    code = source.split('"""', 2)[2]
+    code = (repository / "examples" / f"{name}.py").read_text().split('"""', 2)[2]
     assert len([line for line in code.splitlines() if line.strip()]) < 30
 
 
-def test_generate_gives_the_same_words_together_and_alone(repository, capsys):
-    answers = example(repository, "generate").main()
+def test_generate_gives_the_same_words_together_and_alone(example, capsys):
+    answers = example("generate").main()
     assert len(answers) == 3
     assert all(answers)
     assert "first token after" in capsys.readouterr().out
 
 
-def test_stream_ends_one_request_by_length_and_one_by_abort(repository, capsys):
-    texts = example(repository, "stream").main()
+def test_stream_ends_one_request_by_length_and_one_by_abort(example, capsys):
+    texts = example("stream").main()
     out = capsys.readouterr().out
     assert 60 < len(texts["drawn"]) < 120
     assert "length" in out
     assert set(texts) == {"greedy", "drawn"}
 
 
-def test_in_flight_batching_takes_the_steps_that_one_can_count_by_hand(repository):
-    times = example(repository, "continuous_batching").times
+def test_in_flight_batching_takes_the_steps_that_one_can_count_by_hand(example):
+    times = example("continuous_batching").times
     static, in_flight = times("static"), times("paged")
     # Four batches, each as long as its one request of 100.
     assert static.steps == 4 * 100
@@ -51,21 +37,18 @@ def test_in_flight_batching_takes_the_steps_that_one_can_count_by_hand(repositor
     assert 0 < static.short < static.seconds and 0 < in_flight.short < in_flight.seconds
 
 
-def test_transformers_batching_answers_as_generate_does_whatever_memory_there_is(repository, capsys):
-    assert example(repository, "transformers_batching").main() == {"ample": 0, "a third": 0, "starved": 0}
+def test_transformers_batching_answers_as_generate_does_whatever_memory_there_is(example, capsys):
+    assert example("transformers_batching").main() == {"ample": 0, "a third": 0, "starved": 0}
     starved = capsys.readouterr().out.splitlines()[-1]
     assert "(0 again)" not in starved
 
 
-def test_llamas_generate_repeats_the_prompt_and_says_how_likely_all_of_it_was(repository, capsys):
-    module = example(repository, "llama_generate")
+def test_llamas_generate_repeats_the_prompt_and_says_how_likely_all_of_it_was(example, capsys):
+    module = example("llama_generate")
     answers = module.main()
     for prompt, (text, values) in zip(module.PROMPTS, answers, strict=True):
         assert text.startswith(prompt) and len(text) > len(prompt)
         assert values[0] is None and all(value <= 0 for value in values[1:])
     out = capsys.readouterr().out
-    assert main_again(module) == answers and out.count("\n") == 4
-
-
-def main_again(module):
-    return module.main()
+    assert out.count("\n") == 4
+    assert module.main() == answers

@@ -2,10 +2,10 @@
 
 import dataclasses
 import re
-import runpy
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -47,25 +47,14 @@ def test_the_report_names_the_rule_and_a_short_program(run_example):
 
 
 @pytest.mark.parametrize("page", [EXAMPLE, TESTING], ids=["docstring", "docs"])
-def test_the_program_that_is_shown_ends_in_what_is_shown(page):
+def test_the_program_that_is_shown_ends_in_what_is_shown(page, example):
     text = page.read_text(encoding="utf-8")
-    said, program = re.findall(r"^ *(content that should be gone: .*)\n\n *The program:\n((?: *rig.*\n)+)", text, re.M)[
-        0
-    ]
-    example = runpy.run_path(str(EXAMPLE), run_name="example")
-    lines = [line.strip() for line in program.splitlines()]
-    world = re.fullmatch(r"rig = ManagerRig\((.*)\)", lines[0])
-    assert world is not None, lines[0]
-    rig = ManagerRig(eval(world[1], {"ManagerWorld": ManagerWorld}), example["OurManager"])
-
-    def run():
-        for line in lines[1:]:
-            exec(line, {"rig": rig})
-        # Found by the last call, or when all that was begun is brought to its end.
-        rig.drain()
-
+    shown = r"^ *(content that should be gone: .*)\n\n *The program:\n *rig = ManagerRig\((.*)\)\n((?: *rig.*\n)+)"
+    said, world, program = re.findall(shown, text, re.M)[0]
+    rig = ManagerRig(eval(world, {"ManagerWorld": ManagerWorld}), example("test_your_own").OurManager)
+    # Found by the last call, or when all that was begun is brought to its end.
     with pytest.raises(Violation) as caught:
-        run()
+        exec(textwrap.dedent(program) + "rig.drain()", {"rig": rig})
     assert str(caught.value).startswith(said)
 
 

@@ -108,7 +108,6 @@ class Stepped:
         return ran
 
     def run(self, most=2_000):
-        """Until there is nothing left to do."""
         for _ in range(most):
             if not self.step() and not self.processor.has_pending_requests() and self.manager.input_queue.empty():
                 return

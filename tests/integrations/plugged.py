@@ -2,7 +2,10 @@
 
 The runner keeps of each request its tokens and its block table, and takes the differences that a step tells it, as
 vLLM's `GPUModelRunner._update_states` does; from what it keeps it works out tokens, positions and slots of the step.
-They have to be those that our scheduler decided, or `UnlikeDecided` is raised. The kit watches all the rest.
+They have to be those that our scheduler decided, or `UnlikeDecided` is raised. The kit watches all the rest. For
+asynchronous scheduling the runner keeps tokens as vLLM's V1 runner does then:
+
+step 7: "a" samples, and has a place without a value | step 8: the last token of "a" comes from the device, where step 7 left it
 """
 
 from __future__ import annotations
@@ -15,23 +18,12 @@ import numpy as np
 from integrations import vllm_things
 
 from paged import Output
-from paged.errors import DuplicateRequest, NeverFits, UnknownRequest
+from paged.errors import DuplicateRequest, NeverFits
 from paged.testing import Capabilities
 from paged.testing.world import World
 
-CAPABILITIES = Capabilities(
-    fork=False,
-    host_tier=False,
-    host_content=False,
-    retention=False,
-    groups=False,
-    external_tokens=False,
-    cancel=False,
-    drafts=False,
-    reserve=False,
-)
-
-
+LACKS = ("fork", "host_tier", "host_content", "retention", "groups", "external_tokens", "cancel", "drafts", "reserve")
+CAPABILITIES = Capabilities(**dict.fromkeys(LACKS, False))
 Share = tuple[list[int], list[int], list[int]]
 """Tokens, positions and slots that a request computes in a step."""
 
@@ -180,8 +172,8 @@ class Plugged:
     def update(self, batch: Any, token_ids: Any, counts: Any = None, now: float = 0.0) -> list[Output]:
         """The step ran: sampled tokens, one of each row that samples unless `counts` say otherwise."""
         self.now = now
+        late, self.late = self.late, []
         if batch.is_empty:
-            late, self.late = self.late, []
             return late
         each = batch.samples.astype(np.int64) if counts is None else np.asarray(counts)
         stops, tokens = each.cumsum().tolist(), np.asarray(token_ids).tolist()
@@ -190,18 +182,13 @@ class Plugged:
             for id, stop, count in zip(batch.ids.tolist(), stops, each.tolist(), strict=True)
         }
         self.runner.sampled(batch, sampled)
-        late, self.late = self.late, []
         return late + self._ended(sampled) + self._end_empty_ones()
 
     def abort(self, id: str, /) -> Output | None:
-        try:
-            self.core.decisions.status(id)
-        except UnknownRequest:
-            raise UnknownRequest(id) from None
-        status = self.core._live[id].request.status.__class__ if id in self.core._live else None
-        if status is None:
+        self.core.decisions.status(id)
+        if id not in self.core._live:
             return None
-        self.core.finish_requests(id, status.FINISHED_ABORTED)
+        self.core.finish_requests(id, self.core._live[id].request.status.__class__.FINISHED_ABORTED)
         return Output(id, 0, [], "abort")
 
     def __getattr__(self, name: str) -> Any:
@@ -218,19 +205,9 @@ class Plugged:
     def _ended(self, sampled: dict[str, list[int]]) -> list[Output]:
         output, _ = self.out.pop(0)
         made = self.core.update_from_output(output, vllm_things.answer(output, sampled))
-        return [
-            Output(
-                each.request_id,
-                0,
-                list(each.new_token_ids),
-                None if each.finish_reason is None else self._word(each.finish_reason),
-            )
-            for outputs in made.values()
-            for each in outputs.outputs
-        ]
-
-    def _word(self, reason: Any) -> str:
-        return str(reason.name).lower()
+        ended = [each for outputs in made.values() for each in outputs.outputs]
+        reasons = [None if each.finish_reason is None else each.finish_reason.name.lower() for each in ended]
+        return [Output(each.request_id, 0, [*each.new_token_ids], why) for each, why in zip(ended, reasons)]
 
     def compare(self, batch: Any, computed: dict[str, Share]) -> None:
         bounds = batch.query_start_loc.tolist()
@@ -241,3 +218,80 @@ class Plugged:
                 raise UnlikeDecided(f"{id}: the runner computes {computed.get(id)}; decided was {decided}")
         if len(computed) != len(batch.ids):
             raise UnlikeDecided(f"the runner runs {sorted(computed)}; decided were {sorted(batch.ids.tolist())}")
+
+
+Source = tuple[int, int]
+"""A batch, and the place among its rows that samples."""
+
+
+class RunnerAhead(Runner):
+    """On its device it has what the step before sampled, of requests that are in this one, too, and are not resumed. Whoever is told anew gets
+    its tokens from `all_token_ids`; values of others that it sampled it never learns."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        # Who sampled in the step before, and is still in the batch; and whose value comes from there in this one.
+        self.on_device: dict[str, Source] = {}
+        self.taken: dict[str, Source] = {}
+        # What was sampled, as far as updates have told.
+        self.values: dict[Source, int] = {}
+
+    def run(self, output: Any, batch: Any) -> dict[str, Share]:
+        """Of each request of the step: its tokens, -1 where only the device has the value, positions and slots."""
+        stays = (
+            set(output.num_scheduled_tokens) - output.finished_req_ids - output.scheduled_cached_reqs.resumed_req_ids
+        )
+        before = {id: source for id, source in self.on_device.items() if id in stays}
+        starts = self._told(output)
+        self.on_device, self.taken = {}, {}
+        shares = {}
+        for place, (id, count) in enumerate(output.num_scheduled_tokens.items()):
+            known, stop = self.known[id], starts[id] + count
+            if id in before:
+                self.taken[id] = before[id]
+            shares[id] = self._step(id, starts[id], count, output)
+            if stop == len(known.prompt) + len(known.outputs):
+                known.outputs.append(None)
+                self.on_device[id] = (batch.number, place)
+        return shares
+
+    def _take_outputs(self, id: str, num_outputs: int, told: Any) -> None:
+        """Of one that was not in the step before, what the step tells."""
+        super()._take_outputs(id, num_outputs, told)
+        if id not in self.in_batch and num_outputs:
+            self.known[id].outputs = list(told.all_token_ids[id][-num_outputs:])
+
+    def sampled(self, batch: Any, sampled: dict[str, list[int]]) -> None:
+        for place, id in enumerate(batch.ids.tolist()):
+            for token in sampled[id]:
+                self.values[batch.number, place] = token
+
+    def _step(self, id: str, start: int, count: int, output: Any) -> Share:
+        tokens, positions, slots = super()._step(id, start, count, output)
+        if id in self.taken:
+            # Whatever the last token is.
+            tokens[-1] = self.values.get(self.taken[id], -1)
+        if None in tokens:
+            raise UnlikeDecided(f"{id} computes {tokens} from {start} on: of one it has no value")
+        return tokens, positions, slots
+
+
+class PluggedAhead(Plugged):
+    """The plug-in that schedules a step while the one before it is out, as vLLM's `EngineCore.step_with_batch_queue` asks it."""
+
+    is_ahead = True
+    runner_class = RunnerAhead
+
+    def compare(self, batch: Any, computed: dict[str, Share]) -> None:
+        super().compare(batch, computed)
+        samples = {id for id, yes in zip(batch.ids.tolist(), batch.samples.tolist()) if yes}
+        if samples != self.runner.on_device.keys():
+            raise UnlikeDecided(
+                f"the runner samples for {sorted(self.runner.on_device)}; decided was {sorted(samples)}"
+            )
+        last = batch.query_start_loc[1:] - 1
+        sources = zip(batch.ids.tolist(), batch.source_batches[last].tolist(), batch.source_places[last].tolist())
+        for id, *source in sources:
+            taken = self.runner.taken.get(id)
+            if source[0] >= 0 and tuple(source) != taken:
+                raise UnlikeDecided(f"{id}: the runner takes what {taken} sampled; decided was {source}")

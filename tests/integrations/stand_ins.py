@@ -4,15 +4,14 @@ What a name is made of comes from `vllm_interface.json` (see conformance/vllm/re
 written here. Where vLLM is installed nothing of this is used: the same tests run on vLLM's own classes.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import enum
 import json
 import logging
 import sys
 from abc import ABCMeta, abstractmethod
 from collections import namedtuple
-from dataclasses import field, make_dataclass
+from dataclasses import make_dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,21 +21,10 @@ import msgspec
 
 RECORD = Path(__file__).with_name("vllm_interface.json")
 # Defaults that something reads; all other fields begin as None.
-_EMPTY = {
-    "req_ids": list,
-    "outputs": list,
-    "scheduled_spec_decode_tokens": dict,
-    "has_structured_output_requests": bool,
-    "pending_structured_output_tokens": bool,
-    "num_nans_in_logits": int,
-    "requests": int,
-    "queries": int,
-    "hits": int,
-    "preempted_requests": int,
-    "preempted_queries": int,
-    "preempted_hits": int,
-    "reset": bool,
-}
+_EMPTY = {"req_ids": list, "outputs": list, "scheduled_spec_decode_tokens": dict}
+_EMPTY |= dict.fromkeys(("has_structured_output_requests", "pending_structured_output_tokens", "reset"), bool)
+_EMPTY |= dict.fromkeys(("num_nans_in_logits", "requests", "queries", "hits"), int)
+_EMPTY |= dict.fromkeys(("preempted_requests", "preempted_queries", "preempted_hits"), int)
 
 
 def record_of(version: str = "") -> dict[str, Any]:
@@ -73,24 +61,10 @@ def _made(name: str, described: dict[str, Any]) -> Any:
     kind, fields = described["kind"], described.get("fields", {})
     if kind == "enum":
         return enum.IntEnum(name, described["members"])
-    if kind == "dataclass":
-        return make_dataclass(
-            name,
-            [
-                (each, Any) if given == "needed" else (each, Any, field(default_factory=_EMPTY.get(each, lambda: None)))
-                for each, given in fields.items()
-            ],
-        )
-    if kind == "struct":
-        return msgspec.defstruct(
-            name,
-            [
-                (each, Any)
-                if given == "needed"
-                else (each, Any, msgspec.field(default_factory=_EMPTY.get(each, lambda: None)))
-                for each, given in fields.items()
-            ],
-        )
+    if kind in ("dataclass", "struct"):
+        make, field = (make_dataclass, dataclasses.field) if kind == "dataclass" else (msgspec.defstruct, msgspec.field)
+        usual = {each: field(default_factory=_EMPTY.get(each, lambda: None)) for each in fields}
+        return make(name, [(each, Any, usual[each])[: 2 if fields[each] == "needed" else 3] for each in fields])
     if kind == "tuple":
         return namedtuple(name, list(fields))
     if kind == "class":
@@ -118,14 +92,9 @@ def _with_empty(output: Any) -> Any:
 
 def _with_record(stats: Any) -> Any:
     def record(self: Any, num_tokens: int, num_hits: int, preempted: bool) -> None:
-        if preempted:
-            self.preempted_requests += 1
-            self.preempted_queries += num_tokens
-            self.preempted_hits += num_hits
-        else:
-            self.requests += 1
-            self.queries += num_tokens
-            self.hits += num_hits
+        kind = "preempted_" if preempted else ""
+        for name, count in (("requests", 1), ("queries", num_tokens), ("hits", num_hits)):
+            setattr(self, kind + name, getattr(self, kind + name) + count)
 
     stats.record = record
     return stats
@@ -171,20 +140,9 @@ class StandInRequest:
         self.stop_reason = None
         self.num_preemptions = 0
         self.prefill_stats: Any = StandInPrefill()
-        defaults = {
-            "client_index": 0,
-            "priority": 0,
-            "arrival_time": 0.0,
-            "cache_salt": None,
-            "lora_request": None,
-            "prompt_embeds": None,
-            "mm_features": [],
-            "pooling_params": None,
-            "resumable": False,
-            "structured_output_request": None,
-            "trace_headers": None,
-            "skip_reading_prefix_cache": False,
-        }
+        defaults = {"client_index": 0, "priority": 0, "arrival_time": 0.0, "mm_features": [], "resumable": False}
+        nothing = ("cache_salt", "lora_request", "prompt_embeds", "pooling_params", "trace_headers")
+        defaults |= dict.fromkeys((*nothing, "structured_output_request")) | {"skip_reading_prefix_cache": False}
         vars(self).update(defaults | given)
 
     @property
@@ -221,14 +179,6 @@ class StandInPrefill:
 
 
 def sampling(**given: Any) -> Any:
-    """The fields of vllm.SamplingParams that the plug-in reads."""
-    defaults = {
-        "max_tokens": 16,
-        "min_tokens": 0,
-        "stop_token_ids": [],
-        "eos_token_id": None,
-        "repetition_detection": None,
-        "num_logprobs": None,
-        "prompt_logprobs": None,
-    }
+    defaults = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": []}
+    defaults |= dict.fromkeys(("eos_token_id", "repetition_detection", "num_logprobs", "prompt_logprobs"))
     return SimpleNamespace(**(defaults | given))

@@ -1,6 +1,7 @@
 """transformers' continuous batching on our scheduler: answers are those of `generate`, whatever memory there is; what ends early says why."""
 
 from abc import abstractmethod
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,15 +20,15 @@ PROMPTS = [[*SHARED, 1 + k % 6, k % 5] for k in range(10)] + [[1 + k % 6, 2, 3] 
 
 @pytest.fixture
 def stepped():
-    made = []
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(closing(Stepped(**given)))
 
-    def make(**given):
-        made.append(Stepped(**given))
-        return made[-1]
 
-    yield make
-    for each in made:
-        each.close()
+def run_all(run, prompts, **more):
+    for prompt in prompts:
+        run.add(prompt, **more)
+    run.run()
+    return run
 
 
 def all_equal_alone(stepped, num_tokens=8):
@@ -39,10 +40,7 @@ def all_equal_alone(stepped, num_tokens=8):
 @pytest.mark.parametrize("policy", [name for name in POLICIES if POLICIES[name].layout != "region"])
 @pytest.mark.parametrize("num_blocks", [200, 7])
 def test_answers_are_those_of_generate(stepped, policy, num_blocks):
-    run = stepped(policy=policy, num_blocks=num_blocks)
-    for prompt in PROMPTS:
-        run.add(prompt)
-    run.run()
+    run = run_all(stepped(policy=policy, num_blocks=num_blocks), PROMPTS)
     assert len(run.ended) == len(PROMPTS)
     all_equal_alone(run)
     assert run.decisions.manager.device.num_used == 0
@@ -52,10 +50,7 @@ def test_answers_are_those_of_generate(stepped, policy, num_blocks):
 
 
 def test_prompts_are_shared_while_they_are_computed(stepped):
-    run = stepped(num_blocks=200, max_batch_tokens=64, max_requests_per_batch=10)
-    for prompt in PROMPTS[:10]:
-        run.add(prompt)
-    run.run()
+    run = run_all(stepped(num_blocks=200, max_batch_tokens=64, max_requests_per_batch=10), PROMPTS[:10])
     all_equal_alone(run)
     stats = run.decisions.stats()
     # Twelve tokens once, two of each, and what each answers but for its last token.
@@ -64,10 +59,7 @@ def test_prompts_are_shared_while_they_are_computed(stepped):
 
 
 def test_without_sharing_everything_is_computed(stepped):
-    run = stepped(num_blocks=200, allow_block_sharing=False)
-    for prompt in PROMPTS[:4]:
-        run.add(prompt)
-    run.run()
+    run = run_all(stepped(num_blocks=200, allow_block_sharing=False), PROMPTS[:4])
     all_equal_alone(run)
     assert run.decisions.stats().computed_tokens == 4 * (14 + 7)
 
@@ -94,9 +86,7 @@ def test_preempted_requests_are_swapped_to_the_host(stepped):
         costs=Costs(seconds_per_swapped_block=1e-9),
     )
     assert run.decisions.manager.num_host_blocks == 20
-    for k in range(8):
-        run.add([1 + k % 6, k % 3, 2, k % 4, 5, 1])
-    run.run()
+    run_all(run, [[1 + k % 6, k % 3, 2, k % 4, 5, 1] for k in range(8)])
     all_equal_alone(run)
     assert run.decisions.stats().swapped_in_blocks > 0
 
@@ -114,54 +104,19 @@ def test_several_answers_share_their_prompt(stepped):
 def test_a_stop_id_ends_a_request(stepped):
     answer = alone(tuple(PROMPTS[0]), 8)
     stop = answer[3]
-    run = stepped()
-    run.add(PROMPTS[0], eos_token_id=[stop, -1])
-    run.run()
+    run = run_all(stepped(), PROMPTS[:1], eos_token_id=[stop, -1])
     (output,) = run.ended.values()
     assert output.generated_tokens == answer[: answer.index(stop) + 1]
     assert run.decisions.stats().finished == 1
 
 
 def test_streaming_and_logprobs_are_transformers_own(stepped):
-    run = stepped(return_logprobs=True)
-    run.add(PROMPTS[0], streaming=True)
-    seen = []
-    router = run.manager.output_router
-    router.deliver_batch = lambda outputs: seen.extend(outputs)
-    run.run()
+    run, seen = stepped(return_logprobs=True), []
+    run.manager.output_router.deliver_batch = seen.extend
+    run_all(run, PROMPTS[:1], streaming=True)
     assert [len(output.generated_tokens) for output in seen] == list(range(1, 9))
     assert seen[-1].generated_tokens == alone(tuple(PROMPTS[0]), 8)
     assert len(seen[-1].logprobs) == 8
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 5])
-@pytest.mark.parametrize("num_blocks", [200, 7])
-def test_cancelled_in_every_state(stepped, after, num_blocks):
-    run = stepped(num_blocks=num_blocks, max_requests_per_batch=2)
-    ids = [run.add(prompt) for prompt in PROMPTS[:6]]
-    for _ in range(after):
-        run.step()
-    for id in ids[::2]:
-        run.manager.cancel_request(id)
-    run.manager.cancel_request("nobody")
-    run.run()
-    left = [id for id in ids if id not in run.ended]
-    assert set(left) <= set(ids[::2])
-    all_equal_alone(run)
-    assert run.decisions.manager.device.num_used == 0
-    assert run.scheduler._groups == {}
-    assert run.scheduler._store.tables == {}
-
-
-def test_one_of_several_answers_is_cancelled(stepped):
-    run = stepped(num_blocks=200, num_answers=3)
-    run.add(PROMPTS[0], request_id="r")
-    run.step()
-    run.manager.cancel_request("r__child#0")
-    run.run()
-    assert sorted(run.ended) == ["r", "r__child#1"]
-    all_equal_alone(run)
-    assert run.decisions.manager.device.num_used == 0
 
 
 @pytest.mark.parametrize(
@@ -184,10 +139,8 @@ def test_what_is_no_request_ends_alone(stepped, prompt, given, sentence):
 
 
 def test_a_request_that_outgrows_the_cache_says_so(stepped):
-    run = stepped(num_blocks=4)
-    id = run.add(PROMPTS[0], num_tokens=20)
-    run.run()
-    output = run.ended[id]
+    run = run_all(stepped(num_blocks=4), PROMPTS[:1], num_tokens=20)
+    (output,) = run.ended.values()
     assert 'ends with "length": the cache holds 16 tokens' in output.error
     assert output.generated_tokens == alone(tuple(PROMPTS[0]), 20)[: len(output.generated_tokens)]
     assert 16 - 14 <= len(output.generated_tokens) < 20
@@ -217,43 +170,54 @@ def test_a_model_that_fails_fails_its_requests_and_the_next_run_begins_anew(step
     assert run.ended["later"].generated_tokens == alone(tuple(PROMPTS[3]), 8)
 
 
-def test_generate_batch_runs_on_it_again_and_again():
-    model, installed = tiny_llama(), install(manager_of())
-    try:
-        for _ in range(2):
-            found = model.generate_batch(PROMPTS, max_new_tokens=8)
-            assert [output.generated_tokens for output in found.values()] == [alone(tuple(p), 8) for p in PROMPTS]
-            assert isinstance(installed.scheduler, Scheduler)
-            assert installed.decisions.stats().finished == len(PROMPTS)
-    finally:
-        model.destroy_cached_continuous_batching_manager()
-
-
-def test_other_managers_keep_their_own():
-    mine = install(manager_of())
+@pytest.fixture
+def model():
+    """The model, whose cached manager is gone afterwards."""
+    yield tiny_llama()
     tiny_llama().destroy_cached_continuous_batching_manager()
-    others = manager_of()
-    processor = others._create_batch_processor()
-    assert not isinstance(processor.scheduler, Scheduler)
+
+
+def test_generate_batch_runs_on_it_again_and_again(model):
+    installed = install(manager_of())
+    for _ in range(2):
+        found = model.generate_batch(PROMPTS, max_new_tokens=8)
+        assert [output.generated_tokens for output in found.values()] == [alone(tuple(p), 8) for p in PROMPTS]
+        assert isinstance(installed.scheduler, Scheduler)
+        assert installed.decisions.stats().finished == len(PROMPTS)
+
+
+def test_other_managers_keep_their_own(model):
+    mine = install(manager_of())
+    model.destroy_cached_continuous_batching_manager()
+    assert not isinstance(manager_of()._create_batch_processor().scheduler, Scheduler)
     with pytest.raises(RefusedByPaged, match="not been started"):
         _ = mine.decisions
 
 
-def test_an_asynchronous_manager_runs_one_batch_at_a_time():
+def test_an_asynchronous_manager_runs_one_batch_at_a_time(model):
     manager = manager_of(use_async_batching=True)
     install(manager)
-    try:
-        assert not manager._create_batch_processor().use_async_batching
-    finally:
-        tiny_llama().destroy_cached_continuous_batching_manager()
+    assert not manager._create_batch_processor().use_async_batching
 
 
-def test_what_is_refused_is_refused_before_anything_changes():
-    for policy, sentence in (("fifo", "no policy 'fifo'; policies are vllm"), ("orca-max", "reserves regions")):
-        manager = manager_of()
-        with pytest.raises(RefusedByPaged, match=sentence):
-            install(manager, policy=policy)
-        assert "_create_batch_processor" not in vars(manager)
+def test_host_memory_that_holds_no_block_is_refused(model):
+    manager = manager_of(cpu_offload_space=1e-9)
+    install(manager)
+    with pytest.raises(RefusedByPaged, match="hold no block: one takes 512"):
+        manager._create_batch_processor()
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"), [("fifo", "no policy 'fifo'; policies are vllm"), ("orca-max", "reserves regions")]
+)
+def test_a_policy_that_cannot_be_had_is_refused_before_anything_changes(policy, sentence):
+    manager = manager_of()
+    with pytest.raises(RefusedByPaged, match=sentence):
+        install(manager, policy=policy)
+    assert "_create_batch_processor" not in vars(manager)
+
+
+def test_what_is_no_manager_or_no_fresh_one_or_runs_in_parallel_is_refused():
     with pytest.raises(RefusedByPaged, match="got LlamaForCausalLM, which has no continuous_batching_config"):
         install(tiny_llama())
     started = manager_of()
@@ -275,25 +239,15 @@ def test_layers_that_forget_are_refused(given, monkeypatch):
         install(manager)
 
 
-def test_host_memory_that_holds_no_block_is_refused():
-    manager = manager_of(cpu_offload_space=1e-9)
-    install(manager)
-    try:
-        with pytest.raises(RefusedByPaged, match="hold no block: one takes 512"):
-            manager._create_batch_processor()
-    finally:
-        tiny_llama().destroy_cached_continuous_batching_manager()
-
-
 def test_another_transformers_is_refused_with_what_is_missing(monkeypatch):
     monkeypatch.setitem(
         needed.NEEDED, "transformers.generation.continuous_batching.scheduler:Scheduler", ("schedule_step",)
     )
     monkeypatch.setitem(needed.NEEDED, "transformers.generation.batching:Manager", ())
-    with pytest.raises(
-        UnsupportedTransformers,
-        match=r"does not fit: Scheduler has no schedule_step; it has no transformers.generation.batching.Manager. Tried versions: 5.17.0, ",
-    ):
+    missing = (
+        "Scheduler has no schedule_step; it has no transformers.generation.batching.Manager. Tried versions: 5.17.0, "
+    )
+    with pytest.raises(UnsupportedTransformers, match=f"does not fit: {missing}"):
         needed.must_have_all()
 
 
@@ -308,10 +262,13 @@ def test_no_transformers_is_said(monkeypatch):
         raise needed.PackageNotFoundError(package)
 
     monkeypatch.setattr(needed, "version", version)
-    with pytest.raises(
-        UnsupportedTransformers, match=r"not installed here; .pip install '\.\[engine\]'. in a checkout"
-    ):
+    said = r"not installed here; .pip install '\.\[engine\]'. in a checkout"
+    with pytest.raises(UnsupportedTransformers, match=said):
         needed.must_have_all()
+
+
+def moves(**pairs):
+    return Moves(**{kind: np.array(blocks, np.int32) for kind, blocks in pairs.items()})
 
 
 def test_the_layout_of_older_versions_is_a_pair_of_tensors_for_each_layer():
@@ -320,23 +277,16 @@ def test_the_layout_of_older_versions_is_a_pair_of_tensors_for_each_layer():
     keys = [torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape) + 1000 * k for k in range(2)]
     values = [-tensor for tensor in keys]
     allocator = SimpleNamespace(block_table={"r": [2, 0]})
-    cache = SimpleNamespace(
-        group_cache_managers=[allocator],
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_blocks_per_request=5,
-        key_cache=keys,
-        value_cache=values,
-    )
+    cache = SimpleNamespace(block_size=block_size, num_blocks=num_blocks, key_cache=keys, value_cache=values)
+    vars(cache).update(group_cache_managers=[allocator], max_blocks_per_request=5)
     bytes_per_block = 4 * 4 * 2 * 8 * 4
     store = BlockStore(cache, 2.9 * bytes_per_block)
     assert (store.num_blocks, store.num_host_blocks, store.first_block, store.longest_decode) == (3, 2, 0, 20)
     assert store.tables is allocator.block_table
     before = [tensor.clone() for tensor in (*keys, *values)]
-    store.run(Moves(np.array([[2, 1]], np.int32), np.zeros((0, 2), np.int32), np.array([[0, 2]], np.int32)))
-    store.run(Moves(np.zeros((0, 2), np.int32), np.array([[1, 1]], np.int32), np.zeros((0, 2), np.int32)))
+    store.run(moves(device_to_host=[[2, 1]], device_to_device=[[0, 2]]))
+    store.run(moves(host_to_device=[[1, 1]]))
     for tensor, old in zip((*keys, *values), before, strict=True):
-        blocks, were = tensor.view(5, -1), old.view(5, -1)
-        assert torch.equal(blocks, were[[0, 2, 0, 3, 4]])
+        assert torch.equal(tensor.view(5, -1), old.view(5, -1)[[0, 2, 0, 3, 4]])
     with pytest.raises(InvalidPool, match="a move names block 3; there are 3"):
-        store.run(Moves(np.zeros((0, 2), np.int32), np.zeros((0, 2), np.int32), np.array([[0, 3]], np.int32)))
+        store.run(moves(device_to_device=[[0, 3]]))

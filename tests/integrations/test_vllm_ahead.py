@@ -4,7 +4,9 @@ runner is told of tokens that nobody knows yet is what vLLM's V1 runner needs.""
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import answer, plug_in, request
+from integrations.vllm_things import answer, core_of, request
+
+from paged.errors import WrongAnswer
 
 VLLM = {"paged": {"policy": "vllm"}}
 
@@ -12,8 +14,8 @@ VLLM = {"paged": {"policy": "vllm"}}
 class Queue:
     """vLLM's batch queue: a step is scheduled, and when two are out the older one ends. `says` is sampled for every request."""
 
-    def __init__(self, core, says=5):
-        self.core, self.says, self.out = core, says, []
+    def __init__(self, *requests, says=5, **given):
+        self.core, self.says, self.out = core_of(*requests, is_ahead=True, **given), says, []
 
     def schedule(self):
         self.out.append(self.core.schedule())
@@ -37,8 +39,7 @@ def reasons(made):
 
 
 def test_a_step_counts_the_token_that_the_one_before_it_samples_and_what_goes_beyond_the_end_is_not_scheduled():
-    queue = Queue(plug_in(is_ahead=True))
-    queue.core.add_request(request("a", [1, 2], sampling={"max_tokens": 2}))
+    queue = Queue(request("a", [1, 2], most=2))
     queue.step()
     output, made = queue.step()
     told = output.scheduled_cached_reqs
@@ -50,19 +51,8 @@ def test_a_step_counts_the_token_that_the_one_before_it_samples_and_what_goes_be
     assert queue.core.get_num_unfinished_requests() == 0
 
 
-def test_what_was_sampled_behind_an_end_is_nobodys():
-    queue = Queue(plug_in(is_ahead=True), says=9)
-    queue.core.add_request(request("a", [1, 2], sampling={"stop_token_ids": [9]}))
-    queue.step()
-    assert reasons(queue.step()[1]) == {"a": "STOP"}
-    output, made = queue.step()
-    assert output.finished_req_ids == {"a"} and made == {}
-    assert queue.core.manager.device.num_used == 0
-
-
 def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():
-    queue = Queue(plug_in(is_ahead=True))
-    queue.core.add_request(request("a", [1, 2]))
+    queue = Queue(request("a", [1, 2]))
     queue.schedule()
     queue.schedule()
     queue.core.finish_requests("a", queue.core._live["a"].request.status.__class__.FINISHED_ABORTED)
@@ -76,26 +66,13 @@ def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():
     assert queue.schedule().scheduled_new_reqs[0].prompt_token_ids == [7, 8]
 
 
-def test_who_comes_in_again_is_told_all_its_tokens_when_they_are_known():
-    queue, told = Queue(plug_in(num_blocks=6, is_ahead=True)), {}
-    queue.core.add_request(request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}))
-    queue.core.add_request(request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}))
-    ended = {}
-    while queue.core.get_num_unfinished_requests():
-        output, made = queue.step()
-        ended |= {id: name for id, name in reasons(made).items() if name}
-        known = output.scheduled_cached_reqs
-        for id, num_outputs in zip(known.req_ids, known.num_output_tokens):
-            if id in known.all_token_ids:
-                told[id] = known.all_token_ids[id]
-                assert len(told[id]) == 4 + num_outputs
-    assert told and ended == {"a": "LENGTH", "b": "LENGTH"}
-    assert all(tokens[:4] in ([1, 2, 3, 4], [6, 7, 8, 9]) and set(tokens[4:]) <= {5} for tokens in told.values())
-
-
 def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_blocks():
-    queue = Queue(plug_in(is_ahead=True, policy="priority", max_num_batched_tokens=4, additional_config=VLLM))
-    queue.core.add_request(request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0))
+    queue = Queue(
+        request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0),
+        policy="priority",
+        max_num_batched_tokens=4,
+        additional_config=VLLM,
+    )
     queue.step()
     queue.core.add_request(request("a", [6, 7, 8, 9, 1, 2, 3], priority=0, arrival_time=2.0))
     assert list(queue.step()[0].num_scheduled_tokens) == ["b", "a"]
@@ -106,9 +83,7 @@ def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_bl
 
 
 def test_two_that_say_the_same_are_told_of_each_others_blocks_only_when_their_tokens_are_known():
-    queue = Queue(plug_in(num_blocks=20, is_ahead=True))
-    for id in ("a", "b"):
-        queue.core.add_request(request(id, [1, 2, 3], sampling={"max_tokens": 9}))
+    queue = Queue(*(request(id, [1, 2, 3], most=9) for id in "ab"), num_blocks=20)
     resumed = set()
     while queue.core.get_num_unfinished_requests():
         told = queue.step()[0].scheduled_cached_reqs
@@ -120,9 +95,7 @@ def test_two_that_say_the_same_are_told_of_each_others_blocks_only_when_their_to
 
 
 def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():
-    queue = Queue(plug_in(num_blocks=20, is_ahead=True, use_v2_model_runner=True))
-    for id in ("a", "b"):
-        queue.core.add_request(request(id, [1, 2, 3], sampling={"max_tokens": 9}))
+    queue = Queue(*(request(id, [1, 2, 3], most=9) for id in "ab"), num_blocks=20, use_v2_model_runner=True)
     told = []
     while queue.core.get_num_unfinished_requests():
         output = queue.step()[0]
@@ -136,8 +109,7 @@ def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():
 
 def test_a_grammar_masks_a_step_when_it_has_seen_the_token_of_the_one_before():
     grammar = SimpleNamespace(grammar=lambda token: True)
-    core = plug_in(is_ahead=True)
-    core.add_request(request("a", [1, 2], sampling={"max_tokens": 3}, structured_output_request=grammar))
+    core = core_of(request("a", [1, 2], most=3, structured_output_request=grammar), is_ahead=True)
     first = core.schedule()
     assert first.has_structured_output_requests and not first.pending_structured_output_tokens
     assert core.get_grammar_bitmask(first).structured_output_request_ids == ["a"]
@@ -150,8 +122,7 @@ def test_a_grammar_masks_a_step_when_it_has_seen_the_token_of_the_one_before():
 
 def test_a_grammar_of_a_request_that_has_ended_meanwhile_masks_nothing():
     grammar = SimpleNamespace(grammar=lambda token: token != 9)
-    core = plug_in(is_ahead=True)
-    core.add_request(request("a", [1, 2], structured_output_request=grammar))
+    core = core_of(request("a", [1, 2], structured_output_request=grammar), is_ahead=True)
     first, second = core.schedule(), core.schedule()
     made = core.update_from_output(first, answer(first, {"a": [9]}))
     assert made[0].outputs[0].finish_reason.name == "ERROR"
@@ -163,8 +134,7 @@ def test_a_grammar_of_a_request_that_has_ended_meanwhile_masks_nothing():
 
 
 def test_a_reset_while_two_steps_are_out_drops_what_they_sample_and_computes_it_again():
-    queue = Queue(plug_in(is_ahead=True))
-    queue.core.add_request(request("a", [1, 2, 3], sampling={"max_tokens": 4}))
+    queue = Queue(request("a", [1, 2, 3], most=4))
     queue.step()
     queue.step()
     queue.schedule()
@@ -185,8 +155,7 @@ def test_a_reset_while_two_steps_are_out_drops_what_they_sample_and_computes_it_
 def test_after_a_pause_the_runner_is_told_all_tokens():
     from vllm.v1.core.sched.interface import PauseState
 
-    queue = Queue(plug_in(is_ahead=True))
-    queue.core.add_request(request("a", [1, 2, 3]))
+    queue = Queue(request("a", [1, 2, 3]))
     queue.step()
     queue.core.set_pause_state(PauseState.PAUSED_ALL)
     assert queue.step()[0].num_scheduled_tokens == {}
@@ -195,10 +164,7 @@ def test_after_a_pause_the_runner_is_told_all_tokens():
 
 
 def test_steps_end_in_order():
-    from paged.errors import WrongAnswer
-
-    core = plug_in(is_ahead=True)
-    core.add_request(request("a", [1, 2]))
+    core = core_of(request("a", [1, 2]), is_ahead=True)
     first, second = core.schedule(), core.schedule()
     with pytest.raises(WrongAnswer, match="an older one than this has not ended"):
         core.update_from_output(second, answer(second, {"a": [5]}))

@@ -10,8 +10,7 @@ from types import FunctionType
 
 import pytest
 from acceptance import conftest as shared
-from integrations.plugged import Plugged
-from integrations.plugged_ahead import PluggedAhead
+from integrations.plugged import Plugged, PluggedAhead
 
 from paged import POLICIES
 from paged.testing.world import World

@@ -6,24 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from integrations.plugged import Runner
-from integrations.vllm_things import answer, plug_in, request
+from integrations.vllm_things import answer, asked_tier, plug_in, request
 
-from paged.errors import RefusedByPaged
 from paged.integrations.vllm.host_tier import HostTier
 
 BLOCK_SIZE = 2
-PATH = "paged.integrations.vllm.host_tier"
-
-
-def asked(host_blocks, path=PATH):
-    return SimpleNamespace(
-        kv_connector="HostTier", kv_connector_module_path=path, kv_connector_extra_config={"host_blocks": host_blocks}
-    )
 
 
 def tier_over(cache, num_blocks, host_blocks):
     """The worker's side over one layer's tensor."""
-    config = SimpleNamespace(kv_transfer_config=asked(host_blocks))
+    config = SimpleNamespace(kv_transfer_config=asked_tier(host_blocks))
     tier = HostTier(config, None, SimpleNamespace(num_blocks=num_blocks))
     tier._num_blocks, tier._num_host_blocks = num_blocks, host_blocks
     tier.register_kv_caches({"layer": cache, "layer that shares it": cache})
@@ -39,7 +31,7 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
         num_blocks,
         BLOCK_SIZE,
         max_num_batched_tokens=16,
-        kv_transfer_config=asked(host_blocks),
+        kv_transfer_config=asked_tier(host_blocks),
         additional_config={"paged": {"costs": {"seconds_per_swapped_block": 1e-9}}},
     )
     # Halves of a block are what the kernels of this layer count.
@@ -47,9 +39,7 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
     slots = cache.view(-1)
     tier, runner = tier_over(cache, num_blocks + 1, host_blocks), Runner(BLOCK_SIZE)
     for k in range(14):
-        core.add_request(
-            request(f"r{k}", [chance.randrange(3) for _ in range(chance.randint(1, 9))], sampling={"max_tokens": 9})
-        )
+        core.add_request(request(f"r{k}", [chance.randrange(3) for _ in range(chance.randint(1, 9))], most=9))
     for _ in range(400):
         if not core.get_num_unfinished_requests():
             break
@@ -85,23 +75,6 @@ def test_without_it_no_step_has_copies():
 
 
 def test_a_paused_step_has_none_but_says_so():
-    core = plug_in(kv_transfer_config=asked(3))
+    core = plug_in(kv_transfer_config=asked_tier(3))
     output = core.schedule()
     assert len(output.kv_connector_metadata.device_to_host) == len(output.kv_connector_metadata.host_to_device) == 0
-
-
-@pytest.mark.parametrize("number", [None, 0, -1, 2.5, True, "many"])
-def test_a_number_of_host_blocks_that_is_none_is_refused(number):
-    with pytest.raises(RefusedByPaged, match=r'has to be \{"host_blocks": N\} with N of at least 1; got'):
-        plug_in(kv_transfer_config=asked(number))
-
-
-def test_another_connector_is_refused():
-    with pytest.raises(RefusedByPaged, match="our own, HostTier, is carried"):
-        plug_in(kv_transfer_config=asked(3, path=None))
-
-
-@pytest.mark.parametrize("costs", [{"seconds_per_swapped_block": -1}, {"euros": 1}, 3])
-def test_costs_are_checked(costs):
-    with pytest.raises(RefusedByPaged, match=r'additional_config\["paged"\]: '):
-        plug_in(additional_config={"paged": {"costs": costs}})

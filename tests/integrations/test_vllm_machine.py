@@ -7,8 +7,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
-from integrations.plugged import CAPABILITIES, Plugged
-from integrations.plugged_ahead import PluggedAhead
+from integrations.plugged import CAPABILITIES, Plugged, PluggedAhead
 
 from conformance.vllm.whole_machine import OneBatchRig, VllmClients, VllmSchedulerMachine
 from paged.testing.machines import SchedulerMachine, settings_for

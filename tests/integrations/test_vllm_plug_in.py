@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from integrations import vllm_things
-from integrations.vllm_things import answer, plug_in, request
+from integrations.vllm_things import answer, core_of, plug_in, request
+
+from paged.errors import WrongAnswer
 
 
 def step(core, sampled=None):
@@ -21,8 +23,7 @@ def names(made):
 
 
 def test_a_request_is_told_once_and_then_by_what_changes():
-    core = plug_in()
-    core.add_request(request("a", [1, 2, 3], sampling={"max_tokens": 3}))
+    core = core_of(request("a", [1, 2, 3], most=3))
     output, made = step(core)
     (new,) = output.scheduled_new_reqs
     assert (new.req_id, new.prompt_token_ids, new.num_computed_tokens) == ("a", [1, 2, 3], 0)
@@ -44,17 +45,17 @@ def test_a_request_is_told_once_and_then_by_what_changes():
 
 
 def test_a_stop_id_ends_a_request_and_is_named_and_the_end_of_sequence_is_not():
-    core = plug_in()
-    core.add_request(request("a", [1], sampling={"stop_token_ids": [7], "eos_token_id": 6}))
-    core.add_request(request("b", [2], sampling={"stop_token_ids": [7], "eos_token_id": 6}))
+    core = core_of(
+        request("a", [1], sampling={"stop_token_ids": [7], "eos_token_id": 6}),
+        request("b", [2], sampling={"stop_token_ids": [7], "eos_token_id": 6}),
+    )
     _, made = step(core, {"a": [7], "b": [6]})
     assert names(made) == {"a": "STOP", "b": "STOP"}
     assert (made["a"].stop_reason, made["b"].stop_reason) == (7, None)
 
 
 def test_a_prompt_that_another_one_has_computed_is_found_and_the_statistics_say_so():
-    core = plug_in(log_stats=True)
-    core.add_request(request("a", [1, 2, 3, 4, 5], sampling={"max_tokens": 1}))
+    core = core_of(request("a", [1, 2, 3, 4, 5], most=1), log_stats=True)
     step(core)
     core.add_request(request("b", [1, 2, 3, 4, 9]))
     output = core.schedule()
@@ -67,9 +68,7 @@ def test_a_prompt_that_another_one_has_computed_is_found_and_the_statistics_say_
 
 
 def test_two_that_come_together_share_what_one_of_them_computes():
-    core = plug_in()
-    for id in ("a", "b"):
-        core.add_request(request(id, [1, 2, 3, 4, 5]))
+    core = core_of(*(request(id, [1, 2, 3, 4, 5]) for id in "ab"))
     output, _ = step(core)
     tables = {new.req_id: new.block_ids[0] for new in output.scheduled_new_reqs}
     assert tables["a"][:2] == tables["b"][:2] and tables["a"][2] != tables["b"][2]
@@ -78,16 +77,15 @@ def test_two_that_come_together_share_what_one_of_them_computes():
 
 @pytest.mark.parametrize("given", [{"cache_salt": "x"}, {"lora_request": SimpleNamespace(lora_name="x")}])
 def test_another_salt_or_adapter_shares_nothing(given):
-    core = plug_in(lora_config=SimpleNamespace(max_loras=2))
-    core.add_request(request("a", [1, 2, 3, 4, 5]))
-    core.add_request(request("b", [1, 2, 3, 4, 5], **given))
+    core = core_of(
+        request("a", [1, 2, 3, 4, 5]), request("b", [1, 2, 3, 4, 5], **given), lora_config=SimpleNamespace(max_loras=2)
+    )
     output, _ = step(core)
     assert output.num_scheduled_tokens == {"a": 5, "b": 5}
 
 
 def test_a_request_that_wants_log_probabilities_of_its_prompt_reads_no_cache():
-    core = plug_in()
-    core.add_request(request("a", [1, 2, 3, 4, 5]))
+    core = core_of(request("a", [1, 2, 3, 4, 5]))
     step(core)
     core.add_request(request("b", [1, 2, 3, 4, 5], skip_reading_prefix_cache=True))
     output, _ = step(core)
@@ -95,9 +93,7 @@ def test_a_request_that_wants_log_probabilities_of_its_prompt_reads_no_cache():
 
 
 def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
-    core = plug_in(num_blocks=6, log_stats=True)
-    core.add_request(request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}))
-    core.add_request(request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}))
+    core = core_of(request("a", [1, 2, 3, 4], most=7), request("b", [6, 7, 8, 9], most=7), num_blocks=6, log_stats=True)
     resumed, events, ended = set(), [], {}
     for _ in range(40):
         output, made = step(core)
@@ -113,15 +109,14 @@ def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
 def test_a_request_is_held_from_when_it_comes_until_it_ends():
     core = plug_in()
     assert not core.has_request("a")
-    core.add_request(request("a", [1, 2], sampling={"max_tokens": 1}))
+    core.add_request(request("a", [1, 2], most=1))
     assert core.has_request("a")
     step(core)
     assert not core.has_request("a")
 
 
 def test_an_abort_in_flight_delivers_nothing_more_and_gives_every_block_back():
-    core = plug_in()
-    core.add_request(request("a", [1, 2, 3]))
+    core = core_of(request("a", [1, 2, 3]))
     output = core.schedule()
     status = core._live["a"].request.status.__class__
     (ended,) = core.finish_requests("a", status.FINISHED_ABORTED)
@@ -134,8 +129,7 @@ def test_an_abort_in_flight_delivers_nothing_more_and_gives_every_block_back():
 
 
 def test_an_id_that_comes_again_while_its_predecessors_step_runs_waits_for_that():
-    core = plug_in()
-    core.add_request(request("a", [1, 2, 3]))
+    core = core_of(request("a", [1, 2, 3]))
     output = core.schedule()
     status = core._live["a"].request.status.__class__
     core.finish_requests("a", status.FINISHED_ABORTED)
@@ -149,10 +143,7 @@ def test_an_id_that_comes_again_while_its_predecessors_step_runs_waits_for_that(
 
 
 def test_an_id_that_lives_is_refused_and_its_first_request_goes_on():
-    from paged.errors import WrongAnswer
-
-    core = plug_in()
-    core.add_request(request("a", [1, 2, 3]))
+    core = core_of(request("a", [1, 2, 3]))
     with pytest.raises(WrongAnswer, match='request "a" lives already'):
         core.add_request(request("a", [4]))
     assert step(core)[1]["a"].new_token_ids == [5]
@@ -181,8 +172,7 @@ def test_a_request_that_is_not_carried_ends_with_error_and_others_go_on(given, w
 
 
 def test_a_prompt_that_no_empty_pool_holds_ends_with_error_even_if_nothing_else_runs(caplog):
-    core = plug_in(num_blocks=4, block_size=2)
-    core.add_request(request("a", list(range(12))))
+    core = core_of(request("a", list(range(12))), num_blocks=4, block_size=2)
     assert core.get_num_unfinished_requests() == 1
     output, made = step(core)
     assert output.total_num_scheduled_tokens == 0 and names(made) == {"a": "ERROR"}
@@ -191,9 +181,7 @@ def test_a_prompt_that_no_empty_pool_holds_ends_with_error_even_if_nothing_else_
 
 def test_a_grammar_is_waited_for_masks_what_samples_and_ends_what_it_does_not_take():
     grammar = SimpleNamespace(grammar=None)
-    core = plug_in()
-    core.add_request(request("a", [1, 2], structured_output_request=grammar))
-    core.add_request(request("b", [3]))
+    core = core_of(request("a", [1, 2], structured_output_request=grammar), request("b", [3]))
     output, made = step(core)
     assert list(made) == ["b"] and core.get_grammar_bitmask(output) is None
     grammar.grammar = lambda token: token != 9
@@ -209,8 +197,7 @@ def test_a_grammar_is_waited_for_masks_what_samples_and_ends_what_it_does_not_ta
 
 
 def test_a_grammar_that_cannot_be_compiled_ends_its_request():
-    core = plug_in()
-    core.add_request(request("a", [1, 2], structured_output_request=SimpleNamespace(grammar=ValueError("no"))))
+    core = core_of(request("a", [1, 2], structured_output_request=SimpleNamespace(grammar=ValueError("no"))))
     assert names(step(core)[1]) == {"a": "ERROR"}
 
 
@@ -235,8 +222,7 @@ def test_repetitions_end_a_request_where_vllms_own_rule_says_so(monkeypatch):
 
 
 def test_log_probabilities_go_with_their_request():
-    core = plug_in()
-    core.add_request(request("a", [1, 2]))
+    core = core_of(request("a", [1, 2]))
     made = request("b", [3])
     if vllm_things.IS_REAL:
         made.sampling_params.logprobs = 1
@@ -253,9 +239,12 @@ def test_log_probabilities_go_with_their_request():
 
 
 def test_each_client_hears_of_its_own_requests_and_one_of_them_the_statistics():
-    core = plug_in(log_stats=True, include_finished_set=True)
-    core.add_request(request("a", [1, 2], client_index=0, sampling={"max_tokens": 1}))
-    core.add_request(request("b", [3], client_index=3))
+    core = core_of(
+        request("a", [1, 2], client_index=0, most=1),
+        request("b", [3], client_index=3),
+        log_stats=True,
+        include_finished_set=True,
+    )
     output = core.schedule()
     made = core.update_from_output(output, answer(output, {"a": [4], "b": [5]}))
     assert {client: [each.request_id for each in outputs.outputs] for client, outputs in made.items()} == {
@@ -273,7 +262,7 @@ def test_each_client_hears_of_its_own_requests_and_one_of_them_the_statistics():
 def test_adapters_beyond_the_runners_slots_wait_until_one_is_free():
     core = plug_in(lora_config=SimpleNamespace(max_loras=1))
     for id, name in (("a", "x"), ("b", "y"), ("c", "x")):
-        core.add_request(request(id, [1, 2], lora_request=SimpleNamespace(lora_name=name), sampling={"max_tokens": 2}))
+        core.add_request(request(id, [1, 2], lora_request=SimpleNamespace(lora_name=name), most=2))
     assert set(step(core)[1]) == {"a", "c"}
     assert core.make_stats() is None
     step(core)
@@ -287,9 +276,7 @@ def pause(core, name):
 
 
 def test_while_new_ones_are_paused_those_that_run_go_on():
-    core = plug_in(max_num_seqs=1)
-    core.add_request(request("a", [1, 2], sampling={"max_tokens": 2}))
-    core.add_request(request("b", [3]))
+    core = core_of(request("a", [1, 2], most=2), request("b", [3]), max_num_seqs=1)
     step(core)
     pause(core, "PAUSED_NEW")
     core.add_request(request("c", [4]))
@@ -302,8 +289,7 @@ def test_while_new_ones_are_paused_those_that_run_go_on():
 
 
 def test_while_all_are_paused_nothing_runs_and_then_everything_goes_on():
-    core = plug_in()
-    core.add_request(request("a", [1, 2]))
+    core = core_of(request("a", [1, 2]))
     step(core)
     pause(core, "PAUSED_ALL")
     assert core.get_num_unfinished_requests() == 0
@@ -314,8 +300,7 @@ def test_while_all_are_paused_nothing_runs_and_then_everything_goes_on():
 
 
 def test_a_reset_while_requests_run_computes_them_again_and_their_answers_go_on():
-    core = plug_in()
-    core.add_request(request("a", [1, 2, 3], sampling={"max_tokens": 4}))
+    core = core_of(request("a", [1, 2, 3], most=4))
     step(core, {"a": [5]})
     step(core, {"a": [6]})
     assert core.reset_prefix_cache() is False
@@ -334,8 +319,12 @@ def test_a_reset_while_requests_run_computes_them_again_and_their_answers_go_on(
 
 
 def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
-    core = plug_in(log_stats=True, num_speculative_tokens=3, speculative_config=SimpleNamespace(method="ngram"))
-    core.add_request(request("a", [1, 2], sampling={"max_tokens": 9, "stop_token_ids": [8]}))
+    core = core_of(
+        request("a", [1, 2], most=9, sampling={"stop_token_ids": [8]}),
+        log_stats=True,
+        num_speculative_tokens=3,
+        speculative_config=SimpleNamespace(method="ngram"),
+    )
     output, _ = step(core)
     assert output.num_spec_tokens_to_schedule == 3, "so many the runner may guess"
     core.update_draft_token_ids(SimpleNamespace(req_ids=["a", "gone"], draft_token_ids=[[6, 7, 8], [1]]))
@@ -354,8 +343,12 @@ def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
 
 
 def test_drafts_that_nobody_judged_are_not_counted():
-    core = plug_in(log_stats=True, num_speculative_tokens=3, speculative_config=SimpleNamespace(method="ngram"))
-    core.add_request(request("a", [1, 2], sampling={"max_tokens": 9}))
+    core = core_of(
+        request("a", [1, 2], most=9),
+        log_stats=True,
+        num_speculative_tokens=3,
+        speculative_config=SimpleNamespace(method="ngram"),
+    )
     step(core)
     core.update_draft_token_ids(SimpleNamespace(req_ids=["a"], draft_token_ids=[[6, 7, 8]]))
     output = core.schedule()
@@ -373,11 +366,7 @@ def test_drafts_that_nobody_judged_are_not_counted():
     ],
 )
 def test_tokens_that_were_not_asked_for_are_refused_and_nobody_loses_anything(sampled, words):
-    from paged.errors import WrongAnswer
-
-    core = plug_in(max_num_batched_tokens=4)
-    core.add_request(request("a", [1, 2, 3]))
-    core.add_request(request("b", [4, 5, 6]))
+    core = core_of(request("a", [1, 2, 3]), request("b", [4, 5, 6]), max_num_batched_tokens=4)
     output = core.schedule()
     assert output.num_scheduled_tokens == {"a": 3, "b": 1}
     with pytest.raises(WrongAnswer, match=words):
@@ -388,11 +377,7 @@ def test_tokens_that_were_not_asked_for_are_refused_and_nobody_loses_anything(sa
 
 
 def test_a_runner_that_says_nothing_of_a_request_is_told_which():
-    from paged.errors import WrongAnswer
-
-    core = plug_in()
-    core.add_request(request("a", [1, 2, 3]))
-    core.add_request(request("b", [4]))
+    core = core_of(request("a", [1, 2, 3]), request("b", [4]))
     output = core.schedule()
     told = answer(output, {"a": [5], "b": [6]})
     del told.req_id_to_index["b"]
@@ -401,10 +386,7 @@ def test_a_runner_that_says_nothing_of_a_request_is_told_which():
 
 
 def test_a_step_ends_once():
-    from paged.errors import WrongAnswer
-
-    core = plug_in()
-    core.add_request(request("a", [1]))
+    core = core_of(request("a", [1]))
     output, _ = step(core)
     with pytest.raises(WrongAnswer, match="is not out"):
         core.update_from_output(output, answer(output, {"a": [5]}))
@@ -421,9 +403,9 @@ def test_priorities_count_where_vllm_says_so():
 
 
 def test_a_v2_runner_is_told_a_table_that_was_replaced_as_a_new_request():
-    core = plug_in(num_blocks=6, use_v2_model_runner=True)
-    core.add_request(request("a", [1, 2, 3, 4], sampling={"max_tokens": 7}))
-    core.add_request(request("b", [6, 7, 8, 9], sampling={"max_tokens": 7}))
+    core = core_of(
+        request("a", [1, 2, 3, 4], most=7), request("b", [6, 7, 8, 9], most=7), num_blocks=6, use_v2_model_runner=True
+    )
     told = []
     for _ in range(40):
         output, _ = step(core)

@@ -5,11 +5,24 @@ from abc import abstractmethod
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import IS_REAL, Grammars, config, memory, plug_in
+from integrations.vllm_things import IS_REAL, Grammars, asked_tier, config, memory, plug_in
 
 from paged.errors import RefusedByPaged, UnsupportedVllm
 from paged.integrations.vllm import Options, Scheduler, needed
 from paged.integrations.vllm.refusals import REFUSALS
+
+AHEAD, NGRAM = {"is_ahead": True}, SimpleNamespace(method="ngram")
+COSTS = r'additional_config\["paged"\]: '
+NO_NUMBER = r'has to be \{"host_blocks": N\} with N of at least 1; got'
+
+
+def options(given):
+    return {"additional_config": {"paged": given}}
+
+
+def host_tier(*given, **more):
+    return {"kv_transfer_config": asked_tier(*given, **more)}
+
 
 ASKED = {
     "pooling models": {"runner_type": "pooling"},
@@ -60,29 +73,35 @@ def test_two_groups_of_layers_are_refused():
 
 
 def test_n_gram_speculation_is_carried():
-    assert plug_in(speculative_config=SimpleNamespace(method="ngram"))
+    assert plug_in(speculative_config=NGRAM)
 
 
 def test_every_feature_that_is_refused_stands_in_the_table_of_the_docs(repository):
     page = (repository / "docs" / "integrations" / "vllm.md").read_text()
-    for refusal in REFUSALS:
-        assert re.search(rf"^\| {re.escape(refusal.feature)} \| refused", page, re.MULTILINE), refusal.feature
+    refused = {refusal.feature for refusal in REFUSALS} | {"speculation beside asynchronous scheduling"}
+    assert refused <= set(re.findall(r"^\| (.*?) \| refused", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"policy": "nobody"}, "there is no policy 'nobody'"),
-        ({"policy": 3}, "Expected `str`"),
-        ({"polcy": "paged"}, "unknown field `polcy`"),
-        ({"policy": "orca-max"}, "reserves regions"),
-        ({"policy": "paged-fair"}, "vLLM's requests name none. Take 'paged'"),
-        ([], "Expected `object`"),
+        (options({"policy": "nobody"}), "there is no policy 'nobody'"),
+        (options({"policy": 3}), "Expected `str`"),
+        (options({"polcy": "paged"}), "unknown field `polcy`"),
+        (options({"policy": "orca-max"}), "reserves regions"),
+        (options({"policy": "paged-fair"}), "vLLM's requests name none. Take 'paged'"),
+        (options([]), "Expected `object`"),
+        ({"async_scheduling": True}, r"take paged\.integrations\.vllm\.AsyncScheduler, or .* --no-async-scheduling"),
+        (AHEAD | {"async_scheduling": False}, r"take paged\.integrations\.vllm\.Scheduler, or .* --async-scheduling"),
+        (AHEAD | {"speculative_config": NGRAM}, "speculation beside asynchronous scheduling is not carried"),
+        *((options({"costs": costs}), COSTS) for costs in ({"seconds_per_swapped_block": -1}, {"euros": 1}, 3)),
+        *((host_tier(number), NO_NUMBER) for number in (None, 0, -1, 2.5, True, "many")),
+        (host_tier(3, path=None), "our own, HostTier, is carried"),
     ],
 )
-def test_wrong_options_are_named(given, words):
+def test_what_is_wrong_is_named(given, words):
     with pytest.raises(RefusedByPaged, match=words):
-        plug_in(additional_config={"paged": given})
+        plug_in(**given)
 
 
 def test_options_come_from_the_environment_too_and_the_configuration_counts(monkeypatch):
@@ -95,30 +114,10 @@ def test_options_come_from_the_environment_too_and_the_configuration_counts(monk
     assert Options() == Options(policy="paged", prefix_caching=True)
 
 
-def test_each_class_is_refused_where_the_other_belongs_and_names_it():
-    with pytest.raises(
-        RefusedByPaged, match=r"take paged\.integrations\.vllm\.AsyncScheduler, or .* --no-async-scheduling"
-    ):
-        plug_in(async_scheduling=True)
-    with pytest.raises(RefusedByPaged, match=r"take paged\.integrations\.vllm\.Scheduler, or .* --async-scheduling"):
-        plug_in(is_ahead=True, async_scheduling=False)
-
-
-def test_speculation_is_refused_beside_asynchronous_scheduling():
-    with pytest.raises(RefusedByPaged, match="speculation beside asynchronous scheduling is not carried"):
-        plug_in(is_ahead=True, speculative_config=SimpleNamespace(method="ngram"))
-
-
-def test_the_docs_say_what_asynchronous_scheduling_refuses(repository):
-    page = (repository / "docs" / "integrations" / "vllm.md").read_text()
-    assert re.search(r"^\| speculation beside asynchronous scheduling \| refused", page, re.MULTILINE)
-
-
-def test_blocks_of_two_sizes_and_a_pool_of_nothing_are_refused():
-    with pytest.raises(RefusedByPaged, match="--block-size 4"):
-        Scheduler(config(), memory(9, 4), Grammars(), 2)
-    with pytest.raises(RefusedByPaged, match="at least 2 are needed"):
-        Scheduler(config(), memory(1, 2), Grammars(), 2)
+@pytest.mark.parametrize(("pool", "words"), [((9, 4), "--block-size 4"), ((1, 2), "at least 2 are needed")])
+def test_blocks_of_two_sizes_and_a_pool_of_nothing_are_refused(pool, words):
+    with pytest.raises(RefusedByPaged, match=words):
+        Scheduler(config(), memory(*pool), Grammars(), 2)
 
 
 def test_vllms_limits_are_ours():
@@ -135,10 +134,8 @@ def test_a_name_or_a_field_that_vllm_lacks_is_told_with_the_versions_that_were_t
     needed.must_have_all()
     lacking = {"vllm.v1.request:RequestStatus": ("RUNNING", "ASLEEP"), "vllm.v1.nowhere:Nothing": ()}
     monkeypatch.setattr(needed, "NEEDED", lacking)
-    with pytest.raises(
-        UnsupportedVllm,
-        match=r"RequestStatus has no ASLEEP; it has no vllm\.v1\.nowhere\.Nothing.*Tried versions: 0\.32\.0, 0\.33\.0",
-    ):
+    said = r"RequestStatus has no ASLEEP; it has no vllm\.v1\.nowhere\.Nothing.*Tried versions: 0\.32\.0, 0\.33\.0"
+    with pytest.raises(UnsupportedVllm, match=said):
         needed.must_have_all()
 
 

@@ -1,8 +1,6 @@
 """vLLM's objects for tests of the plug-in: its own where it is installed, stand-ins where it is not: of 0.32, or of the
 version that VLLM_RECORD names. Importing this decides which."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -15,9 +13,9 @@ if not IS_REAL:
     stand_ins.install(os.environ.get("VLLM_RECORD", ""))
 
 
-def request(id: str, prompt: list[int], *, sampling: dict[str, Any] | None = None, **given: Any) -> Any:
-    """A vllm.v1.request.Request; `sampling` are fields of its SamplingParams."""
-    asked = dict(sampling or {})
+def request(id: str, prompt: list[int], *, most: int = 16, sampling: dict[str, Any] | None = None, **given: Any) -> Any:
+    """A vllm.v1.request.Request for so many tokens at most; `sampling` are further fields of its SamplingParams."""
+    asked = {"max_tokens": most} | (sampling or {})
     if not IS_REAL:
         return stand_ins.StandInRequest(id, prompt, stand_ins.sampling(**asked), **given)
     from vllm.sampling_params import SamplingParams
@@ -34,37 +32,16 @@ def request(id: str, prompt: list[int], *, sampling: dict[str, Any] | None = Non
 
 def config(**given: Any) -> Any:
     """The fields of a VllmConfig that the plug-in reads, those of a small model of one kind of layer."""
-    scheduler = {
-        "max_num_seqs": 8,
-        "max_num_active_seqs": None,
-        "max_num_batched_tokens": 64,
-        "max_num_scheduled_tokens": None,
-        "long_prefill_token_threshold": 0,
-        "long_prefill_token_threshold_adaptive": False,
-        "enable_chunked_prefill": True,
-        "policy": "fcfs",
-        "async_scheduling": False,
-    }
-    model = {
-        "max_model_len": 64,
-        "runner_type": "generate",
-        "is_encoder_decoder": False,
-        "is_diffusion": False,
-        "supports_multimodal_inputs": False,
-        "return_sampling_mask": False,
-    }
-    parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
-    parts = {"scheduler_config": scheduler, "model_config": model, "parallel_config": parallel}
-    rest = {
-        "additional_config": {},
-        "kv_transfer_config": None,
-        "ec_transfer_config": None,
-        "kv_events_config": None,
-        "speculative_config": None,
-        "lora_config": None,
-        "num_speculative_tokens": 0,
-        "use_v2_model_runner": False,
-    }
+    no = dict.fromkeys
+    scheduler = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 0, "policy": "fcfs"}
+    scheduler |= {"long_prefill_token_threshold_adaptive": False, "enable_chunked_prefill": True}
+    scheduler |= {"async_scheduling": False} | no(("max_num_active_seqs", "max_num_scheduled_tokens"))
+    model = {"max_model_len": 64, "runner_type": "generate"}
+    model |= no(("is_encoder_decoder", "is_diffusion", "supports_multimodal_inputs", "return_sampling_mask"), False)
+    sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
+    parts = {"scheduler_config": scheduler, "model_config": model, "parallel_config": no(sizes, 1)}
+    rest = {"additional_config": {}, "num_speculative_tokens": 0, "use_v2_model_runner": False}
+    rest |= no(("kv_transfer_config", "ec_transfer_config", "kv_events_config", "speculative_config", "lora_config"))
     made = SimpleNamespace(**{name: SimpleNamespace(**fields) for name, fields in parts.items()}, **rest)
     for name, value in given.items():
         owner = next((getattr(made, part) for part, fields in parts.items() if name in fields), made)
@@ -76,6 +53,13 @@ def memory(num_blocks: int, block_size: int, **spec: Any) -> Any:
     """The fields of a KVCacheConfig that the plug-in reads; vLLM keeps the first of the blocks."""
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_size, **spec))
     return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[group])
+
+
+def asked_tier(host_blocks: Any, path: str | None = "paged.integrations.vllm.host_tier") -> Any:
+    """The fields of a KVTransferConfig that ask for a host tier."""
+    return SimpleNamespace(
+        kv_connector="HostTier", kv_connector_module_path=path, kv_connector_extra_config={"host_blocks": host_blocks}
+    )
 
 
 class Grammars:
@@ -113,6 +97,14 @@ def plug_in(
         include_finished_set=include_finished_set,
         log_stats=log_stats,
     )
+
+
+def core_of(*requests: Any, **given: Any) -> Any:
+    """Our scheduler, to which these requests have come."""
+    core = plug_in(**given)
+    for each in requests:
+        core.add_request(each)
+    return core
 
 
 def answer(output: Any, sampled: dict[str, list[int]], **given: Any) -> Any:

@@ -28,26 +28,18 @@ LONGROPE = {
     "factor": 2.0,
 }
 WIDE = {"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4}
-QWEN2_MOE = {
-    "num_hidden_layers": 4,
-    "use_sliding_window": True,
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
+LATENT = {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128}
+IN_TURN = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 2}
 FAMILIES = {
-    "qwen2_moe": QWEN2_MOE,
+    "qwen2_moe": {**IN_TURN, "num_hidden_layers": 4, "sliding_window": WINDOW},
     "phimoe": {"sliding_window": WINDOW},
     "phi3": {**WIDE, "rope_parameters": LONGROPE, "original_max_position_embeddings": LIMIT},
     "llama": {**WIDE, "rope_parameters": LONGROPE},
     "qwen3": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "starcoder2": {"sliding_window": WINDOW},
     "mixtral": {"sliding_window": WINDOW},
-    "gemma3_text": {},
-    "cohere2": {},
-    "olmo3": {},
-    "granite": {},
-    "youtu": {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128},
-    "longcat_flash": {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    **{each: {} for each in ("gemma3_text", "cohere2", "olmo3", "granite")},
+    **dict.fromkeys(("youtu", "longcat_flash"), LATENT),
 }
 REFUSED = {
     "diffllama": ({}, r"model\.layers\.0\.self_attn wants to attend twice in a pass"),
@@ -78,20 +70,6 @@ def folder_of(tmp_path_factory):
     return make
 
 
-def written(folder, prompts, most):
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    model.generation_config.eos_token_id = None
-    return [
-        model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-        )[0, len(prompt) :].tolist()
-        for prompt, max_tokens in zip(prompts, most, strict=True)
-    ]
-
-
 def answers(engine, prompts, most):
     found = {}
     for prompt, max_tokens in zip(prompts, most, strict=True):
@@ -110,25 +88,20 @@ def prompts_of(*lengths):
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_what_is_accepted_answers_as_generate_does(architecture, folder_of):
+def test_what_is_accepted_answers_as_generate_does(architecture, folder_of, generate):
     folder = folder_of(architecture, FAMILIES[architecture])
     prompts, most = prompts_of(3, 14, 40, 30), [LIMIT - 3 + 1, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS]
     # All but the longest have to wait, and are cut into chunks.
     engine = Engine(folder, num_blocks=14, block_size=4, host_blocks=6, max_tokens_per_step=16, max_chunk=7)
-    assert answers(engine, prompts, most) == written(folder, prompts, most)
+    assert answers(engine, prompts, most) == generate(folder, prompts, most)
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_what_would_answer_wrongly_is_refused_with_the_layer(architecture, folder_of):
     changes, message = REFUSED[architecture]
-    with pytest.raises(UnsupportedModel, match=message):
+    with pytest.raises(UnsupportedModel, match=message) as raised:
         load_model(folder_of(architecture, changes))
-
-
-def test_a_refusal_has_what_was_raised_for_a_cause(folder_of):
-    with pytest.raises(UnsupportedModel) as raised:
-        load_model(folder_of("deepseek_v32", {}))
-    assert isinstance(raised.value.__cause__, TypeError)
+    assert architecture != "deepseek_v32" or isinstance(raised.value.__cause__, TypeError)
 
 
 @pytest.fixture(scope="module")

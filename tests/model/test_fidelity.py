@@ -37,6 +37,11 @@ def clients_for(trace, oversubscription):
     return max(1, round(oversubscription * POOL * BLOCK_SIZE / final))
 
 
+def replay_until_it_ends(recording, trace):
+    """A replay with more seconds than were recorded, should it want them."""
+    return replay(msgspec.structs.replace(recording, seconds=recording.seconds * 20), trace)
+
+
 @pytest.mark.parametrize("host_blocks", [0, 16])
 @pytest.mark.parametrize("oversubscription", [0.7, 1.4, 3.0])
 def test_the_logs_are_identical_in_a_closed_loop(oversubscription, host_blocks):
@@ -73,16 +78,10 @@ def test_where_requests_come_by_the_clock_other_seconds_give_other_decisions():
     recording = record(engine_with(policy=GREEDY), trace, clock=lambda: 5e-3 * next(ticks))
     assert differences(recording.decisions, replay(recording, trace)) == []
     faster = msgspec.structs.replace(recording, seconds=tuple(second / 8 for second in recording.seconds))
-    assert _decided(replay_until_it_ends(faster, trace)) != _decided(recording.decisions)
-
-
-def replay_until_it_ends(recording, trace):
-    """A replay with more seconds than were recorded, should it want them."""
-    return replay(msgspec.structs.replace(recording, seconds=recording.seconds * 20), trace)
-
-
-def _decided(log):
-    return [(entry.requests, entry.tokens) for entry in log]
+    other = replay_until_it_ends(faster, trace)
+    assert [(each.requests, each.tokens) for each in other] != [
+        (each.requests, each.tokens) for each in recording.decisions
+    ]
 
 
 def test_prompts_that_share_prefixes_are_found_in_both():
@@ -131,9 +130,8 @@ def test_the_clock_of_a_recording_is_the_one_that_is_given():
 
 def test_with_the_formula_that_timed_them_the_figures_are_the_engines():
     """Were every step of the engine to take a second, a simulation by that price would have its figures."""
-    ticks = iter(range(100_000))
-    trace = trace_of(seed=5)
-    recording = record(engine_with(policy=GREEDY), trace, clients=9, clock=lambda: float(next(ticks)))
+    trace, ticks = trace_of(seed=5), map(float, range(100_000))
+    recording = record(engine_with(policy=GREEDY), trace, clients=9, clock=lambda: next(ticks))
     found = predict(recording, trace, StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0))
     assert found.steps == len(recording.decisions)
     assert (found.makespan_s, found.ttft_s, found.itl_s) == (recording.makespan_s, recording.ttft_s, recording.itl_s)
@@ -141,11 +139,10 @@ def test_with_the_formula_that_timed_them_the_figures_are_the_engines():
     assert found.preemptions.recompute > 5
 
 
-def out_of_memory(batch):
-    raise MemoryError
-
-
 def test_a_step_that_runs_out_of_memory_ends_the_recording(monkeypatch):
+    def out_of_memory(batch):
+        raise MemoryError
+
     engine = engine_with()
     monkeypatch.setattr(engine.runner, "logits", out_of_memory)
     with pytest.raises(RecordingFailed, match="step 1 of the engine failed"):
@@ -153,21 +150,23 @@ def test_a_step_that_runs_out_of_memory_ends_the_recording(monkeypatch):
     assert engine.on_batch is None
 
 
-def test_what_cannot_be_recorded_or_replayed_is_refused():
-    trace = trace_of(3)
-    with pytest.raises(InvalidConfig, match="at least 1"):
-        record(engine_with(), trace, clients=0)
-    with pytest.raises(InvalidConfig, match="write less than they declare"):
-        record(engine_with(), trace.declared(256, 200), clients=1)
+THREE = trace_of(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda used, _: record(engine_with(), THREE, clients=0), "at least 1"),
+        (lambda used, _: record(engine_with(), THREE.declared(256, 200), clients=1), "write less than they declare"),
+        (lambda used, _: record(used, THREE, clients=1), "begins with a new one"),
+        (lambda _, found: replay(found, trace_of(4)), "has 3 requests; the trace has 4"),
+        (lambda _, found: predict(found, trace_of(4), StepTime()), "has 3 requests; the trace has 4"),
+        (lambda _, found: replay(msgspec.structs.replace(found, seconds=()), THREE), "has no steps"),
+        (lambda _, found: replay(msgspec.structs.replace(found, seconds=found.seconds[:-1]), THREE), "wants one more"),
+    ],
+)
+def test_what_cannot_be_recorded_or_replayed_is_refused(call, words):
     engine = engine_with()
-    recording = record(engine, trace, clients=1)
-    with pytest.raises(InvalidConfig, match="begins with a new one"):
-        record(engine, trace, clients=1)
-    with pytest.raises(InvalidConfig, match="has 3 requests; the trace has 4"):
-        replay(recording, trace_of(4))
-    with pytest.raises(InvalidConfig, match="has 3 requests; the trace has 4"):
-        predict(recording, trace_of(4), StepTime())
-    with pytest.raises(InvalidConfig, match="has no steps"):
-        replay(msgspec.structs.replace(recording, seconds=()), trace)
-    with pytest.raises(InvalidConfig, match="the simulation wants one more"):
-        replay(msgspec.structs.replace(recording, seconds=recording.seconds[:-1]), trace)
+    recording = record(engine, THREE, clients=1)
+    with pytest.raises(InvalidConfig, match=words):
+        call(engine, recording)

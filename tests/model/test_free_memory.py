@@ -17,24 +17,27 @@ BLOCK = 2 * 2 * 16 * 8 * 4
 
 @pytest.mark.parametrize("num_blocks", [99_999_999_999, 2 * 10**12])
 def test_more_blocks_than_memory_are_refused_before_anything_is_allocated(num_blocks):
-    with pytest.raises(
-        InvalidConfig, match=rf"^num_blocks {num_blocks:,} take [\d,.]+ GiB; [\d,.]+ GiB are free on cpu, which hold"
-    ):
+    message = rf"^num_blocks {num_blocks:,} take [\d,.]+ GiB; [\d,.]+ GiB are free on cpu, which hold"
+    with pytest.raises(InvalidConfig, match=message):
         Engine(tiny_model(), num_blocks=num_blocks, block_size=16)
 
 
-def test_it_is_said_how_many_would_fit_and_so_many_do(monkeypatch):
+@pytest.mark.parametrize(
+    ("num_blocks", "host_blocks", "message"),
+    [
+        (101, 0, "num_blocks 101 take 0.0 GiB; 0.0 GiB are free on cpu, which hold 100"),
+        (50, 200, "host_blocks 200 take .* which hold 100"),
+        (50, 51, "num_blocks and host_blocks together 101 take .* which hold 100"),
+    ],
+)
+def test_it_is_said_how_many_would_fit_and_so_many_do(monkeypatch, num_blocks, host_blocks, message):
     monkeypatch.setattr(free_memory, "free_bytes", lambda device: 100 * BLOCK + 17)
-    with pytest.raises(InvalidConfig, match="num_blocks 101 take 0.0 GiB; 0.0 GiB are free on cpu, which hold 100"):
-        Engine(tiny_model(), num_blocks=101, block_size=16)
-    with pytest.raises(InvalidConfig, match="host_blocks 200 take .* which hold 100"):
-        Engine(tiny_model(), num_blocks=50, host_blocks=200, block_size=16)
-    with pytest.raises(InvalidConfig, match="num_blocks and host_blocks together 101 take .* which hold 100"):
-        Engine(tiny_model(), num_blocks=50, host_blocks=51, block_size=16)
+    with pytest.raises(InvalidConfig, match=message):
+        Engine(tiny_model(), num_blocks=num_blocks, host_blocks=host_blocks, block_size=16)
     assert Engine(tiny_model(), num_blocks=50, host_blocks=50, block_size=16).manager.num_blocks == 50
 
 
-def test_what_is_free_is_the_least_that_anybody_says(monkeypatch, tmp_path):
+def test_what_is_free_is_the_least_that_anybody_says_and_of_other_devices_nothing_is_known(monkeypatch, tmp_path):
     memory, limit, used, cached = (tmp_path / name for name in ("meminfo", "max", "current", "stat"))
     monkeypatch.setattr(free_memory, "_MEMORY", memory)
     monkeypatch.setattr(free_memory, "_LIMITS", ((limit, used, cached),))
@@ -51,7 +54,4 @@ def test_what_is_free_is_the_least_that_anybody_says(monkeypatch, tmp_path):
     assert free_memory.free_bytes(CPU) == 0
     cached.write_text("anon 1000\ninactive_file 1500000\n")
     assert free_memory.free_bytes(CPU) == 503_000
-
-
-def test_nothing_is_known_of_other_devices():
     assert free_memory.free_bytes(torch.device("meta")) is None

@@ -16,34 +16,20 @@ from paged.model.capacity import pool_for
 from paged.model.loading import load_model
 from paged.model.native.fused import fused_decoder
 
+
+def rope(kind, **more):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+ODD = {"hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18}
 MODELS = {
-    "llama": ("llama", {}),
-    "llama, odd sizes": (
-        "llama",
-        {"hidden_size": 45, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 18},
-    ),
+    **{name: (name, {}) for name in ("llama", "mistral", "qwen2", "qwen3")},
+    "llama, odd sizes": ("llama", ODD),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, llama3 positions": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
-    "llama, linear positions": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
-    ),
-    "mistral": ("mistral", {}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {}),
+    "llama, llama3 positions": ("llama", rope("llama3", **LLAMA3)),
+    "llama, linear positions": ("llama", rope("linear", factor=2.0)),
 }
 LENGTH = 61
 
@@ -54,9 +40,8 @@ def theirs(checkpoint):
 
     @torch.inference_mode()
     def say(architecture, **changes):
-        module = AutoModelForCausalLM.from_pretrained(
-            checkpoint(architecture, **changes), attn_implementation="eager"
-        ).eval()
+        folder = checkpoint(architecture, **changes)
+        module = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
         ids = torch.randint(3, 97, (1, LENGTH), generator=torch.Generator().manual_seed(2))
         out = module(ids, output_hidden_states=True)
         return ids[0].numpy().astype(np.int32), out.logits[0], out.hidden_states[-1][0]
@@ -84,23 +69,14 @@ def said(fused, model, ids, cuts, wanted=None):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_states_and_logits_are_transformers(loaded, theirs, name):
+def test_states_and_logits_are_transformers_and_the_same_bits_however_a_prompt_is_cut(loaded, theirs, name):
     architecture, changes = MODELS[name]
     model = loaded(architecture, **changes)
     fused = fused_decoder(model.module)
     assert fused is not None
     ids, logits, states = theirs(architecture, **changes)
-    found_states, found_logits = said(fused, model, ids, [])
-    torch.testing.assert_close(found_states, states, rtol=1e-4, atol=5e-5)
-    torch.testing.assert_close(found_logits, logits, rtol=1e-4, atol=5e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_how_a_prompt_is_cut_changes_no_bit(loaded, theirs, name):
-    architecture, changes = MODELS[name]
-    model = loaded(architecture, **changes)
-    fused, (ids, _, _) = fused_decoder(model.module), theirs(architecture, **changes)
     whole = said(fused, model, ids, [])
+    torch.testing.assert_close(whole, [states, logits], rtol=1e-4, atol=5e-5)
     for cuts in ([1], [7, 8, 30], list(range(1, LENGTH))):
         for found, expected in zip(said(fused, model, ids, cuts), whole, strict=True):
             assert torch.equal(found, expected)
@@ -133,7 +109,7 @@ def test_in_bfloat16_it_is_as_near_to_the_truth_as_transformers_is(checkpoint, t
         ("gpt2", {}),
         ("gemma2", {}),
         ("llama", {"hidden_act": "gelu"}),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
+        ("llama", rope("dynamic", factor=2.0)),
     ],
     ids=["gpt2", "gemma2", "another activation", "positions that depend on the length"],
 )

@@ -29,15 +29,9 @@ def _registered():
     register()
 
 
-@pytest.fixture
-def _forgets_windows(_registered):
+def test_a_window_that_is_ignored_is_found_in_the_layer_that_has_it(request):
+    request.addfinalizer(register)
     AttentionMaskInterface.register(ATTENTION, lambda **_: Mask(None))
-    yield
-    register()
-
-
-@pytest.mark.usefixtures("_forgets_windows")
-def test_a_window_that_is_ignored_is_found_in_the_layer_that_has_it():
     config = AutoConfig.for_model("qwen2_moe", **QWEN2_MOE)
     with pytest.raises(UnsupportedModel, match=r"The first to differ is layer 2 \(Qwen2MoeDecoderLayer\)"):
         check_answers(config, Path("a-model"))
@@ -50,12 +44,13 @@ def test_every_kind_of_layer_is_there_twice():
 
 
 def test_limits_of_length_become_short_ones_in_their_order():
-    config = AutoConfig.for_model("phi3", sliding_window=2048, original_max_position_embeddings=4096)
-    small = shrunk(config).config
-    assert (small.sliding_window, small.original_max_position_embeddings, small.max_position_embeddings) == (9, 64, 64)
-    config = AutoConfig.for_model("phi3", max_position_embeddings=131072, sliding_window=2048)
-    small = shrunk(config).config
-    assert (small.sliding_window, small.original_max_position_embeddings, small.max_position_embeddings) == (9, 15, 64)
+    for limits, original in (
+        ({"original_max_position_embeddings": 4096}, 64),
+        ({"max_position_embeddings": 2**17}, 15),
+    ):
+        small = shrunk(AutoConfig.for_model("phi3", sliding_window=2048, **limits)).config
+        assert (small.sliding_window, small.max_position_embeddings) == (9, 64)
+        assert small.original_max_position_embeddings == original
 
 
 def test_a_configuration_that_cannot_be_made_small_is_refused_by_name():

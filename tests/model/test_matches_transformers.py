@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-import torch
-from transformers import AutoModelForCausalLM
 
 from paged import Request
 from paged.attention import LayerOptions
@@ -34,27 +32,9 @@ def _prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def generated(checkpoint):
+def generated(checkpoint, generate):
     """generated(architecture): what transformers writes after each prompt."""
-    found = {}
-
-    def texts(architecture):
-        if architecture not in found:
-            # Its own attention written out: under some versions Gemma 2 chooses another one by itself, which knows no soft cap.
-            model = AutoModelForCausalLM.from_pretrained(checkpoint(architecture), attn_implementation="eager").eval()
-            model.generation_config.eos_token_id = None
-            found[architecture] = [
-                model.generate(
-                    torch.tensor([prompt]),
-                    attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                    max_new_tokens=MAX_TOKENS,
-                    do_sample=False,
-                )[0, len(prompt) :].tolist()
-                for prompt in _prompts()
-            ]
-        return found[architecture]
-
-    return texts
+    return cache(lambda architecture: generate(checkpoint(architecture), _prompts(), [MAX_TOKENS] * 4))
 
 
 def small_pool_run(model, backend, *, batch_invariant=True):

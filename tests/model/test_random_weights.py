@@ -15,28 +15,18 @@ from paged.errors import BudgetTooSmall, UnsupportedModel
 from paged.model.random_weights import random_model
 from paged.study.hardware import ModelShape, model_named
 
-SHAPE = ModelShape(
-    name="small",
-    hidden=64,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=32,
-    intermediate=192,
-    vocab=128,
-    max_length=128,
-    tied_embeddings=True,
-)
+SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 192}
+SHAPE = ModelShape(name="small", **SIZES, vocab=128, max_length=128, tied_embeddings=True)
 
 
-def test_the_model_has_the_shape_and_as_many_parameters():
-    for tied in (True, False):
-        shape = msgspec.structs.replace(SHAPE, tied_embeddings=tied)
-        model = random_model(shape)
-        assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 32)
-        assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (128, 128, ())
-        assert sum(weights.numel() for weights in model.module.parameters()) == shape.parameters
-        assert (model.path.name, model.tokenizer, model.dtype) == ("small", None, torch.float32)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_model_has_the_shape_and_as_many_parameters(tied):
+    shape = msgspec.structs.replace(SHAPE, tied_embeddings=tied)
+    model = random_model(shape)
+    assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 32)
+    assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (128, 128, ())
+    assert sum(weights.numel() for weights in model.module.parameters()) == shape.parameters
+    assert (model.path.name, model.tokenizer, model.dtype) == ("small", None, torch.float32)
 
 
 def test_a_seed_gives_the_same_weights_and_leaves_torchs_own_alone():
@@ -57,13 +47,10 @@ def test_an_engine_runs_it():
     assert sum(len(output.token_ids) for output in outputs) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("opt-13b", "an MLP of two matrices and biases and learned positions"),
-        ("deepseek-v2", "experts and latent attention"),
-    ],
-)
+MATRICES = "an MLP of two matrices and biases and learned positions"
+
+
+@pytest.mark.parametrize(("name", "words"), [("opt-13b", MATRICES), ("deepseek-v2", "experts and latent attention")])
 def test_what_no_llama_has_is_named(name, words):
     with pytest.raises(UnsupportedModel, match=f"{name} has {words}; random weights are made for Llama's shape alone"):
         random_model(model_named(name))
@@ -75,8 +62,10 @@ def test_a_shape_beyond_this_machine_is_refused_before_anything_is_allocated():
         random_model(giant)
 
 
-def test_a_dtype_or_device_that_is_not_known_is_refused():
-    with pytest.raises(UnsupportedModel, match="known ones are auto, float32"):
-        random_model(SHAPE, dtype="int8")
-    with pytest.raises(UnsupportedModel, match="cannot be used here"):
-        random_model(SHAPE, device="abacus")
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [({"dtype": "int8"}, "known ones are auto, float32"), ({"device": "abacus"}, "cannot be used here")],
+)
+def test_a_dtype_or_device_that_is_not_known_is_refused(asked, words):
+    with pytest.raises(UnsupportedModel, match=words):
+        random_model(SHAPE, **asked)

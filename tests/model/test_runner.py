@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -15,10 +14,9 @@ import torch
 
 from paged import Request
 from paged.attention import StepTokens
-from paged.errors import UnknownBackend
 from paged.model import capacity
+from paged.model.loading import load_model
 from paged.model.runner import runner_for
-from paged.model.threads import THREADS
 from paged.testing.engine_world import EngineWorld
 from paged.testing.pressure import differences
 from paged.testing.pressure_run import PressureRun, run_alone
@@ -28,7 +26,6 @@ ROOMY = EngineWorld(num_blocks=64, block_size=4, prefix_caching=False, max_token
 # Logits are of size 10 at most, and float32 has 7 digits.
 CLOSE = 5e-5
 
-each_backend = pytest.mark.parametrize("backend", ["reference", "native", "torch_gather"])
 each_mode = pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "packed"])
 
 
@@ -38,10 +35,8 @@ def pool_for(model, num_blocks=16):
 
 def requests_of(*lengths):
     words = np.random.default_rng(5)
-    return [
-        Request(id=str(i), prompt=words.integers(3, 97, length).tolist(), max_tokens=6)
-        for i, length in enumerate(lengths)
-    ]
+    prompts = [words.integers(3, 97, length).tolist() for length in lengths]
+    return [Request(id=str(i), prompt=prompt, max_tokens=6) for i, prompt in enumerate(prompts)]
 
 
 @torch.inference_mode()
@@ -51,39 +46,22 @@ def logits_of(runner, step, token_ids, is_sampled):
 
 def whole_prompt(prompt, first_block=0):
     """A step of one sequence that comes whole, its blocks being in a row."""
-    count = len(prompt)
-    num_blocks = -(-count // 4)
-    step = StepTokens(
-        np.arange(count),
-        first_block * 4 + np.arange(count),
-        np.array([0, count]),
-        np.array([count]),
-        np.arange(first_block, first_block + num_blocks, dtype=np.int32)[None],
-        4,
-    )
-    return step
+    places, count = np.arange(len(prompt)), np.array([len(prompt)])
+    table = np.arange(first_block, first_block + -(-len(prompt) // 4), dtype=np.int32)
+    return StepTokens(places, first_block * 4 + places, np.append(0, count), count, table[None], 4)
 
 
 FUSED = ["llama", "qwen2", "qwen3", "mistral"]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_tile_is_32_places(loaded, architecture):
+def test_a_tile_is_32_places_and_packed_or_fused_there_are_none(loaded, architecture):
     model = loaded(architecture)
     assert runner_for(model, pool_for(model), backend="torch_gather").tile == 32
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_llamas_family_needs_no_tiles(loaded, architecture):
-    model = loaded(architecture)
+    assert runner_for(model, pool_for(model), batch_invariant=False).tile is None
     runner = runner_for(model, pool_for(model))
     assert runner.backend.name == "native"
     assert (runner.tile, runner.tiling is None) == ((None, True) if architecture in FUSED else (32, False))
-
-
-def test_packed_there_are_no_tiles(loaded):
-    model = loaded("llama")
-    assert runner_for(model, pool_for(model), batch_invariant=False).tile is None
 
 
 def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded, monkeypatch):
@@ -101,29 +79,6 @@ def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded
     assert set(seen) == {1}
     assert torch.get_num_threads() == 3
     torch.set_num_threads(1)
-
-
-def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
-    torch.set_num_threads(3)
-    inside, may_go = Event(), Event()
-
-    def other():
-        with THREADS.at_most(1):
-            inside.set()
-            may_go.wait()
-
-    thread = Thread(target=other)
-    with THREADS.at_most(1):
-        thread.start()
-        inside.wait()
-    may_go.set()
-    thread.join()
-    seen = []
-    fresh = Thread(target=lambda: seen.append(torch.get_num_threads()))
-    fresh.start()
-    fresh.join()
-    torch.set_num_threads(1)
-    assert seen == [3]
 
 
 @pytest.fixture
@@ -149,21 +104,10 @@ def test_tokens_that_go_by_themselves_depend_on_nobody(place_matters):
     assert differences(together, run_alone(place_matters, requests, "torch_gather")) == []
 
 
-@each_backend
-@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize(
-    "conditions",
-    [ROOMY, replace(ROOMY, max_chunk=3), replace(ROOMY, max_tokens_per_step=5), replace(ROOMY, block_size=64)],
-    ids=["together", "in chunks", "on a budget", "in large blocks"],
+    ("architecture", "backend"),
+    [*((each, "torch_gather") for each in ARCHITECTURES), ("llama", "native"), ("gpt2", "reference")],
 )
-def test_logits_do_not_depend_on_who_else_is_in_the_batch(loaded, architecture, backend, conditions):
-    model, requests = loaded(architecture), requests_of(1, 40, 7, 33, 2)
-    together = PressureRun(model, replace(conditions, backend=backend)).run(requests)
-    assert differences(together, run_alone(model, requests, backend)) == []
-
-
-@each_backend
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_packed_logits_are_close(loaded, architecture, backend):
     model, requests = loaded(architecture), requests_of(1, 40, 7)
     conditions = replace(ROOMY, backend=backend, max_chunk=16)
@@ -210,14 +154,7 @@ def test_padding_leaves_scratch_at_zero(loaded, batch_invariant):
             assert not part[run.pool.scratch_block].any()
 
 
-@pytest.mark.parametrize(
-    "batch_invariant",
-    [
-        True,
-        False,
-    ],
-    ids=["invariant", "packed"],
-)
+@each_mode
 def test_a_step_without_tokens_has_no_logits(loaded, batch_invariant):
     """Such a step delivers the outputs of requests that ended outside any other."""
     model = loaded("llama")
@@ -228,16 +165,6 @@ def test_a_step_without_tokens_has_no_logits(loaded, batch_invariant):
 
 
 def test_logits_of_16_bit_weights_are_float32(checkpoint):
-    from paged.model.loading import load_model
-
     model = load_model(checkpoint("llama"), dtype="bfloat16")
     answers = PressureRun(model, ROOMY).run(requests_of(5))
     assert {row.dtype for row in answers.logits["0", 0]} == {np.dtype(np.float32)}
-
-
-def test_an_unknown_backend_is_refused(loaded):
-    model = loaded("llama")
-    with pytest.raises(
-        UnknownBackend, match="unknown attention backend 'fast'; known ones are reference, native, torch_gather"
-    ):
-        runner_for(model, pool_for(model), backend="fast")

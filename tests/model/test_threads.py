@@ -1,9 +1,9 @@
 """Threads: as many as cores that nobody else uses, and never more than there were."""
 
 import os
-import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged.model import threads  # noqa: E402
-from paged.model.threads import FreeCores, Reading, Threads, read_usage, usable_cores  # noqa: E402
+from paged.model.threads import THREADS, FreeCores, Reading, Threads, read_usage, usable_cores  # noqa: E402
 
 
 def readings(*usage):
@@ -27,14 +27,8 @@ def readings(*usage):
 @pytest.mark.parametrize(
     ("by_all", "by_us", "free"),
     [
-        (0.0, 0.0, 4),
-        (3.9, 3.9, 4),
-        (1.0, 0.0, 3),
-        (1.4, 0.0, 3),
-        (1.7, 0.0, 2),
-        (4.0, 2.0, 2),
-        (4.0, 0.5, 1),
-        (3.0, 0.0, 1),
+        *((0.0, 0.0, 4), (3.9, 3.9, 4), (1.0, 0.0, 3), (1.4, 0.0, 3)),
+        *((1.7, 0.0, 2), (4.0, 2.0, 2), (4.0, 0.5, 1), (3.0, 0.0, 1)),
         # Hundredths of a second do not add up to the last bit.
         (1.0, 1.1, 4),
     ],
@@ -87,9 +81,8 @@ def test_a_group_s_limit_counts(monkeypatch, tmp_path):
 
 
 def test_the_fewest_count_and_nobody_gets_more_than_there_were():
-    before = torch.get_num_threads()
+    before, ours, seen = torch.get_num_threads(), Threads(), []
     torch.set_num_threads(3)
-    ours, seen = Threads(), []
     with ours.at_most(8):
         seen.append(torch.get_num_threads())
         with ours.at_most(1):
@@ -102,19 +95,42 @@ def test_the_fewest_count_and_nobody_gets_more_than_there_were():
     assert seen == [3, 1, 1, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "")]
-)
-def test_the_command_line_lets_threads_wait_asleep_and_leaves_what_was_set(given, expected):
-    program = (
-        "import os, sys; sys.argv = ['paged', 'policies', '--json']\n"
-        "from paged.cli import signals; signals.leave = lambda status: None\n"
-        "from paged.cli import main; main(); print('SPIN', os.environ.get('GOMP_SPINCOUNT', ''))"
-    )
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment | given, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == f"SPIN {expected}"
+def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    inside, may_go = Event(), Event()
+
+    def other():
+        with THREADS.at_most(1):
+            inside.set()
+            may_go.wait()
+
+    with ThreadPoolExecutor() as pool:
+        with THREADS.at_most(1):
+            first = pool.submit(other)
+            inside.wait()
+        may_go.set()
+        first.result()
+    with ThreadPoolExecutor() as fresh:
+        seen = fresh.submit(torch.get_num_threads).result()
+    torch.set_num_threads(before)
+    assert seen == 3
+
+
+def test_the_command_line_lets_threads_wait_asleep_and_leaves_what_was_set(run_python):
+    program = """
+import os, sys
+from paged.cli import main, signals
+signals.leave = lambda status: None
+sys.argv = ["paged", "policies", "--json"]
+for given in ({}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        os.environ.pop(name, None)
+    os.environ.update(given)
+    main()
+    print("SPIN", os.environ.get("GOMP_SPINCOUNT"))
+"""
+    result = run_python("-c", program)
+    assert result.returncode == 0, result.stderr
+    said = [line for line in result.stdout.splitlines() if line.startswith("SPIN")]
+    assert said == ["SPIN 2000", "SPIN 7", "SPIN None"]

@@ -1,6 +1,10 @@
-"""What tests of the command line share."""
+"""What tests of the command line and of the model that ships share."""
+
+import io
+import json
 
 import pytest
+from rich.console import Console
 
 from paged.cli.app import run
 
@@ -15,3 +19,70 @@ def paged(capsys):
         return status, out, err
 
     return call
+
+
+@pytest.fixture
+def printed(paged):
+    """What a command line prints that ends well and complains of nothing."""
+
+    def call(*arguments):
+        status, out, err = paged(*arguments)
+        assert (status, err) == (0, "")
+        return out
+
+    return call
+
+
+@pytest.fixture
+def document(printed):
+    """The JSON of such a command line."""
+    return lambda *arguments: json.loads(printed(*arguments, "--json"))
+
+
+@pytest.fixture
+def refused(paged):
+    """The one line of a command line that is refused with status 2."""
+
+    def call(*arguments):
+        status, out, err = paged(*arguments)
+        assert (status, out, err.count("\n"), err[:7]) == (2, "", 1, "paged: ")
+        return err
+
+    return call
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """terminal(width, ...): what these modules draw goes to a terminal as wide, and comes back as the text of a file."""
+
+    def made(width, modules=("show",), **options):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, width=width, **options)
+        for module in modules:
+            monkeypatch.setattr(f"paged.cli.{module}.console", lambda: console)
+        return screen
+
+    return made
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    """Write a trace of rows "arrival_s,prompt_tokens,output_tokens", and return its path."""
+
+    def write(*rows):
+        path = tmp_path / "trace.csv"
+        path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows, ""]))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def model():
+    """The model that ships."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from paged.model.checkpoint import checkpoint_path
+    from paged.model.loading import load_model
+
+    return load_model(checkpoint_path())

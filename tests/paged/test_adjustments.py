@@ -158,21 +158,6 @@ def test_a_sequence_that_has_ended_wants_nothing_even_if_another_has_its_lane():
     assert torch.isfinite(logits).nonzero().tolist() == [[0, 2]]
 
 
-def test_a_processor_gets_all_tokens_and_what_it_returns_counts():
-    seen = []
-
-    def only_the_last(ids, logits):
-        seen.append(ids.tolist())
-        return torch.where(torch.arange(VOCABULARY) == ids[0, -1], logits, -torch.inf)
-
-    adjustments = Adjustments()
-    lane = opened(adjustments, SamplingParams(logits_processors=(only_the_last,)), [5, 6], [7, 8])
-    logits = torch.ones(2, VOCABULARY)
-    apply(adjustments, logits, [NO_LANE, lane], [0, 2])
-    assert seen == [[[5, 6, 7, 8]]] and logits[1].isfinite().nonzero().tolist() == [[8]]
-    assert logits[0].isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("processor", "message"),
     [

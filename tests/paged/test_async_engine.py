@@ -8,16 +8,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import AsyncEngine, BeamSearchParams, SamplingParams, load_model
+from paged import AsyncEngine, BeamSearchParams, SamplingParams
 from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, InvalidRequest, NeverFits
-from paged.model.checkpoint import checkpoint_path
 
 PROMPTS = ["The with statement", "Return a new list", "def", "A generator is", "The with statement is used to"]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return load_model(checkpoint_path())
 
 
 def fails(ids, logits):

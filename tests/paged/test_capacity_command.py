@@ -1,12 +1,9 @@
 """`paged capacity`: the figures that are known from elsewhere, what fits, and what wrong input gets."""
 
-import io
-import json
 import re
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from paged.errors import InvalidConfig
 from paged.study.hardware import Roofline, StepWork, capacity_of, device_named, model_named
@@ -19,10 +16,8 @@ def found(model, device="a100-80g", *, batch=16, length=1024, **options):
     return place, capacity_of(place, batch=batch, length=length)
 
 
-def test_llama_2_70b_takes_138_gb_and_a_token_an_eighth_of_what_all_heads_would_keep(paged):
-    status, out, err = paged(*EXAMPLE, "--json")
-    figures = json.loads(out)
-    assert (status, err) == (0, "")
+def test_llama_2_70b_takes_138_gb_and_a_token_an_eighth_of_what_all_heads_would_keep(document):
+    figures = document(*EXAMPLE)
     assert 138e9 * 0.999 <= figures["weight_bytes"] <= 140e9
     assert figures["kv_bytes_per_token_of_all_heads"] == 2 * 8192 * 80 * 2
     assert figures["kv_bytes_of_all_heads"] == pytest.approx(42.9e9, rel=0.002)
@@ -30,70 +25,53 @@ def test_llama_2_70b_takes_138_gb_and_a_token_an_eighth_of_what_all_heads_would_
     assert (figures["fits"], figures["num_blocks"], figures["fewest_devices"]) == (False, 0, 2)
 
 
-def test_without_a_terminal_each_figure_is_a_line_and_says_what_it_is_of(paged):
-    status, out, err = paged(*EXAMPLE)
-    assert (status, err) == (0, "")
-    lines = dict(line.split(": ", 1) for line in out.splitlines())
+def test_each_figure_says_what_it_is_of_on_a_line_and_in_a_terminal_of_80_columns_uncut(printed, terminal):
+    lines = dict(line.split(": ", 1) for line in printed(*EXAMPLE).splitlines())
     assert lines["weights"].startswith("138 GB")
     assert lines["KV of a token"] == "328 kB with its 8 KV heads; 2.62 MB if every head had its own K and V"
     assert lines["KV of 16 × 1,024"] == "5.37 GB with its 8 KV heads; 42.9 GB if every head had its own K and V"
     assert "does not fit; 2 × a100-80g would do" in lines["each device"]
+    screen = terminal(80, color_system=None)
+    assert printed(*EXAMPLE) == ""
+    drawn = screen.getvalue()
+    assert "…" not in drawn and max(map(len, drawn.splitlines())) <= 80
+    assert "42.9 GB" in " ".join(drawn.split())
 
 
-def test_the_page_shows_what_the_command_prints(paged, repository):
+def test_the_page_shows_what_the_command_prints(printed, repository):
     page = (repository / "docs" / "hardware.md").read_text()
     command, shown = re.search(r"^```\n\$ paged (.*?)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL).groups()
-    assert paged(*command.split()) == (0, shown, "")
+    assert printed(*command.split()) == shown
 
 
-def test_the_page_s_own_model_is_one(paged, repository, tmp_path):
+def test_the_page_s_own_model_is_one(document, repository, tmp_path):
     page = (repository / "docs" / "hardware.md").read_text()
     path = tmp_path / "mine.json"
     path.write_text(re.search(r"^```json\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL).group(1))
-    status, out, err = paged("capacity", path, "--device", "h100", "--json")
-    assert (status, err, json.loads(out)["model"]) == (0, "", "mine")
-
-
-def test_in_a_terminal_of_80_columns_nothing_is_cut(paged, monkeypatch):
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, color_system=None, width=80)
-    monkeypatch.setattr("paged.cli.show.console", lambda: terminal)
-    assert paged(*EXAMPLE) == (0, "", "")
-    drawn = screen.getvalue()
-    assert "…" not in drawn
-    assert max(map(len, drawn.splitlines())) <= 80
-    assert "42.9 GB" in " ".join(drawn.split())
+    assert document("capacity", path, "--device", "h100")["model"] == "mine"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["llama2-70b"], "Did you mean llama-2-70b?"),
-        (["llama-2-7b", "--device", "a100"], "Did you mean a100-40g?"),
-        (["llama-2-7b", "--dtype", "bf17"], 'a100-80g has no rate for dtype "bf17"'),
-        (["llama-2-7b", "--length", 4097], "llama-2-7b takes at most 4,096 tokens"),
-        (["llama-2-7b", "--length", 0], "--length"),
-        (["llama-2-7b", "--batch", -1], "--batch"),
-        (["llama-2-7b", "--memory-share", "nan"], "memory_share is nan"),
-        (["llama-2-7b", "--device", "cpu", "--tensor-parallel", 2], "cpu has no interconnect"),
-        (["nowhere.json"], "nowhere.json: No such file"),
-        ([], "MODEL"),
+        ("llama2-70b", "Did you mean llama-2-70b?"),
+        ("llama-2-7b --device a100", "Did you mean a100-40g?"),
+        ("llama-2-7b --dtype bf17", 'a100-80g has no rate for dtype "bf17"'),
+        ("llama-3-8b --kv-dtype fp4", 'kv_dtype is "fp4"; known are fp32, bf16, fp16, fp8, int8'),
+        ("llama-2-7b --length 4097", "llama-2-7b takes at most 4,096 tokens"),
+        ("llama-2-7b --length 0", "--length"),
+        ("llama-2-7b --batch -1", "--batch"),
+        ("llama-2-7b --memory-share nan", "memory_share is nan"),
+        ("llama-2-7b --device cpu --tensor-parallel 2", "cpu has no interconnect"),
+        ("nowhere.json", "nowhere.json: No such file"),
+        ("torn.json", "torn.json, field hidden: "),
+        ("", "MODEL"),
     ],
 )
-def test_wrong_input_gets_one_line_and_status_2(paged, arguments, words):
-    status, out, err = paged("capacity", *arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("paged: ")
-    assert err.count("\n") == 1
-    assert words in err
-
-
-def test_a_torn_file_gets_one_line_with_its_name_and_field(paged, tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text('{"name": "mine", "hidden": "wide"}')
-    status, out, err = paged("capacity", path)
-    assert (status, out) == (2, "")
-    assert f"{path}, field hidden: " in err
+def test_wrong_input_gets_one_line_and_status_2(refused, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torn.json").write_text('{"name": "mine", "hidden": "wide"}')
+    assert words in refused("capacity", *arguments.split())
 
 
 @pytest.mark.parametrize(
@@ -115,13 +93,10 @@ def test_so_many_sequences_fit_and_one_more_does_not(model, device, options):
     assert figures.num_blocks == place.num_blocks(16, max_sequences=16)
 
 
-def test_the_fewest_devices_do_and_half_of_them_do_not():
+def test_the_fewest_devices_do_and_half_of_them_do_not_and_one_that_works_alone_has_no_such_number():
     fewest = found("llama-3-70b", "a100-40g", batch=64)[1].fewest_devices
     assert found("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest)[1].fits
     assert not found("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest // 2)[1].fits
-
-
-def test_a_device_that_works_alone_has_no_fewest_number():
     assert found("deepseek-v2", "cpu", batch=4096, length=2048)[1].fewest_devices is None
 
 
@@ -137,6 +112,8 @@ def test_hundreds_of_lpus_hold_a_70b_model_with_contexts_split():
     [
         ("llama-2-70b", "a100-80g", {}),
         ("opt-13b", "h100", {}),
+        # 819,200 bytes a token: at 1,024 tokens a sequence does 31 operations for each byte that is its own.
+        ("llama-2-13b", "a100-80g", {}),
         ("llama-2-70b", "groq-lpu", {"dtype": "fp16", "tensor_parallel": 1024, "split_context": True}),
     ],
 )
@@ -151,17 +128,11 @@ def test_decode_turns_compute_bound_at_the_number_that_is_named(model, device, o
     rows = figures.decode.compute_bound_from
     if rows is None:
         assert not is_compute_bound(1 << 20)
+        assert figures.decode.bound == "memory"
+        assert figures.decode.reachable_flops == pytest.approx(figures.decode.flops_per_byte * place.device.bandwidth)
     else:
         assert is_compute_bound(rows)
         assert not is_compute_bound(rows - 1)
-
-
-def test_k_and_v_of_every_head_keep_decode_memory_bound_however_many_there_are():
-    # 13B keeps 819,200 bytes a token: at 1,024 tokens a sequence does 31 operations for each byte that is its own.
-    _, figures = found("llama-2-13b")
-    assert figures.decode.compute_bound_from is None
-    assert figures.decode.bound == "memory"
-    assert figures.decode.reachable_flops == pytest.approx(figures.decode.flops_per_byte * 2.039e12)
 
 
 def test_the_shortest_compute_bound_prompt_is_about_the_knee():
@@ -176,24 +147,17 @@ def test_a_number_below_one_is_refused_with_its_name(name):
         capacity_of(place, **{"batch": 1, "length": 8, name: 0})
 
 
-def figures_of(paged, *arguments):
-    status, out, err = paged("capacity", *arguments, "--json")
-    assert (status, err) == (0, "")
-    return json.loads(out)
-
-
-def test_gpt_oss_120b_fits_one_device_of_80_gb_as_it_is_published(paged):
-    status, out, err = paged("capacity", "gpt-oss-120b")
-    assert (status, err) == (0, "")
+def test_gpt_oss_120b_fits_one_device_of_80_gb_as_it_is_published(printed, document):
+    out = printed("capacity", "gpt-oss-120b")
     assert "weights: 65.2 GB in bf16: " in out
     assert "note: routed experts have 4.25 bits a parameter, as published, all else bf16" in out
     assert "not modelled: a window of 128 tokens in 18 of 36 layers" in out
-    figures = figures_of(paged, "gpt-oss-120b", "--device", "h100")
+    figures = document("capacity", "gpt-oss-120b", "--device", "h100")
     assert (figures["fits"], figures["fewest_devices"]) == (True, 1)
     assert figures["not_modelled"][0].startswith("a window of 128 tokens")
 
 
-def test_a_step_reads_the_experts_as_they_are_published(paged):
+def test_a_step_reads_the_experts_as_they_are_published():
     as_published = found("gpt-oss-120b", "h100")[0]
     in_dtype = model_named("gpt-oss-120b")
     in_dtype = msgspec.structs.replace(in_dtype, experts=msgspec.structs.replace(in_dtype.experts, bits=None))
@@ -204,33 +168,24 @@ def test_a_step_reads_the_experts_as_they_are_published(paged):
 
 
 @pytest.mark.parametrize(
-    ("options", "kv_dtype", "size"),
+    ("options", "kv_dtype", "size", "is_noted"),
     [
-        ([], "bf16", 2),
-        (["--kv-dtype", "fp8"], "fp8", 1),
-        (["--dtype", "fp8"], "bf16", 2),
-        (["--dtype", "fp8", "--kv-dtype", "fp8"], "fp8", 1),
-        (["--dtype", "fp16"], "fp16", 2),
+        ("", "bf16", 2, False),
+        ("--kv-dtype fp8", "fp8", 1, True),
+        ("--dtype fp8", "bf16", 2, True),
+        ("--dtype fp8 --kv-dtype fp8", "fp8", 1, True),
+        ("--dtype fp16", "fp16", 2, False),
     ],
 )
-def test_k_and_v_have_a_dtype_of_their_own(paged, options, kv_dtype, size):
-    figures = figures_of(paged, "llama-3-8b", "--device", "h100", *options)
+def test_k_and_v_have_a_dtype_of_their_own(document, options, kv_dtype, size, is_noted):
+    figures = document("capacity", "llama-3-8b", "--device", "h100", *options.split())
     assert (figures["kv_dtype"], figures["kv_bytes_per_token"]) == (kv_dtype, size * 2 * 32 * 8 * 128)
-    assert any(f"K and V are kept in {kv_dtype}" in note for note in figures["notes"]) == (
-        len(options) > 0 and "fp16" not in options
-    )
+    assert any(f"K and V are kept in {kv_dtype}" in note for note in figures["notes"]) == is_noted
 
 
-def test_a_kv_dtype_that_is_not_known_is_refused(paged):
-    status, out, err = paged("capacity", "llama-3-8b", "--kv-dtype", "fp4")
-    assert (status, out) == (2, "")
-    assert 'kv_dtype is "fp4"; known are fp32, bf16, fp16, fp8, int8' in err
-
-
-def test_a_model_published_in_fp8_is_counted_in_it_where_the_device_has_a_rate(paged):
-    assert figures_of(paged, "Qwen/Qwen3-8B-FP8", "--device", "h100")["dtype"] == "fp8"
-    without = figures_of(paged, "Qwen/Qwen3-8B-FP8", "--device", "a100-80g")
-    assert without["dtype"] == "bf16"
+def test_a_model_published_in_fp8_is_counted_in_it_where_the_device_has_a_rate(document):
+    with_rate, without = (document("capacity", "Qwen/Qwen3-8B-FP8", "--device", name) for name in ("h100", "a100-80g"))
+    assert (with_rate["dtype"], without["dtype"]) == ("fp8", "bf16")
     assert "qwen3-8b is published in fp8; its weights are counted in bf16" in without["notes"]
 
 
@@ -243,33 +198,26 @@ def test_a_model_published_in_fp8_is_counted_in_it_where_the_device_has_a_rate(p
         ("llama-2-13b", 5, "1, 2, 4, 8"),
     ],
 )
-def test_devices_that_heads_cannot_be_split_over_are_refused_with_what_would_do(paged, model, degree, would_do):
-    status, out, err = paged("capacity", model, "--tensor-parallel", degree)
-    assert (status, out) == (2, "")
+def test_devices_that_heads_cannot_be_split_over_are_refused_with_what_would_do(refused, model, degree, would_do):
+    err = refused("capacity", model, "--tensor-parallel", degree)
     assert f"{model} cannot be split over {degree} devices" in err
-    assert err.endswith(f"tensor_parallel can be {would_do}\n")
-    for command in (["simulate", "azure"], ["plan", "azure", "--find", "devices", "--ttft", 1]):
-        status, _, err = paged(*command, "--model", model, "--device", "h100", "--tensor-parallel", degree)
-        assert status == 2
-        assert f"tensor_parallel can be {would_do}" in err
+    for command in ("capacity", "simulate azure --model", "plan azure --find devices --ttft 1 --model"):
+        err = refused(*command.split(), model, "--device", "h100", "--tensor-parallel", degree)
+        assert err.endswith(f"tensor_parallel can be {would_do}\n")
 
 
-def test_beyond_its_kv_heads_a_model_keeps_copies_and_says_so(paged):
-    eight, sixteen = (
-        figures_of(paged, "llama-3-8b", "--device", "h100", "--tensor-parallel", degree) for degree in (8, 16)
-    )
+def test_beyond_its_kv_heads_a_model_keeps_copies_and_says_so(document):
+    asked = ("capacity", "llama-3-8b", "--device", "h100", "--tensor-parallel")
+    eight, sixteen = (document(*asked, degree) for degree in (8, 16))
     assert eight["kv_bytes_per_token_of_device"] == sixteen["kv_bytes_per_token_of_device"] == 2 * 32 * 128 * 2
     assert "each of the 8 KV heads is kept 2 times: there are 16 devices" in sixteen["notes"]
 
 
-def test_what_does_not_fit_on_as_many_devices_as_there_can_be_says_how_many_these_are(paged):
-    status, out, _ = paged("capacity", "qwen2.5-7b", "--device", "a100-80g", "--batch", 4000, "--length", 8192)
-    assert status == 0
+def test_what_does_not_fit_on_as_many_devices_as_there_can_be_says_how_many_these_are(printed):
+    out = printed("capacity", "qwen2.5-7b", "--device", "a100-80g", "--batch", 4000, "--length", 8192)
     assert "does not fit on as many devices as its heads can be split over, 4" in out
 
 
-def test_weights_too_large_are_told_in_gigabytes(paged):
-    status, _, err = paged("simulate", "azure", "--model", "llama-2-70b", "--device", "a100-40g")
-    assert status == 2
-    assert "needs 138 GB a device" in err
-    assert "is 38.7 GB." in err
+def test_weights_too_large_are_told_in_gigabytes(refused):
+    err = refused("simulate", "azure", "--model", "llama-2-70b", "--device", "a100-40g")
+    assert "needs 138 GB a device" in err and "is 38.7 GB." in err

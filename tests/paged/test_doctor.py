@@ -1,6 +1,5 @@
 """`paged doctor`: what it finds here, and what it says where something is missing, broken or slow."""
 
-import io
 import json
 import re
 from importlib.metadata import PackageNotFoundError
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -43,53 +41,86 @@ def test_every_backend_that_works_gives_the_same_answer(found):
     answered = [each for each in found.engine.answers if each.device == "cpu"]
     assert {"reference", "native", "torch_gather"} <= {each.backend for each in answered}
     assert all(each.agrees and each.tokens == 16 for each in answered)
+    (split_k,) = (each for each in on_cpu if each.name == "xformers_splitk")
+    assert (split_k.works, split_k.reason) == (
+        False, "cannot do device cpu; it takes CUDA devices, and a CPU with Triton's interpreter (TRITON_INTERPRET=1)"
+    )  # fmt: skip
 
 
-def test_a_backend_that_does_not_work_has_a_reason_in_a_line(found):
-    (split_k,) = (each for each in found.engine.backends if (each.name, each.device) == ("xformers_splitk", "cpu"))
-    assert split_k.works is False
-    assert split_k.reason == (
-        "cannot do device cpu; it takes CUDA devices, and a CPU with Triton's interpreter (TRITON_INTERPRET=1)"
-    )
+SHOWN = [
+    "paged",
+    "extra engine",
+    "processor",
+    "native code uses",
+    "cores",
+    "memory",
+    "a large copy",
+    "C compiler",
+    "native code",
+]
 
 
-def test_the_command_prints_a_figure_a_line_and_a_verdict(paged):
-    status, out, err = paged("doctor")
-    assert (status, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0].split() == ["what", "found"]
-    for name in (
-        "paged",
-        "extra engine",
-        "processor",
-        "native code uses",
-        "cores",
-        "memory",
-        "a large copy",
-        "C compiler",
-        "native code",
-    ):
-        assert any(line.startswith(f"{name}  ") for line in lines), name
+def test_the_command_prints_a_figure_a_line_and_a_verdict_and_no_table_wider_than_a_terminal(printed, terminal):
+    head, *lines, verdict = printed("doctor").splitlines()
+    assert head.split() == ["what", "found"]
+    assert [name for name in SHOWN if not any(line.startswith(f"{name}  ") for line in lines)] == []
     assert any(line.startswith("native ") and "yes, the default" in line for line in lines)
-    assert lines[-1] == "Everything that should work here works."
-
-
-def test_in_a_terminal_of_80_columns_no_line_of_a_table_is_wider(paged, monkeypatch):
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=80, highlight=False)
-    for module in ("paged.cli.doctor", "paged.cli.show"):
-        monkeypatch.setattr(f"{module}.console", lambda: terminal)
-    status, _, err = paged("doctor", "--no-build")
-    assert (status, err) == (0, "")
+    assert verdict == "Everything that should work here works."
+    screen = terminal(80, modules=("doctor", "show"), highlight=False)
+    printed("doctor", "--no-build")
     drawn = screen.getvalue()
     for words in ("this machine and installation", "attention backends", "torch_gather", "memory"):
         assert words in drawn
-    assert max(map(cell_len, plain(drawn))) <= 80
+    # Without what moves the cursor or colours; of a line that was drawn over again, the last.
+    plain = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split("\r")[-1] for line in drawn.splitlines()]
+    assert max(map(cell_len, plain)) <= 80
 
 
-def plain(drawn):
-    """Lines without what moves the cursor or colours; of one that was drawn over again, the last."""
-    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split("\r")[-1] for line in drawn.splitlines()]
+def out_of_order(*_arguments):
+    raise ValueError("no\nsuch thing")
+
+
+def zeros(self, queries, pool, layer, plan, options):
+    return torch.zeros_like(queries)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "what", "answers"),
+    [
+        (
+            "torch_gather.Backend.attend",
+            zeros,
+            'The model that ships answers otherwise by the backend "torch_gather" on cpu than by "reference".',
+            {"reference": True, "native": True, "torch_gather": False},
+        ),
+        (
+            "reference.Backend.attend",
+            out_of_order,
+            'The model that ships does not answer by the backend "reference" on cpu: .*ValueError: no such thing.',
+            {"native": True, "torch_gather": True},
+        ),
+        (
+            "native.backend.Backend.check",
+            out_of_order,
+            'The backend "native" fails on cpu: ValueError: no such thing.',
+            {"reference": True, "torch_gather": True},
+        ),
+    ],
+)
+def test_a_backend_that_answers_otherwise_or_not_at_all_is_a_problem(monkeypatch, name, fault, what, answers):
+    monkeypatch.setattr(f"paged.attention.{name}", fault)
+    found = examine()
+    (broken,) = (each for each in found.problems if each.is_broken)
+    assert re.fullmatch(what, broken.what)
+    assert {each.backend: each.agrees for each in found.engine.answers} == answers
+
+
+def test_a_model_that_does_not_load_is_a_problem(monkeypatch, tmp_path):
+    monkeypatch.setattr(backends, "checkpoint_path", lambda: tmp_path / "gone")
+    found = examine()
+    (broken,) = (each for each in found.problems if each.is_broken)
+    assert broken.what.startswith(f"The model that ships cannot be loaded: CheckpointNotFound: {tmp_path / 'gone'}")
+    assert (found.engine.load_s, found.engine.answers) == (None, [])
 
 
 def test_without_a_compiler_it_says_what_to_do_and_answers_in_torch(run_python, tmp_path, repository):
@@ -165,49 +196,6 @@ def test_a_torch_that_cannot_be_loaded_is_a_problem(run_python):
     assert done.stdout.endswith("\n1 problem.\n")
 
 
-def test_a_backend_that_answers_otherwise_is_a_problem(monkeypatch):
-    monkeypatch.setattr(
-        "paged.attention.torch_gather.Backend.attend",
-        lambda self, queries, pool, layer, plan, options: torch.zeros_like(queries),
-    )
-    found = examine()
-    (broken,) = (each for each in found.problems if each.is_broken)
-    assert (
-        broken.what
-        == 'The model that ships answers otherwise by the backend "torch_gather" on cpu than by "reference".'
-    )
-    assert [each.backend for each in found.engine.answers if not each.agrees] == ["torch_gather"]
-
-
-def out_of_order(*_arguments):
-    raise ValueError("no\nsuch thing")
-
-
-def test_a_backend_that_does_not_answer_is_a_problem_and_the_others_are_tried(monkeypatch):
-    monkeypatch.setattr("paged.attention.reference.Backend.attend", out_of_order)
-    found = examine()
-    (broken,) = (each for each in found.problems if each.is_broken)
-    assert broken.what.startswith('The model that ships does not answer by the backend "reference" on cpu: ')
-    assert broken.what.endswith("ValueError: no such thing.")
-    assert [each.backend for each in found.engine.answers] == ["native", "torch_gather"]
-
-
-def test_a_backend_that_fails_where_it_should_refuse_is_a_problem(monkeypatch):
-    monkeypatch.setattr("paged.attention.native.backend.Backend.check", out_of_order)
-    found = examine()
-    (broken,) = (each for each in found.problems if each.is_broken)
-    assert broken.what == 'The backend "native" fails on cpu: ValueError: no such thing.'
-    assert [each.backend for each in found.engine.answers] == ["reference", "torch_gather"]
-
-
-def test_a_model_that_does_not_load_is_a_problem(monkeypatch, tmp_path):
-    monkeypatch.setattr(backends, "checkpoint_path", lambda: tmp_path / "gone")
-    found = examine()
-    (broken,) = (each for each in found.problems if each.is_broken)
-    assert broken.what.startswith(f"The model that ships cannot be loaded: CheckpointNotFound: {tmp_path / 'gone'}")
-    assert (found.engine.load_s, found.engine.answers) == (None, [])
-
-
 @pytest.mark.parametrize(
     ("instructions", "vectors"),
     [(("sse2", "avx", "avx2", "avx512f"), "AVX-512"), (("sse2", "avx2"), "AVX2"), (("asimd",), "NEON"), ((), "")],
@@ -217,25 +205,22 @@ def test_the_widest_vectors_are_named(monkeypatch, instructions, vectors):
     assert machine(FreeCores(lambda: None, cores=3)).instructions == vectors
 
 
+def no_record(name):
+    raise PackageNotFoundError(name)
+
+
 def test_a_library_that_is_too_old_is_named_with_the_versions_that_fit(monkeypatch):
-    monkeypatch.setattr(
-        machines, "requires", lambda name: ["torch>=2.10; extra == 'engine'", "ruff>=9; extra == 'dev'"]
-    )
+    wanted = ["torch>=2.10; extra == 'engine'", "ruff>=9; extra == 'dev'"]
+    monkeypatch.setattr(machines, "requires", lambda name: wanted)
     monkeypatch.setattr(machines, "version", lambda name: "2.4.1")
     (problem,) = unfit_versions()
-    assert (problem.what, problem.is_broken) == (
-        "torch 2.4.1 is installed, and paged was made for torch>=2.10.",
-        False,
-    )
+    assert problem.what == "torch 2.4.1 is installed, and paged was made for torch>=2.10."
+    assert problem.is_broken is False
     monkeypatch.setattr(machines, "version", lambda name: "2.10.0+cpu")
     assert list(unfit_versions()) == []
-
-
-def test_without_a_record_of_its_own_no_version_is_judged(monkeypatch):
-    def nothing(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(machines, "requires", nothing)
+    # Without a record of its own no version is judged.
+    monkeypatch.setattr(machines, "requires", no_record)
+    monkeypatch.setattr(machines, "version", lambda name: "2.4.1")
     assert list(unfit_versions()) == []
 
 

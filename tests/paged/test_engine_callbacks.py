@@ -1,4 +1,8 @@
-"""What callbacks of the engine and of LLM may do, and what becomes of what they raise."""
+"""What callbacks of the engine and of LLM may do, what becomes of what they raise, and that a second thread is told that it is in use."""
+
+from contextlib import contextmanager
+from itertools import count
+from threading import Event, Thread
 
 import pytest
 
@@ -38,6 +42,12 @@ def drained(engine, most_steps=100):
         for output in engine.step():
             found.setdefault(output.id, []).extend(output.token_ids)
     raise AssertionError("the engine does not come to an end")
+
+
+def test_all_requests_may_be_aborted_by_a_callback():
+    llm = fresh_llm()
+    answers = llm.generate(PROMPTS, SIX, on_output=lambda _: [llm.engine.abort(f"request-{i}") for i in range(3)])
+    assert [answer.finish_reason for answer in answers] == ["abort"] * 3
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -113,31 +123,14 @@ def test_nothing_of_a_request_is_delivered_after_its_abort_by_on_output():
     assert "request-1" not in seen
 
 
-def test_a_request_that_on_logits_or_on_batch_aborts_ends_with_abort():
-    for name, at in (("on_logits", 2), ("on_batch", 0)):
-        llm, calls = fresh_llm(), []
-
-        def note(*_, calls=calls, at=at, engine=llm.engine):
-            calls.append(1)
-            if len(calls) == 1 + at:
-                engine.abort("request-1")
-
-        setattr(llm.engine, name, note)
-        answers = llm.generate(PROMPTS, SIX)
-        assert [answer.finish_reason for answer in answers] == ["length", "abort", "length"]
-        assert [answers[0].token_ids, answers[2].token_ids] == tokens_of()[::2]
-        assert is_as_new(llm.engine)
-
-
-def test_all_requests_aborted_by_a_callback_end_generate():
-    llm = fresh_llm()
-
-    def abort_all(output):
-        for number in range(3):
-            llm.engine.abort(f"request-{number}")
-
-    answers = llm.generate(PROMPTS, SIX, on_output=abort_all)
-    assert [answer.finish_reason for answer in answers] == ["abort"] * 3
+@pytest.mark.parametrize(("callback", "call"), [("on_logits", 3), ("on_batch", 1)])
+def test_a_request_that_on_logits_or_on_batch_aborts_ends_with_abort(callback, call):
+    llm, calls = fresh_llm(), count(1)
+    setattr(llm.engine, callback, lambda *_: next(calls) == call and llm.engine.abort("request-1"))
+    answers = llm.generate(PROMPTS, SIX)
+    assert [answer.finish_reason for answer in answers] == ["length", "abort", "length"]
+    assert [answers[0].token_ids, answers[2].token_ids] == tokens_of()[::2]
+    assert is_as_new(llm.engine)
 
 
 @pytest.mark.parametrize("callback", ["on_output", "on_batch", "on_logits"])
@@ -225,34 +218,70 @@ def test_a_callback_that_raises_now_and_then_costs_step_no_token(callback):
     assert engine.stats().failed_steps == 0
 
 
-def test_an_end_that_step_could_not_return_is_returned_by_abort():
-    engine = Engine(tiny_model(), num_blocks=16)
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=1), id="a")
+def breaks(*_):
+    raise Broken
 
-    def fail(batch):
-        raise Broken
 
-    engine.on_batch = fail
-    with pytest.raises(Broken):
-        engine.step()
+@pytest.mark.parametrize(("max_tokens", "steps", "reason"), [(1, 1, "length"), (6, 2, "abort")])
+def test_abort_returns_the_tokens_and_the_end_that_step_could_not_return(max_tokens, steps, reason):
+    engine = fresh_llm().engine
+    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=max_tokens), id="a")
+    engine.on_batch = breaks
+    for _ in range(steps):
+        with pytest.raises(Broken):
+            engine.step()
     assert engine.has_unfinished
     last = engine.abort("a")
-    assert (last.finish_reason, last.token_ids) == ("length", tokens_of()[0][:1])
+    assert (last.finish_reason, last.token_ids) == (reason, tokens_of()[0][:steps])
     assert engine.abort("a") is None
     assert is_as_new(engine)
 
 
-def test_abort_returns_the_tokens_that_step_could_not_return():
-    engine = fresh_llm().engine
-    engine.add_request(PROMPTS[0], SIX, id="a")
+@contextmanager
+def generating(llm, answers):
+    """Another thread, "first", is in a forward pass of generate."""
+    is_inside, may_go_on = Event(), Event()
+    logits = llm.engine.runner.logits
 
-    def fail(batch):
-        raise Broken
+    def waits(batch):
+        is_inside.set()
+        assert may_go_on.wait(600)
+        return logits(batch)
 
-    engine.on_batch = fail
+    llm.engine.runner.logits = waits
+    thread = Thread(target=lambda: answers.extend(llm.generate(PROMPTS, SIX)), name="first")
+    thread.start()
+    try:
+        assert is_inside.wait(600)
+        yield
+    finally:
+        may_go_on.set()
+        thread.join(600)
+
+
+def test_a_second_thread_on_one_engine_is_told_that_it_is_in_use():
+    llm, answers = fresh_llm(), []
+    calls = {
+        "generate": lambda: llm.generate(PROMPTS),
+        "step": llm.engine.step,
+        "add_request": lambda: llm.engine.add_request([1]),
+        "abort": lambda: llm.engine.abort("request-0"),
+    }
+    with generating(llm, answers):
+        for name, call in calls.items():
+            with pytest.raises(
+                EngineInUse, match=f"^{name}: .* in use by another thread, first, .* in generate"
+            ) as caught:
+                call()
+            assert (caught.value.call, caught.value.running, caught.value.thread) == (name, "generate", "first")
+    assert [answer.token_ids for answer in answers] == tokens_of()
+    assert not llm.engine.has_unfinished
+
+
+def test_threads_that_take_turns_are_not_refused():
+    llm, answers = fresh_llm(), []
     for _ in range(2):
-        with pytest.raises(Broken):
-            engine.step()
-    last = engine.abort("a")
-    assert (last.finish_reason, last.token_ids) == ("abort", tokens_of()[0][:2])
-    assert is_as_new(engine)
+        thread = Thread(target=lambda: answers.extend(llm.generate(PROMPTS, SIX)))
+        thread.start()
+        thread.join(600)
+    assert len(answers) == 2 * len(PROMPTS)

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import LLM, Engine, SamplingParams
+from paged.engine.door import checked_text
 from paged.errors import InvalidConfig, InvalidRequest, InvalidSampling
 from paged.testing.tiny_model import tiny_model
 
@@ -49,27 +50,40 @@ def test_max_tokens_beyond_any_sequence_mean_no_limit(most):
 
 
 @pytest.mark.parametrize(
-    "prompt",
+    ("prompt", "said"),
     [
-        [1.7, 2.9],
-        [True, 2],
-        np.array([1.0, 2.0]),
-        ["1", "2"],
-        [[1, 2]],
-        [NAN],
-        [1, None],
-        b"bytes",
-        7,
-        [2**40],
-        np.ma.masked_array([1, 2], mask=[0, 1]),
+        ([], "empty"),
+        ([1.7, 2.9], r"integers; got 1\.7"),
+        ([True, 2], "integers; got True"),
+        (["1", "2"], "integers; got '1'"),
+        ([1, None], "integers; got None"),
+        ([NAN], "integers; got nan"),
+        (np.array([1.0, 2.0]), None),
+        ([[1, 2]], None),
+        (np.ma.masked_array([1, 2], mask=[0, 1]), None),
+        ([-1], "-1"),
+        ([2**40], "token id 1099511627776 is larger than int32 holds"),
+        ([5, 8], "8 is outside the vocabulary of 8"),
+        (b"abc", "has to be text"),
+        ({1, 2}, "has to be text"),
+        (7, "has to be text"),
+        ({"role": "user"}, "apply_chat_template"),
+        ([{"role": "user", "content": "hi"}], "apply_chat_template"),
+        ("a text", "no tokenizer there, so prompts have to be token ids"),
     ],
     ids=repr,
 )
-def test_a_prompt_that_is_no_text_and_no_token_ids_is_refused(prompt):
+def test_a_prompt_that_is_no_text_and_no_token_ids_is_refused_and_leaves_nothing(prompt, said):
     engine = Engine(tiny_model(), num_blocks=8)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match=said):
         engine.add_request(prompt)
-    assert not engine.has_unfinished
+    assert not engine.has_unfinished and not engine.scheduler.has_unfinished
+
+
+def test_half_a_surrogate_pair_is_no_text():
+    assert checked_text("µ😀") == "µ😀"
+    with pytest.raises(InvalidRequest, match=r"character 1 of the prompt is '\\ud800'"):
+        checked_text("a\ud800")
 
 
 @pytest.mark.parametrize(

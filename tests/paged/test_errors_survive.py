@@ -3,8 +3,6 @@
 import copy
 import inspect
 import pickle
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -68,16 +66,3 @@ def test_the_texts_are_made_from_what_the_error_was_given():
     assert 'known are paged, vllm. Did you mean "paged"?' in str(
         same_elsewhere(paged.errors.UnknownPolicy("pagde", ["paged", "vllm"]))
     )
-
-
-def draw_too_many():
-    manager = paged.BlockManager(4, 4)
-    manager.reserve([manager.add([1])], [9])
-
-
-def test_an_error_of_a_worker_process_is_raised_where_its_result_is_asked_for():
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        result = pool.submit(draw_too_many)
-        error = result.exception(timeout=600)
-    assert (type(error), str(error)[:23]) == (paged.errors.OutOfBlocks, "9 blocks wanted, 4 free")
-    assert (error.wanted, error.free, error.tier) == (9, 4, "device")

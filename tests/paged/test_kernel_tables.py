@@ -69,17 +69,14 @@ def fitted(tmp_path_factory):
     return fit_folder(written(tmp_path_factory.mktemp("kernels"), tables()), "h100")
 
 
-@pytest.mark.parametrize("m", ROWS)
-def test_a_measured_product_is_answered_to_the_rounding(fitted, m):
-    assert fitted.product("bf16", m, 1024, 4096) == pytest.approx(product_ms(m, 1024, 4096) * 1e-3, rel=0.021)
+def is_the_law(found):
+    """Whether a product is answered as it was measured, to the rounding."""
+    return found.product("bf16", 64, 1024, 1024) == pytest.approx(product_ms(64, 1024, 1024) * 1e-3, rel=0.021)
 
 
-def test_a_tiles_edge_stays_a_step(fitted):
-    before, after = fitted.product("bf16", [128, 129], 4096, 4096)
-    assert after / before == pytest.approx(product_ms(129, 4096, 4096) / product_ms(128, 4096, 4096), rel=0.042)
-
-
-def test_measured_attention_and_all_reduces_are_answered_to_the_rounding(fitted):
+def test_measured_kernels_are_answered_to_the_rounding(fitted):
+    law = [product_ms(m, 1024, 4096) * 1e-3 for m in ROWS]
+    assert [fitted.product("bf16", m, 1024, 4096) for m in ROWS] == pytest.approx(law, rel=0.021)
     prefill = fitted.prefill_attention("bf16", 4, 256, heads=8, kv_heads=1, head_dim=128)
     decode = fitted.decode_attention("bf16", 4, 256, heads=8, kv_heads=1, head_dim=128)
     assert prefill == pytest.approx(attention_ms(4, 8, 256, True) * 1e-3, rel=0.021)
@@ -88,20 +85,105 @@ def test_measured_attention_and_all_reduces_are_answered_to_the_rounding(fitted)
     assert fitted.all_reduce(1, 65536) == 0
 
 
-def test_beyond_the_most_rows_a_full_device_goes_on_in_a_straight_line(fitted):
-    rows = np.array([256, 2048, 4096, 6144])
-    seconds = fitted.product("bf16", rows, 4096, 4096)
-    assert seconds[2] - seconds[1] == pytest.approx(seconds[3] - seconds[2])
-    assert seconds == pytest.approx([product_ms(m, 4096, 4096) * 1e-3 for m in rows], rel=0.15)
-
-
 def test_rows_that_were_left_out_are_filled_from_their_neighbours(tmp_path):
     of = tables()
     of["gemm_perf"] = [row for place, row in enumerate(of["gemm_perf"]) if place % 10 != 4]
-    error = fit_folder(written(tmp_path, of), "h100").error(
-        "product", read_folder(written(tmp_path, tables()), device_named("h100")).product
-    )
-    assert error.p90 < 0.03
+    holed = fit_folder(written(tmp_path, of), "h100")
+    whole = read_folder(written(tmp_path, tables()), device_named("h100")).product
+    assert holed.error("product", whole).p90 < 0.03
+
+
+def products(change):
+    """Tables whose products are changed row by row; None leaves a row as it is."""
+    of = tables()
+    of["gemm_perf"] = [{**row, **(change(place, row) or {})} for place, row in enumerate(of["gemm_perf"])]
+    return of
+
+
+def test_of_a_kernel_timed_twice_the_fastest_counts_and_a_device_may_be_named(tmp_path):
+    of = tables()
+    of["gemm_perf"] += [{**row, "latency": 3 * row["latency"]} for row in of["gemm_perf"]]
+    assert is_the_law(fit_folder(written(tmp_path, of), "h100"))
+    named = products(lambda place, row: {"device": "NVIDIA H100 80GB HBM3"})
+    assert fit_folder(written(tmp_path, named), "h100").name == "h100"
+
+
+def test_parquet_files_are_read_like_csv(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name, rows in tables().items():
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    assert is_the_law(fit_folder(tmp_path, "h100"))
+
+
+def without(name):
+    return {table: rows for table, rows in tables().items() if table != name}
+
+
+def without_column(name):
+    of = tables()
+    of["gemm_perf"] = [{other: row[other] for other in row if other != name} for row in of["gemm_perf"]]
+    return of
+
+
+def latency_of_row_7(value):
+    return products(lambda place, row: {"latency": value} if place == 7 else None)
+
+
+LATENCY = "gemm_perf.csv, field latency.*row 7 has "
+
+
+@pytest.mark.parametrize(
+    ("of", "error", "words"),
+    [
+        (
+            without("gemm_perf"),
+            BadHardwareFile,
+            "field gemm_perf: there is neither a .parquet nor a .csv file of this name",
+        ),
+        (
+            without_column("k"),
+            BadHardwareFile,
+            "gemm_perf.csv, field k: the column is missing; there are version, gemm_dtype, m, n",
+        ),
+        (latency_of_row_7(0.0), BadKernelRow, f"{LATENCY}0.0; it has to be finite and above 0"),
+        (latency_of_row_7(-1.0), BadKernelRow, f"{LATENCY}-1.0; it has to be finite and above 0"),
+        (latency_of_row_7("nan"), BadKernelRow, f"{LATENCY}nan; it has to be finite and above 0"),
+        (latency_of_row_7("soon"), BadKernelRow, f"{LATENCY}'soon'; it has to be a number"),
+        (latency_of_row_7(1e-7), BadKernelRow, f"{LATENCY}1e-07 ms; at its published rates the device takes"),
+        (
+            products(lambda place, row: {"latency": 1000 * row["latency"]}),
+            BadKernelRow,
+            "no row is shorter, and the shortest has to be below 2 ms: is it in another unit",
+        ),
+        (
+            products(lambda place, row: {"device": "NVIDIA A100-SXM4-80GB"}),
+            BadKernelRow,
+            "gemm_perf.*NVIDIA A100-SXM4-80GB; kernels of h100 were asked for",
+        ),
+        (
+            products(lambda place, row: {"device": "NVIDIA H200" if place == 5 else "NVIDIA H100 80GB HBM3"}),
+            BadKernelRow,
+            "row 5 has NVIDIA H200; the rows before have NVIDIA H100",
+        ),
+        (
+            products(lambda place, row: {"gemm_dtype": "fp8_block"}),
+            BadHardwareFile,
+            "no row has one of the dtypes bfloat16, float16, fp8",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_are_refused_with_what_is_wrong(tmp_path, of, error, words):
+    with pytest.raises(error, match=words) as caught:
+        fit_folder(written(tmp_path, of), "h100")
+    assert "row 7" not in words or caught.value.row == 7
+
+
+def test_a_kernel_that_was_not_measured_is_named(fitted, tmp_path):
+    with pytest.raises(UnknownKernel, match="of h100 there is no product/fp8; measured are product/bf16"):
+        fitted.product("fp8", 1, 1024, 1024)
+    with pytest.raises(UnknownKernel, match="of h100 there is no all_reduce/graph; measured are none"):
+        fit_folder(written(tmp_path, without("custom_allreduce_perf")), "h100").all_reduce(2, 1024)
 
 
 def test_a_sum_of_two_effects_is_completed():
@@ -112,12 +194,16 @@ def test_a_sum_of_two_effects_is_completed():
     assert completed(holed, places)[2, 3] == pytest.approx(whole[2, 3], abs=0.2)
 
 
-def test_of_a_kernel_timed_twice_the_fastest_counts(tmp_path):
-    of = tables()
-    of["gemm_perf"] += [{**row, "latency": 3 * row["latency"]} for row in of["gemm_perf"]]
-    assert fit_folder(written(tmp_path, of), "h100").product("bf16", 64, 1024, 1024) == pytest.approx(
-        product_ms(64, 1024, 1024) * 1e-3, rel=0.021
-    )
+def test_a_tiles_edge_stays_a_step(fitted):
+    before, after = fitted.product("bf16", [128, 129], 4096, 4096)
+    assert after / before == pytest.approx(product_ms(129, 4096, 4096) / product_ms(128, 4096, 4096), rel=0.042)
+
+
+def test_beyond_the_most_rows_a_full_device_goes_on_in_a_straight_line(fitted):
+    rows = np.array([256, 2048, 4096, 6144])
+    seconds = fitted.product("bf16", rows, 4096, 4096)
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[3] - seconds[2])
+    assert seconds == pytest.approx([product_ms(m, 4096, 4096) * 1e-3 for m in rows], rel=0.15)
 
 
 def test_kv_heads_that_were_not_measured_are_answered_by_more_sequences_of_fewer(fitted):
@@ -144,91 +230,6 @@ def test_a_saved_file_answers_alike(fitted, tmp_path):
         assert (loaded.grids[key].is_measured == grid.is_measured).all()
 
 
-def test_parquet_files_are_read_like_csv(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    for name, rows in tables().items():
-        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
-    assert fit_folder(tmp_path, "h100").product("bf16", 64, 1024, 1024) == pytest.approx(
-        product_ms(64, 1024, 1024) * 1e-3, rel=0.021
-    )
-
-
-def test_a_folder_without_all_reduces_is_fitted(tmp_path):
-    of = tables()
-    del of["custom_allreduce_perf"]
-    with pytest.raises(UnknownKernel, match="of h100 there is no all_reduce/graph; measured are none"):
-        fit_folder(written(tmp_path, of), "h100").all_reduce(2, 1024)
-
-
-def test_a_missing_table_is_named(tmp_path):
-    of = tables()
-    del of["gemm_perf"]
-    with pytest.raises(
-        BadHardwareFile, match="field gemm_perf: there is neither a .parquet nor a .csv file of this name"
-    ):
-        fit_folder(written(tmp_path, of), "h100")
-
-
-def test_a_missing_column_is_named(tmp_path):
-    of = tables()
-    of["gemm_perf"] = [{name: row[name] for name in row if name != "k"} for row in of["gemm_perf"]]
-    with pytest.raises(
-        BadHardwareFile, match=r"gemm_perf.csv, field k: the column is missing; there are version, gemm_dtype, m, n"
-    ):
-        fit_folder(written(tmp_path, of), "h100")
-
-
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        (0.0, "row 7 has 0.0; it has to be finite and above 0"),
-        (-1.0, "row 7 has -1.0; it has to be finite and above 0"),
-        ("nan", "row 7 has nan; it has to be finite and above 0"),
-        ("soon", "row 7 has 'soon'; it has to be a number"),
-        (1e-7, "row 7 has 1e-07 ms; at its published rates the device takes"),
-    ],
-)
-def test_a_latency_that_cannot_be_is_named_with_its_row(tmp_path, value, problem):
-    of = tables()
-    of["gemm_perf"][7]["latency"] = value
-    with pytest.raises(BadKernelRow, match="gemm_perf.csv, field latency") as caught:
-        fit_folder(written(tmp_path, of), "h100")
-    assert problem in str(caught.value)
-    assert caught.value.row == 7
-
-
-def test_microseconds_are_found_out(tmp_path):
-    of = tables()
-    for row in of["gemm_perf"]:
-        row["latency"] *= 1000
-    with pytest.raises(
-        BadKernelRow, match="no row is shorter, and the shortest has to be below 2 ms: is it in another unit"
-    ):
-        fit_folder(written(tmp_path, of), "h100")
-
-
-def test_a_table_of_another_device_is_refused_and_one_of_two_devices(tmp_path):
-    of = tables()
-    of["gemm_perf"] = [{**row, "device": "NVIDIA A100-SXM4-80GB"} for row in of["gemm_perf"]]
-    with pytest.raises(BadKernelRow, match=r"gemm_perf.*NVIDIA A100-SXM4-80GB; kernels of h100 were asked for"):
-        fit_folder(written(tmp_path, of), "h100")
-    for row in of["gemm_perf"]:
-        row["device"] = "NVIDIA H100 80GB HBM3"
-    assert fit_folder(written(tmp_path, of), "h100").name == "h100"
-    of["gemm_perf"][5]["device"] = "NVIDIA H200"
-    with pytest.raises(BadKernelRow, match=r"row 5 has NVIDIA H200; the rows before have NVIDIA H100"):
-        fit_folder(written(tmp_path, of), "h100")
-
-
-def test_a_table_of_no_known_dtype_is_refused(tmp_path):
-    of = tables()
-    for row in of["gemm_perf"]:
-        row["gemm_dtype"] = "fp8_block"
-    with pytest.raises(BadHardwareFile, match="no row has one of the dtypes bfloat16, float16, fp8"):
-        fit_folder(written(tmp_path, of), "h100")
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -250,11 +251,6 @@ def test_a_damaged_file_is_named(fitted, tmp_path, change, problem):
     with pytest.raises(BadHardwareFile, match="mine.json") as caught:
         KernelTables.load(path)
     assert problem in str(caught.value)
-
-
-def test_a_dtype_that_was_not_measured_is_named(fitted):
-    with pytest.raises(UnknownKernel, match="of h100 there is no product/fp8; measured are product/bf16"):
-        fitted.product("fp8", 1, 1024, 1024)
 
 
 def test_the_tables_that_ship_are_those_of_three_devices():

@@ -64,43 +64,33 @@ def test_a_description_is_read_as_far_as_it_is_plain(tmp_path):
     assert described(tmp_path / "nowhere") == {}
 
 
+def of_row(row, column, value):
+    return lambda rows: [*rows[:row], [*rows[row][:column], value, *rows[row][column + 1 :]], *rows[row + 1 :]]
+
+
 @pytest.mark.parametrize(
-    ("table", "row", "column", "value", "words"),
+    ("table", "spoil", "error", "words"),
     [
-        ("attention", 3, 4, -2.0, "row 4.*-2"),
-        ("attention", 3, 4, 0.005, "another unit"),
-        ("attention", 3, 4, 1e9, "another unit"),
-        ("attention", 3, 4, "soon", "number"),
-        ("attention", 3, 2, -1, "0 or more"),
-        ("dense", 2, 2, "nan", "another unit"),
+        ("attention", of_row(3, 4, -2.0), BadKernelRow, "row 4.*-2"),
+        ("attention", of_row(3, 4, 0.005), BadKernelRow, "row 4.*another unit"),
+        ("attention", of_row(3, 4, 1e9), BadKernelRow, "row 4.*another unit"),
+        ("attention", of_row(3, 4, "soon"), BadKernelRow, "row 4.*number"),
+        ("attention", of_row(3, 2, -1), BadKernelRow, "row 4.*0 or more"),
+        ("attention", lambda rows: [*rows, [*rows[5][:4], 99.0]], BadKernelRow, "row 6 has .* for the same sizes"),
+        ("dense", of_row(2, 2, "nan"), BadKernelRow, "row 3.*another unit"),
+        ("dense", lambda rows: [row[:-1] for row in rows], BadHardwareFile, "time_us"),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_its_row(tmp_path, table, row, column, value, words):
-    def spoil(name, rows):
-        rows = [list(each) for each in rows]
-        if name == table:
-            rows[row][column] = value
-        return rows
-
-    write_folder(tmp_path, spoil)
-    with pytest.raises(BadKernelRow, match=words) as caught:
+def test_a_table_that_cannot_be_is_named_with_its_row(tmp_path, table, spoil, error, words):
+    write_folder(tmp_path, lambda name, rows: spoil(rows) if name == table else rows)
+    with pytest.raises(error, match=words) as caught:
         read_layers(tmp_path)
     assert caught.value.path.name == f"{table}.csv"
-    assert caught.value.row == row + 1
 
 
-def test_two_times_for_one_size_are_named(tmp_path):
-    write_folder(tmp_path, lambda name, rows: [*rows, [*rows[5][:4], 99.0]] if name == "attention" else rows)
-    with pytest.raises(BadKernelRow, match="row 6 has .* for the same sizes"):
-        read_layers(tmp_path)
-
-
-def test_a_missing_column_and_a_missing_file_are_named(tmp_path):
-    write_folder(tmp_path, lambda name, rows: [row[:-1] for row in rows] if name == "dense" else rows)
-    with pytest.raises(BadHardwareFile, match="time_us"):
-        read_layers(tmp_path)
-    (tmp_path / "dense.csv").unlink()
-    with pytest.raises(BadHardwareFile, match="no such file"):
+def test_a_missing_file_is_named(tmp_path):
+    (write_folder(tmp_path) / "dense.csv").unlink()
+    with pytest.raises(BadHardwareFile, match=r"dense\.csv.*no such file"):
         read_layers(tmp_path)
 
 

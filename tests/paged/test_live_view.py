@@ -42,16 +42,16 @@ def drawn(frame, width=80, height=24, colour=False):
     return capture.get().rstrip("\n").split("\n")
 
 
-def test_a_block_is_its_owners_shared_cached_or_free():
-    tables = np.array([[0, 1, 9], [0, 2, 3]], np.int32)
-    states = np.array([2, 2, 2, 2, 1, 0], np.int8)
-    cells = block_cells(tables, np.array([2, 3]), np.array([7, 8]), states)
-    assert cells.tolist() == [SHARED, 7, 8, 8, CACHED, FREE]
-
-
-def test_an_empty_pool_is_all_free():
-    cells = block_cells(np.empty((0, 4), np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(3, np.int8))
-    assert cells.tolist() == [FREE] * 3
+@pytest.mark.parametrize(
+    ("tables", "counts", "owners", "states", "expected"),
+    [
+        ([[0, 1, 9], [0, 2, 3]], [2, 3], [7, 8], [2, 2, 2, 2, 1, 0], [SHARED, 7, 8, 8, CACHED, FREE]),
+        (np.empty((0, 4)), [], [], [0, 0, 0], [FREE] * 3),
+    ],
+)
+def test_a_block_is_its_owners_shared_cached_or_free(tables, counts, owners, states, expected):
+    rows = np.array(counts, np.int64), np.array(owners, np.int64)
+    assert block_cells(np.array(tables, np.int32), *rows, np.array(states, np.int8)).tolist() == expected
 
 
 def test_every_block_is_drawn_once_with_its_sign():
@@ -68,25 +68,25 @@ def test_a_frame_fits_its_terminal(width, height, num_blocks):
     assert max(len(line) for line in lines) <= width
 
 
-def test_the_latest_events_are_shown_last():
-    lines = drawn(frame_of([FREE] * 6), height=30)
-    assert "event 39" in lines[-1]
-    assert "event 38" in lines[-2]
+COUNTS = [
+    "waiting 21",
+    "running 9",
+    "paused 2",
+    "swapped 3",
+    "57 of 160 requests ended",
+    "14 by recompute",
+    "22 by swap",
+]
 
 
-def test_the_counts_are_on_the_screen():
-    text = "\n".join(drawn(frame_of([FREE] * 228), width=100))
-    for figure in (
-        "waiting 21",
-        "running 9",
-        "paused 2",
-        "swapped 3",
-        "57 of 160 requests ended",
-        "14 by recompute",
-        "22 by swap",
-        "12,032 of 60,230",
-    ):
-        assert figure in text
+def test_the_counts_are_on_the_screen_and_the_latest_events_last():
+    lines = drawn(frame_of([FREE] * 228), width=100, height=30)
+    text = "\n".join(lines)
+    assert [figure for figure in [*COUNTS, "12,032 of 60,230"] if figure not in text] == []
+    assert "event 39" in lines[-1] and "event 38" in lines[-2]
+    # Without a host tier there is no bar of it.
+    hosts = [[line.strip("│ ")[:5] for line in drawn(frame_of([FREE] * 6, host_blocks=host))] for host in (8, 0)]
+    assert ["host " in each for each in hosts] == [True, False]
 
 
 def test_neighbouring_requests_have_different_colours():
@@ -96,7 +96,3 @@ def test_neighbouring_requests_have_different_colours():
     for request in (3, 4):
         red, green, blue = (int(colour_of(request)[i : i + 2], 16) for i in (1, 3, 5))
         assert f"{red};{green};{blue}m██" in text
-
-
-def test_without_a_host_tier_there_is_no_host_bar():
-    assert not any(line.startswith(" host ") for line in drawn(frame_of([FREE] * 6, host_blocks=0)))

@@ -50,22 +50,14 @@ def test_measured_steps_are_no_faster_than_the_data_sheet_and_not_absurdly_slowe
 @pytest.mark.parametrize(("model", "device", "dtype", "degree"), SHIPPED)
 def test_arrays_are_answered_as_their_numbers(model, device, dtype, degree):
     step = step_of(roofline(model, device, dtype, degree))
-    steps = [
-        decode(1, 10),
-        decode(7, 300),
-        decode(300, 900),
-        StepWork(computed_tokens=0.0),
-        StepWork(computed_tokens=0.0, moved_tokens=64.0),
-    ]
+    nothing = StepWork(computed_tokens=0.0)
+    moved = StepWork(computed_tokens=0.0, moved_tokens=64.0)
+    steps = [decode(1, 10), decode(7, 300), decode(300, 900), nothing, moved]
     mixed = [*steps, prompt(100), StepWork.of_rows([1, 1, 200], [40, 900, 500], sampled_rows=2)]
     for some in (steps, mixed):
-        np.testing.assert_allclose(
-            step.seconds(StepWork.of_steps(some)), [step.seconds(each) for each in some], rtol=1e-12
-        )
-
-
-def test_work_of_nothing_takes_none():
-    assert step_of(roofline()).seconds(StepWork(computed_tokens=0)) == 0
+        alone = [step.seconds(each) for each in some]
+        np.testing.assert_allclose(step.seconds(StepWork.of_steps(some)), alone, rtol=1e-12)
+    assert step.seconds(StepWork(computed_tokens=0)) == 0
 
 
 def test_more_work_takes_longer():
@@ -176,28 +168,31 @@ def test_a_link_is_a_ring_unless_it_is_switched():
     assert ring.all_reduce(1, 1e6) == 0
 
 
-def test_a_link_that_nothing_goes_over_is_refused():
-    with pytest.raises(InvalidConfig, match="nothing goes over it: tensor_parallel is 1"):
-        roofline(link=Link(bytes_per_s=1e9, latency_s=0.0))
-    with pytest.raises(InvalidConfig, match="rate is 0"):
-        link_of(device_named("h100"), 0, None)
-    with pytest.raises(InvalidConfig, match="latency is -1e-06"):
-        link_of(device_named("h100"), None, -1)
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: roofline(link=Link(bytes_per_s=1e9, latency_s=0.0)), "nothing goes over it: tensor_parallel is 1"),
+        (lambda: link_of(device_named("h100"), 0, None), "rate is 0"),
+        (lambda: link_of(device_named("h100"), None, -1), "latency is -1e-06"),
+        (lambda: roofline(device="rtx4090", degree=2), "rtx4090 has no interconnect.*--link-gbps"),
+    ],
+)
+def test_a_link_that_cannot_be_or_is_missing_is_refused(made, words):
+    with pytest.raises(InvalidConfig, match=words):
+        made()
 
 
-def test_a_named_link_stands_instead_of_measured_all_reduces():
-    slow = Link(bytes_per_s=1e9, latency_s=1e-3)
-    named, usual = roofline(degree=2, link=slow), roofline(degree=2)
-    assert step_of(named).seconds(decode(8, 100)) > 64 * 2e-3 > step_of(usual).seconds(decode(8, 100))
-
-
-def test_a_device_without_an_interconnect_has_the_link_that_is_named():
-    with pytest.raises(InvalidConfig, match="rtx4090 has no interconnect.*--link-gbps"):
-        roofline(device="rtx4090", degree=2)
+@pytest.mark.parametrize(
+    ("device", "link", "least_s"),
+    # Instead of measured all-reduces, and where there is no interconnect.
+    [("h100", Link(bytes_per_s=1e9, latency_s=1e-3), 2e-3), ("rtx4090", Link(bytes_per_s=10e9, latency_s=2e-5), 4e-5)],
+)
+def test_a_named_link_counts_in_each_of_64_all_reduces(device, link, least_s):
+    assert step_of(roofline(device=device, degree=2, link=link)).seconds(decode(8, 100)) > 64 * least_s
+    assert step_of(roofline(degree=2)).seconds(decode(8, 100)) < 64 * 2e-3
     assert link_of(device_named("rtx4090"), None, None) is None
-    link = link_of(device_named("rtx4090"), 10, 20)
-    assert (link.bytes_per_s, link.latency_s) == pytest.approx((10e9, 2e-5))
-    assert step_of(roofline(device="rtx4090", degree=2, link=link)).seconds(decode(8, 100)) > 64 * 4e-5
+    found = link_of(device_named("rtx4090"), 10, 20)
+    assert (found.bytes_per_s, found.latency_s) == pytest.approx((10e9, 2e-5))
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -252,8 +247,3 @@ def test_kernels_in_a_file_are_those_of_the_device_that_is_asked_for(tmp_path):
     path.write_text(msgspec.json.encode({"grids": 1}).decode())
     with pytest.raises(BadHardwareFile):
         layers_in(path, roofline())
-
-
-def test_models_are_known_by_their_publishers_names():
-    assert model_named("meta-llama/llama-3.1-8b-INSTRUCT") == model_named("llama-3.1-8b")
-    assert model_named("Qwen/Qwen3-30B-A3B").experts is not None

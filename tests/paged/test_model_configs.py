@@ -1,155 +1,17 @@
 """A Hugging Face config.json in place of a model's name: right figures, what is not modelled by name, or a typed refusal."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from paged.errors import BadHardwareFile, UnknownModel
 from paged.study.hardware import model_named
 
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-QWEN3_MOE = {
-    **LLAMA,
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "vocab_size": 151936,
-    "max_position_embeddings": 262144,
-    "sliding_window": None,
-    "use_sliding_window": False,
-}
-GPT_OSS = {
-    **LLAMA,
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "head_dim": 64,
-    "intermediate_size": 2880,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "vocab_size": 201088,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "moe_layer_freq": 1,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "num_nextn_predict_layers": 1,
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}
-GEMMA_3_27B = {
-    "model_type": "gemma3",
-    "text_config": {
-        "model_type": "gemma3_text",
-        "head_dim": 128,
-        "hidden_size": 5376,
-        "intermediate_size": 21504,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 62,
-        "num_key_value_heads": 16,
-        "sliding_window": 1024,
-    },
-    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
-}
-LLAMA_4_SCOUT = {
-    "model_type": "llama4",
-    "text_config": {
-        **LLAMA,
-        "model_type": "llama4_text",
-        "hidden_size": 5120,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "head_dim": 128,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 1,
-        "interleave_moe_layer_step": 1,
-        "attention_chunk_size": 8192,
-        "vocab_size": 202048,
-        "max_position_embeddings": 10485760,
-    },
-    "vision_config": {},
-}
-GPT_2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
-FALCON_7B = {
-    "model_type": "falcon",
-    "hidden_size": 4544,
-    "num_attention_heads": 71,
-    "num_hidden_layers": 32,
-    "num_kv_heads": 71,
-    "multi_query": True,
-    "new_decoder_architecture": False,
-    "bias": False,
-    "vocab_size": 65024,
-}
-MIXTRAL = {
-    **LLAMA,
-    "model_type": "mixtral",
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-    "sliding_window": None,
-}
-OPT_125M = {
-    "model_type": "opt",
-    "hidden_size": 768,
-    "word_embed_proj_dim": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "ffn_dim": 3072,
-    "vocab_size": 50272,
-    "max_position_embeddings": 2048,
-}
-PHI_3 = {
-    **LLAMA,
-    "model_type": "phi3",
-    "hidden_size": 3072,
-    "num_key_value_heads": 32,
-    "intermediate_size": 8192,
-    "vocab_size": 32064,
-    "max_position_embeddings": 4096,
-    "sliding_window": 2047,
-}
+# What published configurations say of a model's shape, by name.
+CONFIGS = json.loads((Path(__file__).parent / "fixtures" / "model_configs.json").read_text(encoding="utf-8"))
+LLAMA, PHI_3, GPT_OSS, DEEPSEEK_V3 = (CONFIGS[name] for name in ("LLAMA", "PHI_3", "GPT_OSS", "DEEPSEEK_V3"))
+AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
 
 
 def without(config, *names):
@@ -170,51 +32,47 @@ def written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "parameters", "kv_elements"),
+    ("name", "parameters", "kv_elements"),
     [
-        (LLAMA, 8_030_261_248, 32 * 2 * 8 * 128),
-        (QWEN3_MOE, 30_532_122_624, 48 * 2 * 4 * 128),
-        (MIXTRAL, 46_702_792_704, 32 * 2 * 8 * 128),
-        (GEMMA_3_27B, 27_009_346_304, 62 * 2 * 16 * 128),
-        (PHI_3, 3_821_079_552, 32 * 2 * 32 * 96),
-        (DEEPSEEK_V3, 671_026_419_200, 61 * (512 + 64)),
-        (GPT_OSS, 116_829_156_672, 36 * 2 * 8 * 64),
-        (GPT_2, 124_439_808, 12 * 2 * 12 * 64),
-        (FALCON_7B, 6_921_720_704, 32 * 2 * 64),
-        (OPT_125M, 125_239_296, 12 * 2 * 12 * 64),
-        (LLAMA_4_SCOUT, 107_769_861_120, 48 * 2 * 8 * 128),
+        ("LLAMA", 8_030_261_248, 32 * 2 * 8 * 128),
+        ("QWEN3_MOE", 30_532_122_624, 48 * 2 * 4 * 128),
+        ("MIXTRAL", 46_702_792_704, 32 * 2 * 8 * 128),
+        ("GEMMA_3_27B", 27_009_346_304, 62 * 2 * 16 * 128),
+        ("PHI_3", 3_821_079_552, 32 * 2 * 32 * 96),
+        ("DEEPSEEK_V3", 671_026_419_200, 61 * (512 + 64)),
+        ("GPT_OSS", 116_829_156_672, 36 * 2 * 8 * 64),
+        ("GPT_2", 124_439_808, 12 * 2 * 12 * 64),
+        ("FALCON_7B", 6_921_720_704, 32 * 2 * 64),
+        ("OPT_125M", 125_239_296, 12 * 2 * 12 * 64),
+        ("LLAMA_4_SCOUT", 107_769_861_120, 48 * 2 * 8 * 128),
     ],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
-def test_a_configuration_has_the_parameters_and_the_kv_of_its_model(written, config, parameters, kv_elements):
-    model = model_named(str(written(config)))
+def test_a_configuration_has_the_parameters_and_the_kv_of_its_model(written, name, parameters, kv_elements):
+    model = model_named(str(written(CONFIGS[name])))
     assert model.name == "tiny-model"
     assert model.parameters == pytest.approx(parameters, rel=0.001)
     assert model.kv_elements == kv_elements
 
 
 def test_a_folder_and_its_config_json_are_the_same_model_as_the_one_that_ships(written):
-    folder = written(LLAMA)
-    assert model_named(str(folder)) == model_named(str(folder / "config.json"))
-    ships = model_named("llama-3.1-8b")
-    assert (model_named(str(folder)).parameters, model_named(str(folder)).max_length) == (
-        ships.parameters,
-        ships.max_length,
-    )
+    folder, ships = written(LLAMA), model_named("llama-3.1-8b")
+    model = model_named(str(folder))
+    assert model == model_named(str(folder / "config.json"))
+    assert (model.parameters, model.max_length) == (ships.parameters, ships.max_length)
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
         (GPT_OSS, ["a window of 128 tokens in 18 of 36 layers"]),
-        (GEMMA_3_27B, ["a window of 1,024 tokens in 52 of 62 layers", "what reads vision"]),
-        (LLAMA_4_SCOUT, ["chunks of 8,192 tokens in 36 of 48 layers", "what reads vision"]),
+        (CONFIGS["GEMMA_3_27B"], ["a window of 1,024 tokens in 52 of 62 layers", "what reads vision"]),
+        (CONFIGS["LLAMA_4_SCOUT"], ["chunks of 8,192 tokens in 36 of 48 layers", "what reads vision"]),
         (PHI_3, ["a window of 2,047 tokens in 32 of 32 layers"]),
         (DEEPSEEK_V3, ["layers that guess tokens ahead, 1 beside the 61"]),
-        ({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}}, ["weights in awq with 4 bits"]),
+        ({**LLAMA, **AWQ}, ["weights in awq with 4 bits"]),
         ({**LLAMA, "num_kv_shared_layers": 8}, ["K and V that 8 of 32 layers take from others"]),
         ({**PHI_3, "sliding_window": 262144}, []),
-        ({**QWEN3_MOE, "sliding_window": 4096}, []),
+        ({**CONFIGS["QWEN3_MOE"], "sliding_window": 4096}, []),
         (LLAMA, []),
     ],
 )
@@ -239,7 +97,7 @@ def test_what_no_figure_counts_is_said(written, config, said):
         ({**LLAMA, "sliding_window": "wide"}, "sliding_window", "whole number"),
         ({**LLAMA, "num_local_experts": 8}, "num_experts", "known without experts"),
         ({**LLAMA, "kv_lora_rank": 512}, "kv_lora_rank", "without latents"),
-        ({**OPT_125M, "word_embed_proj_dim": 512}, "word_embed_proj_dim", "not modelled"),
+        ({**CONFIGS["OPT_125M"], "word_embed_proj_dim": 512}, "word_embed_proj_dim", "not modelled"),
         ({**DEEPSEEK_V3, "moe_layer_freq": 2}, "moe_layer_freq", "1 is modelled"),
         ({**LLAMA, "model_type": "qwen3_next", "linear_num_value_heads": 32}, "linear_num_value_heads", "keep a state"),
         ({"model_type": "mamba", "hidden_size": 768, "state_size": 16}, "state_size", "keep a state"),
@@ -255,47 +113,34 @@ def test_what_a_configuration_has_wrong_or_no_figure_stands_for_is_refused_by_fi
     assert raised.value.path.name == "config.json"
 
 
-def test_weights_are_counted_as_they_are_published(written, paged):
-    def figures(config, *options):
-        status, out, err = paged("capacity", written(config), "--device", "h100", "--json", *options)
-        assert (status, err) == (0, "")
-        return json.loads(out)
+def test_weights_are_counted_as_they_are_published(written, document):
+    def figures(config):
+        return document("capacity", written(config), "--device", "h100")
 
     assert figures(GPT_OSS)["weight_bytes"] == pytest.approx(65.2e9, rel=0.01)
     assert figures(DEEPSEEK_V3)["dtype"] == "fp8"
     fp8 = {"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": {"num_bits": 8, "type": "float"}}}}
     assert figures({**LLAMA, "quantization_config": fp8})["weight_bytes"] == 8_030_261_248
-    awq = figures({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    awq = figures({**LLAMA, **AWQ})
     assert (awq["weight_bytes"], len(awq["not_modelled"])) == (2 * 8_030_261_248, 1)
 
 
-@pytest.mark.parametrize("command", ["simulate", "plan"])
-def test_a_checkpoint_folder_is_simulated_and_planned_with_what_is_not_modelled(paged, written, command):
+@pytest.mark.parametrize("command", ["simulate", "plan --find devices --ttft 10 --no-explain"])
+def test_a_checkpoint_folder_is_simulated_and_planned_with_what_is_not_modelled(
+    printed, document, written, tmp_path, command
+):
     small = {**PHI_3, "num_hidden_layers": 2, "max_position_embeddings": 8192}
-    options = ["azure", "--limit", 4, "--model", written(small), "--device", "h100", "--published"]
-    if command == "plan":
-        options += ["--find", "devices", "--ttft", 10, "--no-explain"]
-    status, out, err = paged(command, *options)
-    assert (status, err) == (0, "")
-    assert "ot modelled: a window of 2,047 tokens in 2 of 2 layers" in out
-    (found,) = json.loads(paged(command, *options, "--json")[1])
-    assert found["not_modelled"][0].startswith("a window of 2,047 tokens")
+    options = [*command.split(), "azure", "--limit", 4, "--model", written(small), "--device", "h100", "--published"]
+    page, said = tmp_path / "page.html", "ot modelled: a window of 2,047 tokens in 2 of 2 layers"
+    assert said in printed(*options, "--html", page)
+    assert said[13:] in page.read_text()
+    assert document(*options)[0]["not_modelled"][0].startswith("a window of 2,047 tokens")
 
 
-def test_several_simulations_say_once_what_is_not_modelled(paged):
-    options = ["--model", "mistral-7b", "--device", "a100-80g", "--limit", 4, "--policy", "paged,vllm", "--jobs", 1]
-    status, out, err = paged("simulate", "azure", *options)
-    assert (status, err) == (0, "")
+def test_several_simulations_say_once_what_is_not_modelled(printed):
+    options = "--model mistral-7b --device a100-80g --limit 4 --policy paged,vllm --jobs 1"
+    out = printed("simulate", "azure", *options.split())
     assert out.count("Not modelled: a window of 4,096 tokens in 32 of 32 layers") == 1
-
-
-@pytest.mark.parametrize("command", ["simulate", "plan"])
-def test_a_page_says_what_is_not_modelled(paged, tmp_path, command):
-    page = tmp_path / "page.html"
-    options = ["azure", "--limit", 4, "--model", "mistral-7b", "--device", "h100", "--html", page]
-    more = ["--find", "devices", "--ttft", 10, "--no-explain"] if command == "plan" else []
-    assert paged(command, *options, *more)[0] == 0
-    assert "a window of 4,096 tokens in 32 of 32 layers" in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -308,6 +153,7 @@ def test_a_page_says_what_is_not_modelled(paged, tmp_path, command):
         ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b", 4_096, None),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b", 32_768, None),
         ("Qwen/Qwen3-8B-FP8", "qwen3-8b", 40_960, "fp8"),
+        ("meta-llama/llama-3.1-8b-INSTRUCT", "llama-3.1-8b", 131_072, None),
     ],
 )
 def test_a_publisher_s_name_may_end_in_what_leaves_the_shape_as_it_is(name, model, max_length, dtype):

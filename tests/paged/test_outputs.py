@@ -5,7 +5,6 @@ import pytest
 from paged.base.whole_file import whole_file, writable
 from paged.cli.app import run
 from paged.errors import UnwritablePath
-from paged.study.simulator import Load, Scenario, decision_of
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,100,20\n2023-11-16 18:17:04.97,50,20\n"
 POOL = ["--blocks", "500"]
@@ -39,19 +38,6 @@ def test_a_profile_does_not_overwrite_the_shape_that_it_is_of(tmp_path, capsys):
     shape.write_text("{}")
     assert run(["profile", "--shape", str(shape), "--out", str(shape)]) == 2
     assert "which is read" in capsys.readouterr().err and shape.read_text() == "{}"
-
-
-def test_a_bad_row_is_one_line_with_several_policies_too(trace, capsys):
-    trace.write_text(TRACE + "2023-11-16 18:17:05.97,abc,20\n")
-    assert run(["simulate", str(trace), *POOL, "--policy", "paged,vllm", "--jobs", "2"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_log_has_ids_as_text_everywhere():
-    simulation = Scenario(load=Load(trace="azure", limit=3), blocks=500).simulation()
-    decisions = [decision_of(step) for step in simulation.steps()]
-    for name in ("requests", "admitted", "ended"):
-        assert {id for each in decisions for id in getattr(each, name)} == {"0", "1", "2"}
 
 
 def write_half(path):

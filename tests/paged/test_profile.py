@@ -1,4 +1,4 @@
-"""A profile finds the prices that steps were made of, says how far it is off elsewhere, and survives a file."""
+"""A profile finds the prices that steps were made of, says how far it is off elsewhere, and survives a file; its steps are designed."""
 
 import itertools
 import json
@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from paged.errors import BadHardwareFile, InvalidConfig
 from paged.study.hardware import Profile, ProfiledModel, Roofline, StepWork, Tiling, device_named, model_named
 from paged.study.hardware.least_squares import non_negative_least_squares
+from paged.study.profiling import designed
 
 PRICES = Profile(
     seconds_per_step=2e-3,
@@ -49,26 +50,31 @@ def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
     return work, profile.seconds(work) * (1 + noise * random.standard_normal(num_steps))
 
 
-def test_seconds_are_the_sum_of_the_prices():
-    work = StepWork(computed_tokens=3, sampled_rows=2, context_tokens=100, attended_pairs=150, moved_tokens=16)
-    assert PRICES.seconds(work) == pytest.approx(2e-3 + 9e-5 + 2e-5 + 2e-6 + 7.5e-7 + 6.4e-6)
-    assert PRICES.seconds(StepWork(computed_tokens=0)) == 0
-
-
-def test_tiles_have_prices_of_their_own():
-    work = StepWork(computed_tokens=33, sampled_rows=1, tiles=2, sampling_tiles=1, tile_context=192)
-    assert TILED.seconds(work) == pytest.approx(2e-3 + 33 * 3e-5 + 1e-5 + 2 * 4e-3 + 1e-3 + 192 * 3e-5)
+@pytest.mark.parametrize(
+    ("profile", "work", "seconds"),
+    [
+        (
+            PRICES,
+            StepWork(computed_tokens=3, sampled_rows=2, context_tokens=100, attended_pairs=150, moved_tokens=16),
+            2e-3 + 9e-5 + 2e-5 + 2e-6 + 7.5e-7 + 6.4e-6,
+        ),
+        (
+            TILED,
+            StepWork(computed_tokens=33, sampled_rows=1, tiles=2, sampling_tiles=1, tile_context=192),
+            2e-3 + 33 * 3e-5 + 1e-5 + 2 * 4e-3 + 1e-3 + 192 * 3e-5,
+        ),
+        (PRICES, StepWork(computed_tokens=0), 0),
+    ],
+)
+def test_seconds_are_the_sum_of_the_prices(profile, work, seconds):
+    assert profile.seconds(work) == pytest.approx(seconds)
 
 
 def test_a_step_by_itself_takes_to_the_last_bit_what_it_takes_among_others():
     work, seconds = timed_steps(profile=TILED)
+    columns = {name: np.broadcast_to(getattr(work, name), 200) for name in work.__struct_fields__}
     for i in range(0, 200, 7):
-        alone = StepWork(
-            **{
-                name: np.atleast_1d(getattr(work, name))[i if np.ndim(getattr(work, name)) else 0].item()
-                for name in work.__struct_fields__
-            }
-        )
+        alone = StepWork(**{name: column[i].item() for name, column in columns.items()})
         assert TILED.seconds(alone) == seconds[i]
 
 
@@ -102,12 +108,6 @@ def test_whoever_fits_may_say_what_is_held_out():
     found = Profile.fit(work, spoilt, held_out=held_out)
     assert (found.steps, found.held_out.steps) == (150, 50)
     assert found.held_out.median == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize("held_out", [np.zeros(200, bool), np.ones(200, bool), np.ones(3, bool)])
-def test_all_or_none_cannot_be_held_out(held_out):
-    with pytest.raises(InvalidConfig, match="some have to be, and some not"):
-        Profile.fit(*timed_steps(), held_out=held_out)
 
 
 def test_the_error_on_another_run_is_computed_by_hand():
@@ -195,19 +195,21 @@ def test_a_profile_with_a_wrong_field_is_named_with_that_field(tmp_path, changes
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "seconds", "words"),
+    ("num_steps", "seconds", "held_out", "words"),
     [
-        (7, np.ones(7), "7 timed steps; a profile takes at least 8"),
-        (8, np.ones(9), "durations of shape"),
-        (8, np.zeros(8), "has to be a finite number above 0"),
-        (8, np.full(8, np.nan), "has to be a finite number above 0"),
-        (8, -np.ones(8), "has to be a finite number above 0"),
+        (7, np.ones(7), None, "7 timed steps; a profile takes at least 8"),
+        (8, np.ones(9), None, "durations of shape"),
+        (8, np.zeros(8), None, "has to be a finite number above 0"),
+        (8, np.full(8, np.nan), None, "has to be a finite number above 0"),
+        (8, -np.ones(8), None, "has to be a finite number above 0"),
+        *((8, np.ones(8), held, "some have to be, and some not") for held in (np.zeros(8, bool), np.ones(8, bool))),
+        (8, np.ones(8), np.ones(3, bool), "some have to be, and some not"),
     ],
 )
-def test_steps_that_cannot_be_fitted_to_are_refused(num_steps, seconds, words):
+def test_steps_that_cannot_be_fitted_to_are_refused(num_steps, seconds, held_out, words):
     work, _ = timed_steps(num_steps)
     with pytest.raises(InvalidConfig, match=words):
-        Profile.fit(work, seconds)
+        Profile.fit(work, seconds, held_out=held_out)
 
 
 def test_a_profile_of_another_version_says_what_makes_one(tmp_path):
@@ -225,3 +227,49 @@ def test_a_profile_is_known_by_the_sizes_of_its_model_and_not_by_its_name():
     other = msgspec.structs.replace(PRICES, model=ProfiledModel(name="mine", **{**sizes, "layers": 12}))
     with pytest.raises(InvalidConfig, match="taken of mine, which is no smollm-135m: layers 12, not 30"):
         other.must_be_of(shape)
+
+
+@given(
+    max_sequences=st.integers(4, 80),
+    blocks=st.integers(4, 60),
+    block_size=st.integers(1, 32),
+    beyond=st.integers(1, 300),
+)
+def test_a_design_keeps_to_its_limits_and_holds_out_no_extreme(max_sequences, blocks, block_size, beyond):
+    budget, context = max_sequences + beyond, blocks * block_size
+    design = designed(
+        max_sequences=max_sequences, max_context=context, max_tokens_per_step=budget, block_size=block_size
+    )
+    assert len(design.streams) == max_sequences - 1
+    assert max(design.streams) == design.streams[0] == context
+    for scene in design.scenes:
+        for stream, tokens in zip(design.streams, scene.contexts):
+            assert tokens % block_size == 0
+            assert block_size <= tokens <= stream
+        for chunk in scene.chunks:
+            assert chunk.cached % block_size == 0
+            assert chunk.new >= 1
+            assert len(scene.contexts) + chunk.new <= budget
+    fitted = [scene for scene in design.scenes if not scene.is_held_out]
+    held_out = [scene for scene in design.scenes if scene.is_held_out]
+    assert sum(fitted[-1].contexts) == sum(design.streams)
+    rows = {len(scene.contexts) for scene in design.scenes}
+    assert rows >= {0, 1, max_sequences - 1}
+    for kind in (lambda scene: not scene.contexts, lambda scene: scene.contexts):
+        assert any(map(kind, held_out))
+        assert any(map(kind, fitted))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_sequences": 3}, "max_sequences is 3"),
+        ({"max_context": 63}, "max_context is 63; four blocks, 64 tokens"),
+        ({"max_tokens_per_step": 32}, "max_tokens_per_step is 32; it has to be above the 32 sequences"),
+        ({"block_size": 0}, "block_size is 0"),
+    ],
+)
+def test_what_cannot_be_designed_is_refused(limits, words):
+    usual = {"max_sequences": 32, "max_context": 256, "max_tokens_per_step": 128}
+    with pytest.raises(InvalidConfig, match=words):
+        designed(**{**usual, **limits})

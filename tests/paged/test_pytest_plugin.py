@@ -114,11 +114,3 @@ def test_theirs():
     status, out = tested("def test_theirs(): pass", "--paged-examples", "none")
     assert status == 4
     assert "'none' is no number of examples; at least 1 is needed" in out
-
-
-def test_loading_it_loads_nothing_else(run_python):
-    result = run_python(
-        "-c",
-        "import paged.testing.pytest_plugin, sys; print(*{'numpy', 'torch', 'hypothesis', 'msgspec'} & {*sys.modules})",
-    )
-    assert (result.returncode, result.stdout.strip()) == (0, ""), result.stdout + result.stderr

@@ -32,23 +32,15 @@ def test_a_row_tells_what_was_simulated_and_every_figure_of_the_result(tiny):
     assert row["preemptions_recompute"] == 0
     assert row["throughput_tokens_per_s"] == 5 / row["makespan_s"]
     assert row["paged_version"] == __version__
+    assert all(value is None or isinstance(value, str | int | float) for value in row.values())
+    shares = {"memory_of_held", "memory_while_waiting_of_pool", "prefix_hit_rate", "waste"}
+    assert {f"{name}_share" for name in shares} <= set(row)
     missing = [
         field
         for field in SimulationResult.__struct_fields__
         if not any(name.startswith(field.removesuffix("_s")) for name in row)
     ]
     assert missing == []
-
-
-def test_a_row_is_flat_and_shares_say_that_they_are_shares(tiny):
-    row = flat(run(tiny))
-    assert all(value is None or isinstance(value, str | int | float) for value in row.values())
-    assert {
-        "memory_of_held_share",
-        "memory_while_waiting_of_pool_share",
-        "prefix_hit_rate_share",
-        "waste_share",
-    } <= set(row)
 
 
 def test_csv_read_back_is_the_rows_as_text(tiny, tmp_path):
@@ -64,39 +56,35 @@ def test_csv_read_back_is_the_rows_as_text(tiny, tmp_path):
     assert float(rows[1]["cost_per_million_tokens"]) == outcomes[1].result.cost_per_million_tokens
 
 
-def test_a_path_that_can_be_written_is_given_back_and_nothing_is_left_there(tmp_path):
+def test_a_path_that_can_be_written_is_given_back_and_nothing_is_left_there_or_what_was(tmp_path):
     assert writable(tmp_path / "new.html") == tmp_path / "new.html"
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old.html").write_text("old")
+    writable(str(tmp_path / "old.html"))
+    assert (tmp_path / "old.html").read_text() == "old"
 
 
-def test_a_file_that_is_there_keeps_its_content(tmp_path):
-    path = tmp_path / "old.html"
-    path.write_text("old")
-    writable(str(path))
-    assert path.read_text() == "old"
-
-
-def test_a_path_in_no_folder_a_folder_and_a_file_as_folder_are_refused_with_the_reason(tmp_path):
-    with pytest.raises(
-        UnwritablePath, match=r"nowhere/a\.html: cannot be written, there is no folder .*nowhere"
-    ) as error:
-        writable(tmp_path / "nowhere" / "a.html")
-    assert error.value.path == tmp_path / "nowhere" / "a.html"
-    assert isinstance(error.value, PagedError)
-    with pytest.raises(UnwritablePath, match="it is a folder"):
-        writable(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere/a.html", r"nowhere/a\.html: cannot be written, there is no folder .*nowhere"),
+        ("", "it is a folder"),
+        ("file/a.html", "not a directory"),
+        ("a\0b", "null"),
+        pytest.param(
+            "closed/a.html",
+            "permission denied",
+            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere"),
+        ),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_with_the_reason(tmp_path, name, words):
     (tmp_path / "file").touch()
-    with pytest.raises(UnwritablePath, match="not a directory"):
-        writable(tmp_path / "file" / "a.html")
-    with pytest.raises(UnwritablePath, match="null"):
-        writable("a\0b")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_refused_with_the_reason(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(UnwritablePath, match="permission denied"):
-        writable(tmp_path / "closed" / "a.html")
+    with pytest.raises(UnwritablePath, match=words) as error:
+        writable(tmp_path / name)
+    assert error.value.path == tmp_path / name
+    assert isinstance(error.value, PagedError)
 
 
 @pytest.fixture
@@ -112,7 +100,7 @@ def traced(tiny, tmp_path):
 
 
 def test_a_chrome_trace_has_the_keys_that_each_kind_of_event_needs_in_the_order_of_time(traced):
-    document, _, _ = traced
+    document, outcome, _ = traced
     events = document["traceEvents"]
     needed = {"X": {"dur"}, "C": {"args"}, "b": {"id", "cat"}, "e": {"id", "cat"}, "M": {"args"}, "i": {"s"}}
     for event in events:
@@ -120,6 +108,10 @@ def test_a_chrome_trace_has_the_keys_that_each_kind_of_event_needs_in_the_order_
     times = [event["ts"] for event in events]
     assert times == sorted(times)
     assert times[0] == 0
+    slots = outcome.result.num_blocks * outcome.result.block_size
+    counters = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "KV slots"]
+    assert counters and {sum(values.values()) for values in counters} == {slots}
+    assert min(min(values.values()) for values in counters) >= 0
 
 
 def test_steps_of_a_chrome_trace_take_the_virtual_microseconds_of_the_simulation(traced):
@@ -142,14 +134,6 @@ def test_requests_of_a_chrome_trace_begin_when_they_arrive_and_every_beginning_h
         ("request 1", "e", 3e6),
     ]
     assert {e["id"] for e in spans} == {"0", "1"}
-
-
-def test_memory_counters_of_a_chrome_trace_add_up_to_the_pool(traced):
-    document, outcome, _ = traced
-    slots = outcome.result.num_blocks * outcome.result.block_size
-    counters = [e["args"] for e in document["traceEvents"] if e["ph"] == "C" and e["name"] == "KV slots"]
-    assert counters
-    assert all(sum(values.values()) == slots and min(values.values()) >= 0 for values in counters)
 
 
 def test_a_preemption_is_in_the_chrome_trace_with_its_request_and_kind(tmp_path):

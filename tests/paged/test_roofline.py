@@ -76,8 +76,10 @@ def test_efficiencies_and_overheads_do_what_their_names_say():
     assert roofline(**{**IDEAL, "link_efficiency": 0.5}).seconds(swap) == pytest.approx(2 * ideal.seconds(swap))
 
 
-def test_a_step_that_does_nothing_takes_no_time():
-    assert [step.seconds(StepWork(computed_tokens=0)) for step in ROOFLINES] == [0.0] * len(ROOFLINES)
+def test_a_step_that_does_nothing_takes_no_time_and_numbers_give_a_number():
+    found = [step.seconds(StepWork(computed_tokens=0)) for step in ROOFLINES]
+    assert found == [0.0] * len(ROOFLINES)
+    assert {type(seconds) for seconds in found} == {float}
 
 
 def test_four_devices_share_the_reading_and_pay_for_two_all_reduces_a_layer():
@@ -136,23 +138,12 @@ def test_no_amount_makes_a_step_shorter(step, work, amount, more):
     assert step.seconds(larger) >= step.seconds(work)
 
 
-def test_numbers_give_a_number():
-    assert isinstance(roofline().seconds(StepWork(computed_tokens=1)), float)
-
-
 def test_the_knee_of_13b_on_an_a100_is_201_tokens():
     assert roofline().knee_tokens == pytest.approx(312e12 * 2 / (1.555e12 * 2))
     assert round(roofline().knee_tokens) == 201
     assert roofline(tensor_parallel=8).knee_tokens == roofline().knee_tokens
     assert round(roofline("llama-3-8b", "h100").knee_tokens) == 295
     assert roofline(dtype="int8").knee_tokens == pytest.approx(roofline().knee_tokens)
-
-
-def test_the_knee_is_where_reading_the_weights_takes_as_long_as_multiplying():
-    step = roofline(**IDEAL)
-    dense = step.parts(StepWork(computed_tokens=step.knee_tokens))[0]
-    weights = step.model.layer_parameters * 2
-    assert dense.flops / 312e12 == pytest.approx(weights / 1.555e12, rel=1e-9)
 
 
 def test_a_mixture_reads_all_experts_and_multiplies_by_few():
@@ -162,6 +153,9 @@ def test_a_mixture_reads_all_experts_and_multiplies_by_few():
 
 
 def test_costs_are_the_price_of_a_full_step_and_of_the_link():
+    latent = roofline("deepseek-v2", "h200", **IDEAL)
+    prefill = latent.seconds(StepWork.of_rows([65_536], [65_536], sampled_rows=0))
+    assert latent.costs(16).recompute(0, 65_536) == pytest.approx(prefill, rel=0.01)
     step = roofline(**IDEAL)
     costs = step.costs(16)
     assert isinstance(costs, Costs)
@@ -171,31 +165,20 @@ def test_costs_are_the_price_of_a_full_step_and_of_the_link():
     assert costs.recompute(0, 4096) == pytest.approx(prefill, rel=1e-3)
 
 
-def test_costs_of_a_latent_model_are_those_of_its_prefill_too():
-    step = roofline("deepseek-v2", "h200", **IDEAL)
-    prefill = step.seconds(StepWork.of_rows([65_536], [65_536], sampled_rows=0))
-    assert step.costs(16).recompute(0, 65_536) == pytest.approx(prefill, rel=0.01)
-
-
-def test_kv_of_a_token_is_what_its_heads_keep():
-    assert roofline().kv_bytes_per_token == 2 * 5120 * 40 * 2 == 819_200
-    assert roofline("llama-2-70b").kv_bytes_per_token * 8 == 2 * 8192 * 80 * 2
-    assert roofline("deepseek-v2", "h100").kv_bytes_per_token == 60 * 576 * 2
-
-
 @pytest.mark.parametrize(
-    ("degree", "split", "of_device"), [(1, False, 8), (2, False, 4), (8, False, 1), (32, False, 1), (32, True, 1 / 4)]
+    ("model", "degree", "split", "of_device"),
+    [
+        *(("llama-2-70b", *case) for case in ((1, False, 1), (2, False, 1 / 2), (8, False, 1 / 8), (32, False, 1 / 8))),
+        ("llama-2-70b", 32, True, 1 / 32),
+        # A latent is on every device.
+        ("deepseek-v2", 8, False, 1),
+        ("deepseek-v2", 8, True, 1 / 8),
+    ],
 )
-def test_beyond_its_kv_heads_a_model_keeps_copies_unless_contexts_are_split(degree, split, of_device):
-    place = roofline("llama-2-70b", "h100", tensor_parallel=degree, split_context=split)
-    assert place.kv_bytes_per_token_of_device == 2 * 80 * 128 * 2 * of_device
-
-
-def test_a_latent_is_on_every_device_unless_contexts_are_split():
-    eight = roofline("deepseek-v2", "h100", tensor_parallel=8)
-    assert eight.kv_bytes_per_token_of_device == eight.kv_bytes_per_token
-    split = msgspec.structs.replace(eight, split_context=True)
-    assert split.kv_bytes_per_token_of_device == eight.kv_bytes_per_token / 8
+def test_beyond_its_kv_heads_a_model_keeps_copies_unless_contexts_are_split(model, degree, split, of_device):
+    place = roofline(model, "h100", tensor_parallel=degree, split_context=split)
+    assert place.kv_bytes_per_token == {"llama-2-70b": 2 * 80 * 8 * 128 * 2, "deepseek-v2": 60 * 576 * 2}[model]
+    assert place.kv_bytes_per_token_of_device == place.kv_bytes_per_token * of_device
 
 
 def test_opt_13b_leaves_the_12_gib_of_kv_that_the_vllm_paper_has_on_a_40_gb_a100():
@@ -237,17 +220,13 @@ def test_weights_that_do_not_fit_say_how_much_is_missing():
         ({"link_efficiency": float("nan")}, "link_efficiency is nan"),
         ({"host_overhead_s": -1.0}, "host_overhead_s is -1.0"),
         ({"all_reduce_latency_s": float("inf")}, "all_reduce_latency_s is inf"),
+        *(({"memory_share": share}, "memory_share is") for share in (0.0, -0.5, 1.1, float("nan"))),
     ],
 )
 def test_an_assumption_out_of_range_is_refused_with_its_name(options, words):
+    assumed = {name: value for name, value in options.items() if name != "memory_share"}
     with pytest.raises(InvalidConfig, match=words):
-        roofline(**options)
-
-
-@pytest.mark.parametrize("share", [0.0, -0.5, 1.1, float("nan")])
-def test_a_share_of_memory_that_cannot_be_is_refused(share):
-    with pytest.raises(InvalidConfig, match="memory_share is"):
-        roofline().num_blocks(16, share)
+        roofline(**assumed).num_blocks(16, options.get("memory_share", 0.9))
 
 
 def test_a_small_mixture_touches_as_many_experts_as_are_expected():

@@ -7,7 +7,6 @@ import pytest
 
 from paged.errors import BadLogits, InvalidSampling, PagedError
 from paged.sampling import SamplingParams, sample, sampler as the_sampler, seed_of, weights as weights_of
-from paged.sampling.weights import weights
 
 torch = pytest.importorskip("torch")
 
@@ -42,76 +41,89 @@ def drawn(logits, *, temperature=1.0, top_k=2**62, top_p=1.0, seeds=0, places=0)
         {"temperature": 0.7, "top_k": 1, "top_p": 1.0, "seed": 2**64 - 1},
         {"temperature": 0.7, "top_k": 10**6, "top_p": 1e-9, "seed": 0},
         {"max_tokens": 5, "min_tokens": 5, "stop_token_ids": (0, 9), "ignore_eos": True},
+        {"n": 3, "best_of": 3, "temperature": 1},
     ],
 )
 def test_what_makes_sense_is_accepted(fields):
     SamplingParams(**fields).check(10)
 
 
+PART, COUNT_OF_1, FLAG = "a number above 0 and at most 1, or None", "an integer of at least 1", "True or False"
+LIMITS = {
+    "temperature": ("a finite number of at least 0", [NAN, INF, -0.5, True, "1", None, 1j, np.ones(2)]),
+    "top_k": ("an integer from 1 to 2^31 - 1, or None", [0, -1, 2**31, True, 2.0]),
+    "top_p": (PART, [0, 1.5, -0.1, NAN, True, "all"]),
+    "min_p": (PART, [2]),
+    "typical_p": (PART, [0]),
+    "seed": ("an integer from 0 to 2^64 - 1", [-1, 2**64, False, 1.0]),
+    "n": (COUNT_OF_1, [0]),
+    "max_tokens": (COUNT_OF_1, [0, True, 3.0, "5"]),
+    "min_tokens": ("an integer from 0 to max_tokens (64)", [-1, 65, None]),
+    "repetition_penalty": ("a number from 1e-6 to 1e6", [0, 1e-38, 1e39]),
+    "presence_penalty": ("a number from -2 to 2", [2.5]),
+    "frequency_penalty": ("a number from -2 to 2", [NAN]),
+    "no_repeat_ngram_size": ("an integer of at least 0", [-1]),
+    "stop_token_ids": ("a tuple of token ids", [3, "abc"]),
+    "bad_words": ("a tuple of strings or of token ids", ["word"]),
+    "stop": ("a string, or a tuple of strings", [3]),
+    "prompt_logprobs": ("an integer from 0 to 10, or None", [11]),
+    "ignore_eos": (FLAG, [1]),
+    "echo": (FLAG, [1]),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_does_not_is_refused_with_the_value_and_the_limit(name):
+    limit, wrong = LIMITS[name]
+    for value in wrong:
+        with pytest.raises(InvalidSampling) as refusal:
+            SamplingParams(**{"temperature": 1.0, name: value}).check(10)
+        assert isinstance(refusal.value, PagedError) and isinstance(refusal.value, ValueError)
+        assert str(refusal.value).startswith(f"{name} has to be {limit}; got {value!r}.")
+
+
+BEYOND = "from 0 to 2,147,483,647"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": NAN}, "temperature has to be a finite number of at least 0; got nan."),
-        ({"temperature": INF}, "temperature has to be a finite number of at least 0; got inf."),
         ({"temperature": 10**400}, "temperature has to be a finite number of at least 0; got 1000"),
-        ({"temperature": 10**5000}, "temperature has to be .* got an integer too long to write."),
-        ({"temperature": -0.5}, "temperature has to be a finite number of at least 0; got -0.5."),
-        ({"temperature": True}, "temperature has to be a finite number of at least 0; got True."),
-        ({"temperature": "1"}, "temperature has to be a finite number of at least 0; got '1'."),
-        ({"temperature": None}, "temperature has to be a finite number of at least 0; got None."),
-        ({"temperature": 1j}, "temperature has to be a finite number of at least 0; got 1j."),
-        ({"temperature": np.ones(2)}, "temperature has to be a finite number of at least 0; got array"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k has to be an integer from 1 to 2^31 - 1, or None; got 0."),
-        ({"temperature": 1.0, "top_k": -1}, "top_k has to be an integer from 1 to 2^31 - 1, or None; got -1."),
-        (
-            {"temperature": 1.0, "top_k": 2**31},
-            "top_k has to be an integer from 1 to 2^31 - 1, or None; got 2147483648.",
-        ),
-        ({"temperature": 1.0, "top_k": True}, "top_k has to be an integer from 1 to 2^31 - 1, or None; got True."),
-        ({"temperature": 1.0, "top_k": 2.0}, "top_k has to be an integer from 1 to 2^31 - 1, or None; got 2.0."),
-        ({"temperature": 1.0, "top_p": 0}, "top_p has to be a number above 0 and at most 1, or None; got 0."),
-        ({"temperature": 1.0, "top_p": 1.5}, "top_p has to be a number above 0 and at most 1, or None; got 1.5."),
-        ({"temperature": 1.0, "top_p": -0.1}, "top_p has to be a number above 0 and at most 1, or None; got -0.1."),
-        ({"temperature": 1.0, "top_p": NAN}, "top_p has to be a number above 0 and at most 1, or None; got nan."),
-        ({"temperature": 1.0, "top_p": True}, "top_p has to be a number above 0 and at most 1, or None; got True."),
-        ({"temperature": 1.0, "top_p": "all"}, "top_p has to be a number above 0 and at most 1, or None; got 'all'."),
-        ({"temperature": 1.0, "seed": -1}, "seed has to be an integer from 0 to 2^64 - 1; got -1."),
-        (
-            {"temperature": 1.0, "seed": 2**64},
-            "seed has to be an integer from 0 to 2^64 - 1; got 18446744073709551616.",
-        ),
-        ({"temperature": 1.0, "seed": False}, "seed has to be an integer from 0 to 2^64 - 1; got False."),
-        ({"temperature": 1.0, "seed": 1.0}, "seed has to be an integer from 0 to 2^64 - 1; got 1.0."),
-        ({"max_tokens": 0}, "max_tokens has to be an integer of at least 1; got 0."),
-        ({"max_tokens": True}, "max_tokens has to be an integer of at least 1; got True."),
-        ({"max_tokens": 3.0}, "max_tokens has to be an integer of at least 1; got 3.0."),
+        ({"temperature": 10**5000}, "temperature has to be a finite number of at least 0; got an integer too long to"),
+        ({"n": 2}, "n 2 goes with a temperature above 0; temperature 0 gives the same answer each time"),
+        ({"n": 3, "best_of": 2, "temperature": 1}, "best_of has to be an integer of at least n (3), or None; got 2"),
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens has to be an integer from 0 to max_tokens (3); got 4."),
-        ({"min_tokens": -1}, "min_tokens has to be an integer from 0 to max_tokens (64); got -1."),
-        ({"min_tokens": None}, "min_tokens has to be an integer from 0 to max_tokens (64); got None."),
+        ({"logprobs": -1}, "logprobs has to be an integer from 0 to 2,147,483,648, or None; got -1."),
         ({"stop_token_ids": (10,)}, "stop_token_ids have to be token ids from 0 to 9; got 10."),
-        ({"stop_token_ids": (3, -1)}, "stop_token_ids have to be token ids from 0 to 2,147,483,647; got -1."),
-        ({"stop_token_ids": (True,)}, "stop_token_ids have to be token ids from 0 to 2,147,483,647; got True."),
-        ({"stop_token_ids": ("a",)}, "stop_token_ids have to be token ids from 0 to 2,147,483,647; got 'a'."),
-        ({"stop_token_ids": 3}, "stop_token_ids has to be a tuple of token ids; got 3."),
-        ({"stop_token_ids": "abc"}, "stop_token_ids has to be a tuple of token ids; got 'abc'."),
-        ({"ignore_eos": 1}, "ignore_eos has to be True or False; got 1."),
-        ({"top_k": 5}, "top_k 5 goes with a temperature above 0; temperature 0 is greedy and draws nothing."),
-        ({"top_p": 0.9}, "top_p 0.9 goes with a temperature above 0; temperature 0 is greedy and draws nothing."),
-        ({"seed": 7}, "seed 7 goes with a temperature above 0; temperature 0 is greedy and draws nothing."),
+        ({"stop_token_ids": (3, -1)}, f"stop_token_ids have to be token ids {BEYOND}; got -1."),
+        ({"stop_token_ids": (2**31,)}, f"stop_token_ids have to be token ids {BEYOND}; got 2147483648."),
+        ({"stop_token_ids": (True,)}, f"stop_token_ids have to be token ids {BEYOND}; got True."),
+        ({"stop_token_ids": ("a",)}, f"stop_token_ids have to be token ids {BEYOND}; got 'a'."),
+        ({"allowed_token_ids": ()}, "allowed_token_ids has to be a tuple of token ids, or None"),
+        ({"allowed_token_ids": (10,)}, "allowed_token_ids have to be token ids from 0 to 9; got 10"),
+        ({"bad_words": ("",)}, "bad_words have to be strings or token ids, not empty; got ''"),
+        ({"bad_words": ((10,),)}, "bad_words have to be token ids from 0 to 9; got 10"),
+        ({"stop": ("a", "")}, "stop has to be of strings that are not empty; got ''"),
+        ({"stop": ""}, "stop has to be of strings that are not empty; got ''"),
+        ({"logit_bias": [1]}, "logit_bias has to be a mapping from token ids to numbers, or None"),
+        ({"logit_bias": {1: 101}}, "logit_bias has to be from -100 to 100; got 101"),
+        ({"logit_bias": {99: 1}}, "keys of logit_bias have to be token ids from 0 to 9; got 99"),
+        ({"logits_processors": (3,)}, "logits_processors has to be a tuple of callables"),
+        *(
+            (greedy, f"{name} {value} goes with a temperature above 0; temperature 0 is greedy and draws nothing.")
+            for greedy in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.5}, {"seed": 7})
+            for name, value in greedy.items()
+        ),
     ],
 )
-def test_what_does_not_is_refused_with_the_value_and_the_limit(fields, message):
+def test_what_makes_no_sense_is_refused_in_the_words_of_the_parameter(fields, message):
     with pytest.raises(InvalidSampling) as refusal:
         SamplingParams(**fields).check(10)
-    assert isinstance(refusal.value, PagedError) and isinstance(refusal.value, ValueError)
-    start, _, end = message.partition(" .* ")
-    assert str(refusal.value).startswith(start) and end in str(refusal.value)
+    assert str(refusal.value).startswith(message)
 
 
-def test_without_a_vocabulary_int32_is_the_limit_of_stop_ids():
+def test_without_a_vocabulary_the_largest_stop_id_is_that_of_int32():
     SamplingParams(stop_token_ids=(2**31 - 1,)).check(None)
-    with pytest.raises(InvalidSampling, match="from 0 to 2,147,483,647; got 2147483648"):
-        SamplingParams(stop_token_ids=(2**31,)).check(None)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 3.0, "10"])
@@ -136,11 +148,6 @@ def test_without_temperature_the_likeliest_is_taken_and_the_first_of_equals(devi
     assert (tokens.dtype, tokens.tolist()) == (np.dtype(np.int32), [1, 0, 2])
 
 
-def test_when_all_rows_are_greedy_nothing_is_drawn(monkeypatch):
-    monkeypatch.delattr(the_sampler, "_uniforms")
-    assert drawn(torch.tensor([[0.0, 1.0]]), temperature=0.0).tolist() == [1]
-
-
 def test_greedy_rows_stay_greedy_beside_rows_that_are_drawn():
     logits = torch.zeros(200, 50)
     logits[:, 7] = 0.1
@@ -155,10 +162,6 @@ def test_no_rows_have_no_tokens():
     assert (tokens.dtype, tokens.shape) == (np.dtype(np.int32), (0,))
 
 
-def test_a_vocabulary_of_one_leaves_no_choice():
-    assert drawn(torch.tensor([[-3.0]] * 3), temperature=[0, 1, 1], top_p=[1, 1, 0.5]).tolist() == [0, 0, 0]
-
-
 COUNT = 2000
 
 
@@ -167,42 +170,42 @@ def seen(row, **options) -> set[int]:
     return set(drawn(torch.tensor([row]).repeat(COUNT, 1), seeds=np.arange(COUNT), **options).tolist())
 
 
-def test_top_k_keeps_the_likeliest_and_the_lower_ids_of_equals():
-    assert seen([1.0, 2.0, 1.0, 1.0], top_k=2) == {1, 0}
-    assert seen([1.0, 2.0, 1.0, 1.0], top_k=1) == {1}
-
-
-def test_top_p_keeps_the_token_that_reaches_it():
-    quarters = [0.0] * 4
-    assert seen(quarters, top_p=0.5) == {0, 1}
-    assert seen(quarters, top_p=0.5001) == {0, 1, 2}
-    assert seen(quarters, top_p=0.75) == {0, 1, 2}
-
-
-def test_top_p_keeps_at_least_one_token():
-    assert seen([0.0, 1.0, 0.5], top_p=1e-300) == {1}
-
-
-def test_top_p_is_a_share_of_what_top_k_left():
-    assert seen([0.0] * 10, top_k=4, top_p=0.5) == {0, 1}
-
-
-def test_the_share_is_that_after_temperature():
-    # 0.97, 0.01, 0.01, 0.01 is nearly a quarter each at a temperature of 1,000.
-    assert seen([4.6, 0.0, 0.0, 0.0], top_p=0.9) == {0}
-    assert seen([4.6, 0.0, 0.0, 0.0], top_p=0.9, temperature=1000.0) == {0, 1, 2, 3}
+QUARTERS, TIES, FIRST = [0.0] * 4, [1.0, 2.0, 1.0, 1.0], [4.6, 0.0, 0.0, 0.0]
+IMPOSSIBLE = [-INF, 0.0, -INF, 0.0, -INF]
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"top_k": 3}, {"top_p": 0.999}, {"temperature": 1e300}, {"temperature": 1e-300}]
+    ("row", "options", "expected"),
+    [
+        # Of equals the lower ids.
+        (TIES, {"top_k": 2}, {0, 1}),
+        (TIES, {"top_k": 1}, {1}),
+        # The token that reaches the share is kept, and at least one.
+        (QUARTERS, {"top_p": 0.5}, {0, 1}),
+        (QUARTERS, {"top_p": 0.5001}, {0, 1, 2}),
+        (QUARTERS, {"top_p": 0.75}, {0, 1, 2}),
+        ([0.0, 1.0, 0.5], {"top_p": 1e-300}, {1}),
+        # A share of what top_k left, and after temperature: 0.97, 0.01, 0.01, 0.01, or nearly a quarter each.
+        ([0.0] * 10, {"top_k": 4, "top_p": 0.5}, {0, 1}),
+        (FIRST, {"top_p": 0.9}, {0}),
+        (FIRST, {"top_p": 0.9, "temperature": 1000.0}, {0, 1, 2, 3}),
+        # What is impossible is never drawn.
+        *((IMPOSSIBLE, options, {1, 3}) for options in ({}, {"top_k": 3}, {"top_p": 0.999})),
+        *((IMPOSSIBLE, {"temperature": heat}, {1, 3}) for heat in (1e300, 1e-300)),
+        # The coldest draw is the likeliest.
+        *(([0.0, 1.0, 0.999], {"temperature": 5e-324, **more}, {1}) for more in ({}, {"top_k": 2}, {"top_p": 0.9})),
+        # A vocabulary of one, and the largest seed and place.
+        ([-3.0], {"top_p": 0.5}, {0}),
+        ([0.0, -INF], {"places": 2**63 - 1}, {0}),
+    ],
 )
-def test_what_is_impossible_is_never_drawn(options):
-    assert seen([-INF, 0.0, -INF, 0.0, -INF], **options) == {1, 3}
+def test_what_may_come_up_does_and_nothing_else(row, options, expected):
+    assert seen(row, **options) == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}])
-def test_the_coldest_draw_is_the_likeliest(options):
-    assert seen([0.0, 1.0, 0.999], temperature=5e-324, **options) == {1}
+def test_ties_at_the_last_candidate_are_broken_by_id(monkeypatch):
+    monkeypatch.setattr(the_sampler, "_NUM_CANDIDATES", 4)
+    assert seen([0.0] * 3 + [1.0] * 2 + [0.0] * 10, top_k=4) == {0, 1, 3, 4}
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}])
@@ -243,33 +246,17 @@ def test_a_rows_token_is_the_same_alone_shuffled_and_in_any_batch(device, dtype)
             assert part.tolist() == expected[rows].tolist()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_rows_weights_are_the_same_to_the_last_bit_wherever_it_stands(device):
-    logits = torch.randn(9, 1003, generator=torch.Generator().manual_seed(0)).to(device)
-    top, heat = logits.amax(-1, keepdim=True), torch.full((9, 1), 0.7, dtype=torch.float64, device=device)
-    expected = weights(logits, top, heat).cumsum(-1)
-    for row in range(9):
-        only = slice(row, row + 1)
-        assert torch.equal(weights(logits[only], top[only], heat[only]).cumsum(-1), expected[only])
-
-
-@pytest.mark.parametrize("num_candidates", [1, 2, 40, 1023, 1025, 2999, 3000])
-def test_how_many_candidates_are_looked_at_first_changes_nothing(num_candidates, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        *((the_sampler, "_NUM_CANDIDATES", count) for count in (1, 2, 40, 1023, 1025, 2999, 3000)),
+        (weights_of, "_CELLS_AT_ONCE", 3000 * 5),
+    ],
+)
+def test_how_many_candidates_are_looked_at_first_and_rows_at_once_changes_nothing(module, name, value, monkeypatch):
     logits, columns = mixed_rows(32)
     expected = drawn(logits, **columns).tolist()
-    monkeypatch.setattr(the_sampler, "_NUM_CANDIDATES", num_candidates)
-    assert drawn(logits, **columns).tolist() == expected
-
-
-def test_ties_at_the_last_candidate_are_broken_by_id(monkeypatch):
-    monkeypatch.setattr(the_sampler, "_NUM_CANDIDATES", 4)
-    assert seen([0.0] * 3 + [1.0] * 2 + [0.0] * 10, top_k=4) == {0, 1, 3, 4}
-
-
-def test_how_many_rows_are_drawn_at_once_changes_nothing(monkeypatch):
-    logits, columns = mixed_rows(32)
-    expected = drawn(logits, **columns).tolist()
-    monkeypatch.setattr(weights_of, "_CELLS_AT_ONCE", 3000 * 5)
+    monkeypatch.setattr(module, name, value)
     assert drawn(logits, **columns).tolist() == expected
 
 
@@ -316,13 +303,6 @@ def test_every_row_is_drawn_as_by_hand():
     assert drawn(logits, **columns).tolist() == expected
 
 
-def test_the_hash_is_splitmix64():
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    first = the_sampler._mixed(np.array([0], np.uint64) + golden)
-    second = the_sampler._mixed(np.array([0], np.uint64) + golden + golden)
-    assert (hex(first[0]), hex(second[0])) == ("0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4")
-
-
 def test_uniform_numbers_of_neighbouring_seeds_and_places_differ_and_are_even():
     seeds, places = (grid.ravel() for grid in np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(100)))
     uniforms = the_sampler._uniforms(seeds, places)
@@ -336,21 +316,14 @@ def test_uniform_numbers_of_neighbouring_seeds_and_places_differ_and_are_even():
         assert abs(neighbours) < 0.035
 
 
-def test_no_seed_is_another_one_some_places_later():
-    golden = 0x9E3779B97F4A7C15
-    one, other = the_sampler._uniforms(np.array([golden, 0], np.uint64), np.array([0, 1]))
-    assert one != other
+GOLDEN = 0x9E3779B97F4A7C15
+"""By which SplitMix64 goes from a number to the next: the seed that could be another one, a place later."""
 
 
-def test_a_seed_and_a_place_draw_the_same_token_again_and_others_another():
-    logits = torch.zeros(3, 10**5)
-    tokens = drawn(logits, seeds=[7, 7, 8], places=[3, 4, 3])
-    assert tokens.tolist() == drawn(logits, seeds=[7, 7, 8], places=[3, 4, 3]).tolist()
-    assert len(set(tokens.tolist())) == 3
-
-
-def test_the_largest_seed_and_place_are_good():
-    assert 0 <= drawn(torch.zeros(1, 9), seeds=2**64 - 1, places=2**63 - 1)[0] < 9
+def test_a_seed_and_a_place_draw_a_token_of_their_own():
+    tokens = drawn(torch.zeros(6, 10**5), seeds=[7, 7, 8, 0, GOLDEN, 2**64 - 1], places=[3, 4, 3, 1, 0, 2**63 - 1])
+    # Written down, so that a run can be repeated with the next version.
+    assert tokens.tolist() == [54937, 60423, 54001, 65244, 80255, 29947]
 
 
 def test_a_request_without_a_seed_gets_that_of_its_id_and_the_engines_seed():
@@ -412,8 +385,3 @@ def test_arrays_of_another_length_or_kind_are_refused(name, wrong):
     columns |= {"seeds": np.ones(3, np.uint64), "places": np.ones(3, np.int64), name: wrong}
     with pytest.raises(InvalidSampling, match=f"{name} has to be .* .3., one for each row of logits; got"):
         sample(torch.zeros(3, 5), **columns)
-
-
-def test_importing_the_room_loads_no_torch(run_python):
-    result = run_python("-c", "import paged.sampling, sys; print({'torch', 'transformers'} & {*sys.modules})")
-    assert result.stdout == "set()\n", result.stderr

@@ -1,11 +1,17 @@
-"""Searches that transformers' core has dropped, against answers of the last version that had them (tools/search_fixtures.py made them)."""
+"""Beam, group and contrastive search through LLM, on the model that ships: transformers' answers, whatever memory there is.
+
+Groups and contrastive search have left transformers' core: their answers are those of the last version that had them
+(tools/search_fixtures.py made them).
+"""
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 from paged import (  # noqa: E402
     LLM,
@@ -13,23 +19,30 @@ from paged import (  # noqa: E402
     ContrastiveSearchParams,
     Engine,
     SamplingParams,
-    load_model,
 )
 from paged.decoding.beam_groups import BeamGroups  # noqa: E402
-from paged.errors import InvalidSampling, NeverFits  # noqa: E402
+from paged.errors import InvalidRequest, InvalidSampling, NeverFits  # noqa: E402
 from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
 from .searching import STOP, VOCABULARY, hypotheses_of, most_used, table  # noqa: E402, TID252
 
 FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "searches.json").read_text(encoding="utf-8"))
 TOKENS = FIXTURES["max_tokens"]
+PROMPTS = ["The with statement", "Return a new list", "def", "Changed in version 3.", "A generator is"]
+BEAMS = [
+    {"beam_width": 2},
+    {"beam_width": 3, "length_penalty": 0.0, "early_stopping": True},
+    {"beam_width": 4, "length_penalty": 2.0, "n": 3},
+    {"beam_width": 5, "length_penalty": -0.5, "early_stopping": "never", "n": 2},
+    {"beam_width": 2, "early_stopping": True, "n": 2},
+]
 WORLDS = [
     {},
     {"num_blocks": 80, "block_size": 1},
     {"num_blocks": 30, "block_size": 4},
     {"num_blocks": 13, "block_size": 4},
     {"num_blocks": 13, "block_size": 4, "host_blocks": 10},
-    {"num_blocks": 40, "block_size": 4, "max_tokens_per_step": 7},
+    {"num_blocks": 40, "block_size": 4, "max_tokens_per_step": 6},
     {"num_blocks": 60, "block_size": 2, "max_sequences": 5},
     {"num_blocks": 40, "block_size": 4, "speculate": "lookup"},
     {"num_blocks": 40, "block_size": 4, "policy": "orca-max"},
@@ -37,13 +50,44 @@ WORLDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def expected(model):
+    """Of each prompt and wish, transformers' answers and their scores."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=torch.float32).eval()
+    found = []
+    for prompt, wish in zip(PROMPTS, BEAMS, strict=True):
+        ids = model.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        out = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=wish["beam_width"],
+            num_return_sequences=wish.get("n", 1),
+            length_penalty=wish.get("length_penalty", 1.0),
+            early_stopping=wish.get("early_stopping", False),
+            max_new_tokens=BEAM_TOKENS,
+            do_sample=False,
+            eos_token_id=list(model.eos_token_ids),
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        answers = []
+        for tokens in out.sequences[:, ids.shape[1] :].tolist():
+            ends = [place for place, token in enumerate(tokens) if token in model.eos_token_ids]
+            answers.append(tokens[: ends[0] + 1] if ends else tokens)
+        found.append((answers, out.sequences_scores.tolist()))
+    return found
+
+
+BEAM_TOKENS = 14
+
+
+def params(wish):
+    return BeamSearchParams(max_tokens=BEAM_TOKENS, **wish)
+
+
 def name_of(options):
     return ", ".join(f"{name} {value}" for name, value in options.items()) or "ample"
-
-
-@pytest.fixture(scope="module")
-def model():
-    return load_model(checkpoint_path())
 
 
 @pytest.mark.parametrize("early", [False, True, "never"])
@@ -68,37 +112,37 @@ def test_groups_on_made_up_models(early):
 
 
 @pytest.mark.parametrize("options", WORLDS, ids=name_of)
-def test_groups_and_contrastive_search_on_the_model_that_ships(model, options):
-    asked, expected = [], []
+def test_the_answers_are_those_of_transformers(model, expected, options):
+    asked = [(prompt, params(wish)) for prompt, wish in zip(PROMPTS, BEAMS, strict=True)]
+    wanted = list(expected)
     for case in FIXTURES["groups"]:
-        names = ("beam_width", "num_groups", "diversity_penalty")
-        width, groups, diversity = (case[name] for name in names)
-        params = BeamSearchParams(
-            beam_width=width, n=width, num_beam_groups=groups, diversity_penalty=diversity, max_tokens=TOKENS
-        )
+        width, groups, diversity = (case[name] for name in ("beam_width", "num_groups", "diversity_penalty"))
         if width > options.get("max_sequences", width):
             continue
-        asked.append((case["prompt"], params))
-        expected.append((case["answers"], case["scores"]))
+        in_groups = {"num_beam_groups": groups, "diversity_penalty": diversity}
+        asked.append((case["prompt"], BeamSearchParams(beam_width=width, n=width, max_tokens=TOKENS, **in_groups)))
+        wanted.append((case["answers"], case["scores"]))
     for case in FIXTURES["contrastive"]:
-        params = ContrastiveSearchParams(penalty_alpha=case["penalty_alpha"], top_k=case["top_k"], max_tokens=TOKENS)
-        asked.append((case["prompt"], params))
-        expected.append(([case["tokens"]], None))
+        alpha, top_k = case["penalty_alpha"], case["top_k"]
+        asked.append((case["prompt"], ContrastiveSearchParams(penalty_alpha=alpha, top_k=top_k, max_tokens=TOKENS)))
+        wanted.append(([case["tokens"]], None))
     # Others come and go beside them, with the same prompts.
     asked += [(prompt, SamplingParams(max_tokens=20)) for prompt, _ in asked]
     llm = LLM(model, **options)
     llm.engine.on_batch = lambda batch: check(llm.engine)
     found = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked])
-    for answer, (tokens, scores) in zip(found, expected, strict=False):
+    for answer, (tokens, scores) in zip(found, wanted, strict=False):
         assert [each.token_ids for each in answer.outputs] == tokens
         if scores is not None:
             assert [each.score for each in answer.outputs] == pytest.approx(scores, rel=1e-4)
+        assert answer.text == answer.outputs[0].text != ""
         assert answer.finish_reason == ("stop" if tokens[0][-1] == 0 else "length")
     assert (llm.engine.manager.device.num_used, llm.engine.has_unfinished, bool(llm.engine._searches)) == (
         0,
         False,
         False,
     )
+    assert not llm.engine.scheduler.has_unfinished
 
 
 def check(engine):
@@ -133,21 +177,6 @@ def test_a_stop_id_ends_a_contrastive_search(model):
     assert (answer.finish_reason, answer.outputs[0].stop_reason) == ("stop", stop)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"penalty_alpha": 0.0}, "penalty_alpha has to be a number above 0 and at most 1; got 0.0"),
-        ({"penalty_alpha": float("nan")}, "penalty_alpha has to be a number above 0 and at most 1; got nan"),
-        ({"top_k": 1}, "top_k has to be an integer from 2 to"),
-        ({"max_tokens": 0}, "max_tokens has to be an integer of at least 1; got 0"),
-        ({"ignore_eos": "no"}, "ignore_eos has to be True or False; got 'no'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(fields, message):
-    with pytest.raises(InvalidSampling, match=message):
-        ContrastiveSearchParams(**fields)
-
-
 def test_more_candidates_than_tokens_are_refused_before_the_request_is_queued(model):
     engine = Engine(model)
     with pytest.raises(InvalidSampling, match="top_k has to be an integer from 2 to 1,024; got 2000"):
@@ -168,15 +197,91 @@ def test_a_prompt_that_leaves_no_room_for_candidates_is_refused_and_one_token_le
     assert len(live.completion().token_ids) == 1
 
 
+@pytest.mark.parametrize("after", [0, 1, 3, 6])
+def test_a_search_may_be_aborted_at_any_time(model, after):
+    engine = Engine(model, block_size=4, num_blocks=40)
+    engine.add_request(PROMPTS[0], params(BEAMS[2]), id="a")
+    engine.add_request(PROMPTS[1], params(BEAMS[1]), id="b")
+    for _ in range(after):
+        engine.step()
+    ended = engine.abort("a")
+    assert (ended.id, ended.finish_reason, ended.finished, ended.token_ids) == ("a", "abort", True, [])
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert [output.id for output in outputs] == ["b"] and outputs[0].finish_reason in ("stop", "length")
+    assert engine.check() == [] and engine.manager.device.num_used == 0
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_a_search_is_finished_for_a_known_reason_alone(model, after):
+    engine = Engine(model, block_size=4, num_blocks=40)
+    engine.add_request(PROMPTS[0], params(BEAMS[2]), id="a")
+    for _ in range(after):
+        engine.step()
+    before = engine.manager.device.num_used
+    with pytest.raises(InvalidRequest, match='reason has to be "stop" or "length"; got \'soon\''):
+        engine.finish("a", "soon")
+    assert engine.has_unfinished and engine.manager.device.num_used == before
+    ended = engine.finish("a", "length")
+    assert (ended.finish_reason, ended.finished) == ("length", True)
+    assert (engine.has_unfinished, engine.manager.device.num_used, engine.check()) == (False, 0, [])
+
+
+def test_a_step_that_fails_is_taken_back_and_the_search_goes_on(model, expected):
+    llm = LLM(model, block_size=4, num_blocks=40)
+    runner, calls = llm.engine.runner, count(1)
+    real = runner.logits
+
+    def now_and_then(batch):
+        if next(calls) % 3 == 0:
+            raise MemoryError("too little")
+        return real(batch)
+
+    runner.logits = now_and_then
+    found = llm.generate(PROMPTS, list(map(params, BEAMS)))
+    assert [[each.token_ids for each in answer.outputs] for answer in found] == [tokens for tokens, _ in expected]
+    assert llm.engine.stats().failed_steps > 3
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"beam_width": 1}, "beam_width has to be an integer of at least 2; got 1"),
+        ({"n": 5}, r"n has to be an integer from 1 to beam_width \(4\); got 5"),
+        ({"max_tokens": 0}, "max_tokens has to be an integer of at least 1; got 0"),
+        ({"length_penalty": float("inf")}, "length_penalty has to be a number from -10 to 10; got inf"),
+        ({"length_penalty": 1000.0}, "length_penalty has to be a number from -10 to 10; got 1000.0"),
+        ({"early_stopping": "soon"}, "early_stopping has to be True, False or \"never\"; got 'soon'"),
+        ({"stop_token_ids": 3}, "stop_token_ids has to be a tuple of token ids; got 3"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids have to be token ids from 0 to"),
+        ({"ignore_eos": 0}, "ignore_eos has to be True or False; got 0"),
         ({"num_beam_groups": 3}, r"num_beam_groups has to be an integer that divides beam_width \(4\); got 3"),
         ({"num_beam_groups": 2}, "groups above 1 and a penalty above 0 go together"),
         ({"diversity_penalty": 0.5}, "groups above 1 and a penalty above 0 go together"),
         ({"num_beam_groups": 2, "diversity_penalty": -1}, "diversity_penalty has to be a finite number of at least 0"),
     ],
 )
-def test_groups_that_make_no_sense_are_refused(fields, message):
+def test_beams_that_make_no_sense_are_refused(fields, message):
     with pytest.raises(InvalidSampling, match=message):
-        BeamSearchParams(beam_width=4, **fields)
+        BeamSearchParams(**{"beam_width": 4, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"penalty_alpha": 0.0}, "penalty_alpha has to be a number above 0 and at most 1; got 0.0"),
+        ({"penalty_alpha": float("nan")}, "penalty_alpha has to be a number above 0 and at most 1; got nan"),
+        ({"top_k": 1}, "top_k has to be an integer from 2 to"),
+        ({"max_tokens": 0}, "max_tokens has to be an integer of at least 1; got 0"),
+        ({"ignore_eos": "no"}, "ignore_eos has to be True or False; got 'no'"),
+    ],
+)
+def test_a_contrastive_search_that_makes_no_sense_is_refused(fields, message):
+    with pytest.raises(InvalidSampling, match=message):
+        ContrastiveSearchParams(**fields)
+
+
+def test_beams_do_not_go_with_steps_ahead(model):
+    with pytest.raises(InvalidSampling, match="does not go with steps_ahead"):
+        LLM(model, steps_ahead=1).beam_search(PROMPTS[0], BeamSearchParams(beam_width=2))

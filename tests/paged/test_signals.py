@@ -32,9 +32,10 @@ def tool():
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="sessions are looked up in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    ("number", "after_s"), [(signal.SIGINT, 1.5), (signal.SIGTERM, 0.3)], ids=["ctrl-c at work", "sigterm at its start"]
+)
 @pytest.mark.parametrize("name", ["simulate", "plan", "generate one", "bench"])
-@pytest.mark.parametrize("after_s", [0.3, 1.5])
 def test_a_command_is_gone_and_leaves_nothing_half_done(tmp_path, name, number, after_s):
     try_signals = tool()
     command = try_signals.COMMANDS[name]
@@ -376,14 +377,23 @@ def test_a_library_that_loads_for_long_keeps_no_signal_waiting():
 
 
 def test_behind_what_loads_signals_do_what_they_did_before():
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    def ours(*_):
+        pass
+
+    before = signal.signal(signal.SIGTERM, ours)
     try:
-        ours = signal.getsignal(signal.SIGTERM)
         with signals.at_once():
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is ours
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def raise_while_interrupted():
+    try:
+        raise KeyboardInterrupt
+    finally:
+        int("seven")
 
 
 def test_an_error_raised_while_an_interrupt_passed_is_the_interrupt():
@@ -392,13 +402,6 @@ def test_an_error_raised_while_an_interrupt_passed_is_the_interrupt():
     with pytest.raises(ValueError, match="seven") as caught:
         raise_while_interrupted()
     assert signals.is_interrupt(caught.value)
-
-
-def raise_while_interrupted():
-    try:
-        raise KeyboardInterrupt
-    finally:
-        int("seven")
 
 
 @pytest.mark.parametrize(

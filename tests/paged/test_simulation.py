@@ -1,17 +1,19 @@
-"""Replays: every request of a trace ends, times follow the formula, and hits are what the trace says they are."""
+"""Replays: every request of a trace ends, times follow the formula, and hits and outputs are what the trace says they are."""
 
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from paged import POLICIES, BlockManager, Scheduler
 from paged.errors import InvalidConfig, SimulationStuck
 from paged.study.hardware import StepWork
 from paged.study.simulator import Simulation, StepTime, simulate
+from paged.study.simulator.answers import Answers
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles
-from paged.study.traces import excerpt_path, read_trace
+from paged.study.traces import Trace, excerpt_path, read_trace
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
 
@@ -35,23 +37,19 @@ def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
 def test_one_request_takes_a_step_a_token_and_idle_time_before_it_is_skipped(trace_of):
     result = simulate(trace_of("0,5,3,,", "100,5,2,,"), scheduler_of(), SECOND_A_STEP)
     assert (result.requests, result.finished, result.rejected, result.steps) == (2, 2, 0, 5)
-    assert result.makespan_s == 102
-    assert result.busy_s == 5
-    assert result.output_tokens == 5
-    assert result.ttft_s == Percentiles(1, 1, 1, 1)
-    assert result.itl_s == Percentiles(1, 1, 1, 1)
+    assert (result.makespan_s, result.busy_s, result.output_tokens) == (102, 5, 5)
+    assert result.ttft_s == result.itl_s == Percentiles(1, 1, 1, 1)
     assert result.e2e_s == Percentiles(2, 3, 3, 3)
-
-
-def test_a_request_waits_for_the_step_in_which_it_arrived(trace_of):
+    # One waits for the step in which it arrived.
     result = simulate(trace_of("0,5,4,,", "0.5,5,1,,"), scheduler_of(), SECOND_A_STEP)
     assert result.ttft_s.max == 1.5
 
 
 def test_what_can_never_fit_is_counted_and_the_others_go_on(trace_of):
     result = simulate(trace_of("0,999,3,,", "0,5,3,,"), scheduler_of(), SECOND_A_STEP)
-    assert (result.finished, result.rejected) == (1, 1)
-    assert result.prompt_tokens == 5
+    assert (result.finished, result.rejected, result.prompt_tokens) == (1, 1, 5)
+    result = simulate(trace_of("0,5,3,,", "0,50,3,,").fitted(20, how="reject"), scheduler_of(), SECOND_A_STEP)
+    assert (result.requests, result.finished, result.rejected) == (2, 1, 1)
 
 
 def test_the_prefix_hit_is_the_shared_prefix_in_full_blocks(trace_of):
@@ -79,19 +77,6 @@ def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
     assert expected > 200_000
     assert result.hit_tokens == expected
     assert scheduler.manager.device.num_used == 0
-
-
-@pytest.mark.parametrize("policy", ["static", "vllm", "fastgen", "paged"])
-def test_every_request_of_a_real_service_ends_under_pressure(policy):
-    trace = read_trace(excerpt_path("azure"), limit=60).scaled(prompts=1 / 16, outputs=1 / 8)
-    scheduler = scheduler_of(48, 8, host_blocks=16, policy=policy, max_tokens_per_step=64, max_sequences=16)
-    result = simulate(trace, scheduler, check=True)
-    assert result.finished + result.rejected == 60
-    assert result.violations == 0, result.violation_messages
-    assert result.checked_steps == result.steps
-    manager = scheduler.manager
-    assert manager.device.num_free + manager.device.num_cached == manager.num_blocks
-    assert manager.host.num_free + manager.host.num_cached == manager.num_host_blocks
 
 
 def test_the_same_trace_gives_the_same_figures():
@@ -139,18 +124,6 @@ def test_the_scheduler_decides_by_the_same_costs_that_time_its_steps():
     assert costs.recompute(100, 148) == pytest.approx(48 * 20e-6)
 
 
-@pytest.mark.parametrize("field", ["weights_ms", "context_us", "token_us", "swap_us"])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_a_step_time_that_is_no_time_is_refused(field, value):
-    with pytest.raises(ValueError, match=field):
-        StepTime(**{field: value}).check()
-
-
-def test_a_formula_in_which_no_time_passes_is_refused():
-    with pytest.raises(ValueError, match="must take time"):
-        StepTime(weights_ms=0, token_us=0).check()
-
-
 def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
     latencies = Latencies(2)
     latencies.arrived(0, 0.0)
@@ -165,13 +138,25 @@ def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
     assert latencies.e2e() == Percentiles(7, 7, 7, 7)
 
 
-def test_no_values_have_no_percentiles():
+def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one_and_of_none_there_are_none():
+    values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
+    assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
     assert Percentiles.of(np.empty(0)) == Percentiles(None, None, None, None)
 
 
-def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one():
-    values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
-    assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
+TIMES = ("weights_ms", "context_us", "token_us", "swap_us")
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        *(({name: value}, name) for name in TIMES for value in (-1.0, float("nan"), float("inf"))),
+        ({"weights_ms": 0, "token_us": 0}, "must take time"),
+    ],
+)
+def test_a_step_time_that_is_no_time_is_refused(times, words):
+    with pytest.raises(ValueError, match=words):
+        StepTime(**times).check()
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
@@ -197,7 +182,7 @@ def test_blocks_kept_by_count_are_memory_that_is_taken(trace_of, fast_forward):
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("name", ["azure", "mooncake"])
 def test_steps_taken_at_once_change_no_figure(name, policy):
-    trace = read_trace(excerpt_path(name), limit=60).scaled(prompts=1 / 16, outputs=1 / 4, rate=0.5)
+    trace = read_trace(excerpt_path(name), limit=30).scaled(prompts=1 / 16, outputs=1 / 4, rate=0.5)
     results = []
     for fast_forward in (False, True):
         scheduler = scheduler_of(120, 8, host_blocks=16, policy=policy, max_tokens_per_step=64, max_sequences=16)
@@ -255,6 +240,24 @@ def test_a_closed_loop_without_clients_and_a_price_that_is_none_are_refused(trac
         Simulation(trace_of("0,5,3,,"), scheduler_of(), **options)
 
 
-def test_requests_that_are_too_long_count_as_rejected(trace_of):
-    result = simulate(trace_of("0,5,3,,", "0,50,3,,").fitted(20, how="reject"), scheduler_of(), SECOND_A_STEP)
-    assert (result.requests, result.finished, result.rejected) == (2, 1, 1)
+LENGTHS = [3, 40, 1, 7, 19, 2, 90, 5, 11, 4, 8, 6]
+TRACE = Trace.from_lengths(np.zeros(len(LENGTHS)), [4] * len(LENGTHS), LENGTHS)
+
+
+@given(st.lists(st.sets(st.integers(0, len(LENGTHS) - 1), min_size=1), max_size=8), st.data())
+def test_tokens_are_those_of_the_outputs_whoever_was_forgotten_before(steps, data):
+    answers = Answers(TRACE)
+    for chosen in steps:
+        requests = np.array(sorted(chosen))
+        places = np.array([data.draw(st.integers(0, LENGTHS[request] - 1)) for request in requests])
+        expected = [int(TRACE.output(request)[place]) for request, place in zip(requests, places, strict=True)]
+        answers.begin(requests.tolist())
+        assert answers.tokens(requests, places).tolist() == expected
+        answers.forget(data.draw(st.lists(st.sampled_from(range(len(LENGTHS))), unique=True)))
+
+
+def test_tokens_of_a_stretch_come_a_row_for_each_request():
+    answers = Answers(TRACE)
+    answers.begin([1, 6])
+    found = answers.tokens(np.array([6, 1]), np.array([[80, 81, 82], [0, 1, 2]]))
+    assert found.tolist() == [TRACE.output(6)[80:83].tolist(), TRACE.output(1)[:3].tolist()]

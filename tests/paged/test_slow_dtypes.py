@@ -34,25 +34,23 @@ def no_compiler(monkeypatch):
         monkeypatch.setattr(module, "model_library", refuse)
 
 
-def test_float32_is_never_slow_and_bfloat16_not_in_native_code(processor):
-    processor()
-    assert [dtypes.faster_dtypes(SINGLE, is_native) for is_native in (True, False)] == [(), ()]
-    assert dtypes.faster_dtypes(BRAIN, True) == ()
-
-
-@pytest.mark.parametrize("units", ["avx512_bf16", "amx_bf16", "bf16"])
-def test_bfloat16_in_torch_is_slow_without_units_for_it(processor, units):
-    processor("avx2", units)
-    assert dtypes.faster_dtypes(BRAIN, False) == ()
-    processor("avx2")
-    assert dtypes.faster_dtypes(BRAIN, False) == ("float32",)
-
-
-def test_float16_is_always_slow(processor, no_compiler):
-    processor("avx512_bf16")
-    assert dtypes.faster_dtypes(HALF, False) == ("float32", "bfloat16")
-    processor("avx2")
-    assert dtypes.faster_dtypes(HALF, False) == ("float32",)
+@pytest.mark.parametrize(
+    ("has", "dtype", "is_native", "faster"),
+    [
+        # float32 is never slow, bfloat16 not in native code, and in torch where there are units for it.
+        ((), SINGLE, True, ()),
+        ((), SINGLE, False, ()),
+        ((), BRAIN, True, ()),
+        *((("avx2", units), BRAIN, False, ()) for units in ("avx512_bf16", "amx_bf16", "bf16")),
+        (("avx2",), BRAIN, False, ("float32",)),
+        # float16 always is.
+        (("avx512_bf16",), HALF, False, ("float32", "bfloat16")),
+        (("avx2",), HALF, False, ("float32",)),
+    ],
+)
+def test_what_is_faster_than_a_dtype_depends_on_the_processor(processor, no_compiler, has, dtype, is_native, faster):
+    processor(*has)
+    assert dtypes.faster_dtypes(dtype, is_native) == faster
 
 
 def warned(dtype):

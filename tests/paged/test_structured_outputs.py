@@ -14,10 +14,8 @@ from paged import (  # noqa: E402
     Engine,
     SamplingParams,
     StructuredOutputsParams,
-    load_model,
 )
 from paged.errors import GrammarFailed, InvalidRequest, InvalidSampling  # noqa: E402
-from paged.model.checkpoint import checkpoint_path  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
 SCHEMA = {
@@ -38,11 +36,6 @@ FORMS = {
     "grammar": {"grammar": 'start: "a" "b"+ "c" | "(" start ")"'},
 }
 WISHES = [{}, {"temperature": 1.5, "seed": 4, "n": 2}, {"temperature": 1.0, "seed": 1, "repetition_penalty": 1.2}]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return load_model(checkpoint_path())
 
 
 def has_form(name, text):

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from paged import BlockManager, Request, Scheduler
 from paged.errors import InvalidConfig, InvalidSpec
 from paged.study.traces import PRESETS, LogNormal, Trace, excerpt_path, open_trace, read_trace, save_trace, synthetic
 
@@ -160,37 +159,6 @@ def test_conversations_have_their_mean_number_of_turns_and_pauses_their_mean():
     pauses = trace.arrival_s[returns] - arrival_of_output[last_outputs]
     assert pauses.mean() == pytest.approx(30 + 20 * 0.1, rel=0.02)
     assert cv(pauses - 2) == pytest.approx(1, rel=0.02)
-
-
-def test_a_scheduler_finds_the_whole_history_in_its_prefix_cache():
-    """Turns one after another, in ample memory: every full block of prompt and output before is a hit, but for the last output token,
-    which is never computed."""
-    block_size = 4
-    trace = synthetic("at-once", requests=30, turns=5, prompt=6, output=9, seed=3)
-    scheduler = Scheduler(BlockManager(2000, block_size), max_tokens_per_step=4096, policy="paged")
-    before = turns_before(trace)
-    for request in range(len(trace)):
-        prompt = trace.prompt(request)
-        scheduler.add(Request(id=str(request), prompt=prompt, max_tokens=9), now=0.0)
-        while scheduler.has_unfinished:
-            batch = scheduler.schedule(0.0)
-            places = batch.seq_lens[batch.samples].astype(np.int64) - len(prompt)
-            tokens = trace.output(request)[places]
-            outputs = scheduler.update(batch, tokens, now=0.0)
-        earlier = before[request]
-        computed = 0 if earlier is None else int(trace.prompt_tokens[earlier]) + 9 - 1
-        assert next(iter(outputs)).usage.hit_tokens == computed // block_size * block_size
-    assert sum(earlier is not None for earlier in before) > 15
-
-
-def test_conversations_outlive_a_file_and_thinning(tmp_path):
-    trace = synthetic(requests=60, turns=4, system_tokens=3, seed=1)
-    save_trace(trace, tmp_path / "trace")
-    back = read_trace(tmp_path / "trace", seed=1)
-    assert columns(back) == columns(trace)
-    assert np.array_equal(back.output(9), trace.output(9))
-    thin = trace.thinned(0.5, seed=2)
-    assert set(thin.segment_ids.tolist()) <= set(trace.segment_ids.tolist())
 
 
 REFUSED = {

@@ -120,13 +120,8 @@ def test_all_that_is_returned_is_what_the_output_adds_to_the_prompt(program):
     tokenizer = FAMILIES[family]
     told = "".join(pushed(tokenizer, prompt, pieces, skip_special_tokens=skips))
     assert told == continued(tokenizer, prompt, output, skip_special_tokens=skips)
-
-
-@given(programs())
-def test_without_a_prompt_it_is_the_decoded_output(program):
-    family, _, output, pieces, skips = program
-    told = "".join(pushed(FAMILIES[family], [], pieces, skip_special_tokens=skips))
-    assert told == FAMILIES[family].decode(output, skip_special_tokens=skips)
+    alone = "".join(pushed(tokenizer, [], pieces, skip_special_tokens=skips))
+    assert alone == tokenizer.decode(output, skip_special_tokens=skips)
 
 
 @pytest.mark.parametrize("text", ["the cat sat", "你好，世界", "cafe\u0301 👩‍👩‍👧"])
@@ -138,74 +133,53 @@ def test_a_character_is_told_with_its_last_byte(text):
         assert stream.push([last]) == character
 
 
-def test_a_character_that_never_becomes_whole_is_one_replacement_character():
-    assert pushed(BYTES, [], [byte_ids(b"a\xf0\x9f\x98")]) == ["a", "\ufffd"]
+FIRST, REST = byte_ids("你".encode()[:1]), byte_ids("你".encode()[1:])
+END, NOTHING, EMPTY = [BYTES.eos_token_id], [len(BYTES) + 7], [BYTES.convert_tokens_to_ids("")]
+THE, CAT, SAT, NI = (word_ids(piece) for piece in ("▁the", "▁cat", "▁sat", "E4BDA0"))
+SMILE = byte_ids("😀".encode())
+SKIPPED = [WORDS_AND_BYTES.eos_token_id] * 50
 
 
-def test_a_byte_that_begins_no_character_is_told_when_the_next_one_has_come():
-    stream = TextStream(BYTES, [])
-    assert [stream.push([id]) for id in byte_ids(b"\x80\x80a")] == ["", "\ufffd", "\ufffda"]
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt", "pieces", "skips", "told"),
+    [
+        # A byte that begins no character is told when the next one has come, one that never becomes whole at the end.
+        (BYTES, [], [[id] for id in byte_ids(b"\x80\x80a")], False, ["", "\ufffd", "\ufffda", ""]),
+        (BYTES, [], [byte_ids(b"a\xf0\x9f\x98")], False, ["a", "\ufffd"]),
+        (BYTES, [], [byte_ids("\ufffd".encode()), byte_ids(b"a")], False, ["", "\ufffda", ""]),
+        # An output may end the prompt's last character; its broken end is not told again.
+        (BYTES, byte_ids("the 你".encode()[:-1]), [byte_ids("你!".encode()[-2:])], False, ["你!", ""]),
+        (BYTES, byte_ids(b"the \xe4"), [byte_ids(b"a")], False, ["a", ""]),
+        # A skipped token between the bytes of a character does not break it, one that is told does.
+        (BYTES, [], [FIRST, END, REST], True, ["", "", "你", ""]),
+        (BYTES, [], [FIRST, END, REST], False, ["", "\ufffd<end>", "\ufffd", "\ufffd"]),
+        # The first word's space is kept after a prompt, and stripped without one or after one of skipped tokens.
+        (WORDS_AND_BYTES, THE, [CAT, SAT], False, [" cat", " sat", ""]),
+        (WORDS_AND_BYTES, [], [CAT, SAT], False, ["cat", " sat", ""]),
+        (WORDS_AND_BYTES, SKIPPED, [CAT], True, ["cat", ""]),
+        (WORDS_AND_BYTES, SKIPPED, [CAT], False, [" cat", ""]),
+        # A run of byte tokens is told when it has ended, all or none of it, and may go on from the prompt.
+        (WORDS_AND_BYTES, [], [word_ids("E4"), word_ids("BDA0"), THE], False, ["", "", "你 the", ""]),
+        (WORDS_AND_BYTES, [], [NI, word_ids("FF"), THE], False, ["", "", "\ufffd\ufffd\ufffd\ufffd the", ""]),
+        (WORDS_AND_BYTES, THE + NI * 4, [NI, CAT], False, ["", "你 cat", ""]),
+        # Ids that name no token, and no ids, say nothing.
+        (BYTES, [], [NOTHING, byte_ids(b"a")], False, ["", "a", ""]),
+        (BYTES, byte_ids(b"the"), [[], []], False, ["", "", ""]),
+    ],
+)
+def test_each_piece_is_told_as_soon_as_it_stands(tokenizer, prompt, pieces, skips, told):
+    assert pushed(tokenizer, prompt, pieces, skip_special_tokens=skips) == told
 
 
-def test_a_replacement_character_in_the_output_is_told_late_but_told():
-    assert pushed(BYTES, [], [byte_ids("\ufffd".encode()), byte_ids(b"a")]) == ["", "\ufffda", ""]
-
-
-def test_an_output_may_end_the_prompts_last_character():
-    assert pushed(BYTES, byte_ids("the 你".encode()[:-1]), [byte_ids("你!".encode()[-2:])]) == ["你!", ""]
-
-
-def test_a_prompts_broken_end_is_not_told_again():
-    assert pushed(BYTES, byte_ids(b"the \xe4"), [byte_ids(b"a")]) == ["a", ""]
-
-
-def test_a_skipped_token_between_the_bytes_of_a_character_does_not_break_it():
-    pieces = [byte_ids("你".encode()[:1]), [BYTES.eos_token_id], byte_ids("你".encode()[1:])]
-    assert pushed(BYTES, [], pieces, skip_special_tokens=True) == ["", "", "你", ""]
-    assert pushed(BYTES, [], pieces) == ["", "\ufffd<end>", "\ufffd", "\ufffd"]
-
-
-def test_the_first_words_space_is_kept_after_a_prompt_and_stripped_without_one():
-    assert pushed(WORDS_AND_BYTES, word_ids("▁the"), [word_ids("▁cat"), word_ids("▁sat")]) == [" cat", " sat", ""]
-    assert pushed(WORDS_AND_BYTES, [], [word_ids("▁cat"), word_ids("▁sat")]) == ["cat", " sat", ""]
-
-
-def test_a_prompt_of_skipped_tokens_is_as_good_as_none():
-    prompt = [WORDS_AND_BYTES.eos_token_id] * 50
-    assert pushed(WORDS_AND_BYTES, prompt, [word_ids("▁cat")], skip_special_tokens=True) == ["cat", ""]
-    assert pushed(WORDS_AND_BYTES, prompt, [word_ids("▁cat")]) == [" cat", ""]
-
-
-def test_a_run_of_byte_tokens_is_told_when_it_has_ended_all_or_none_of_it():
-    whole = [word_ids("E4"), word_ids("BDA0"), word_ids("▁the")]
-    assert pushed(WORDS_AND_BYTES, [], whole) == ["", "", "你 the", ""]
-    broken = [word_ids("E4BDA0"), word_ids("FF"), word_ids("▁the")]
-    assert pushed(WORDS_AND_BYTES, [], broken) == ["", "", "\ufffd\ufffd\ufffd\ufffd the", ""]
-
-
-def test_a_run_of_byte_tokens_goes_on_from_the_prompt():
-    prompt = word_ids("▁the", "E4BDA0" * 4)
-    assert pushed(WORDS_AND_BYTES, prompt, [word_ids("E4BDA0"), word_ids("▁cat")]) == ["", "你 cat", ""]
-
-
-def test_ids_that_name_no_token_say_nothing():
-    assert pushed(BYTES, [], [[len(BYTES) + 7], byte_ids(b"a")]) == ["", "a", ""]
-
-
-def test_tokens_without_text_do_not_push_the_beginning_of_a_character_out_of_sight():
-    empty = [BYTES.convert_tokens_to_ids("")]
-    first, second, *rest = byte_ids("😀".encode())
-    pieces = [byte_ids(b"a"), [first], *[empty] * 25, [second], *[empty] * 5, rest]
-    assert "".join(pushed(BYTES, [], pieces)) == "a😀"
-
-
-def test_tokens_without_text_do_not_push_the_prompt_out_of_sight():
-    empty = [BYTES.convert_tokens_to_ids("")]
-    assert "".join(pushed(BYTES, byte_ids(b"the cat sat"), [*[empty] * 40, byte_ids(b"!")])) == "!"
-
-
-def test_nothing_pushed_is_nothing_told():
-    assert pushed(BYTES, byte_ids(b"the"), [[], []]) == ["", "", ""]
+@pytest.mark.parametrize(
+    ("prompt", "pieces", "told"),
+    [
+        (b"", [byte_ids(b"a"), SMILE[:1], *[EMPTY] * 25, SMILE[1:2], *[EMPTY] * 5, SMILE[2:]], "a😀"),
+        (b"the cat sat", [*[EMPTY] * 40, byte_ids(b"!")], "!"),
+    ],
+)
+def test_tokens_without_text_push_neither_a_begun_character_nor_the_prompt_out_of_sight(prompt, pieces, told):
+    assert "".join(pushed(BYTES, byte_ids(prompt), pieces)) == told
 
 
 @pytest.mark.parametrize("wrong", [[-1], [True], [0.5], ["a"], "a", [2**31], [[1]], None])

@@ -26,33 +26,27 @@ def test_the_budget_that_suits_is_the_first_whose_step_takes_twice_as_long_as_on
     assert suiting_budget(step, max_sequences=16, block_size=16) == 256
     h100 = Roofline(model=model_named("llama-3-8b"), device=device_named("h100"))
     assert suiting_budget(h100, max_sequences=16, block_size=16) == 512
-
-
-def test_half_of_the_budget_that_suits_is_left_while_every_row_decodes():
-    for rows, budget in ((128, 256), (129, 512), (600, 2048), (100_000, 8192)):
-        assert suiting_budget(roofline(), max_sequences=rows, block_size=16) == budget
-
-
-def test_a_step_that_never_takes_twice_as_long_has_the_largest_budget():
+    # One that never takes twice as long has the largest.
     assert suiting_budget(StepTime(token_us=0), max_sequences=16, block_size=16) == 8192
+    # Half of it is left while every row decodes.
+    budgets_of_rows = [suiting_budget(step, max_sequences=rows, block_size=16) for rows in (128, 129, 600, 100_000)]
+    assert budgets_of_rows == [256, 512, 2048, 8192]
 
 
 WORK = StepWork(computed_tokens=4096, sampled_rows=1, context_tokens=4096, attended_pairs=4096 * 2048)
 DECODE = StepWork(computed_tokens=1, sampled_rows=1, context_tokens=4096, attended_pairs=4096)
 
 
-def test_twice_the_arithmetic_halves_what_is_bound_by_it_and_no_more():
-    plain, faster = roofline(host_overhead_s=0), roofline(host_overhead_s=0, faster=Faster(arithmetic=2))
+def test_twice_the_arithmetic_or_bandwidth_halves_what_is_bound_by_it_and_no_more():
+    plain, faster, wider = (
+        roofline(host_overhead_s=0, faster=faster) for faster in (Faster(), Faster(arithmetic=2), Faster(bandwidth=2))
+    )
     dense = plain.parts(WORK)[0]
     assert plain.seconds(WORK) - faster.seconds(WORK) > 0.49 * dense.flops / (312e12 * 0.6)
     assert faster.seconds(DECODE) == plain.seconds(DECODE)
     assert faster.costs(16).seconds_per_token == plain.costs(16).seconds_per_token / 2
-
-
-def test_twice_the_bandwidth_halves_what_is_bound_by_it():
-    plain, faster = roofline(host_overhead_s=0), roofline(host_overhead_s=0, faster=Faster(bandwidth=2))
-    assert faster.seconds(DECODE) == pytest.approx(plain.seconds(DECODE) / 2)
-    assert faster.knee_tokens == plain.knee_tokens / 2
+    assert wider.seconds(DECODE) == pytest.approx(plain.seconds(DECODE) / 2)
+    assert wider.knee_tokens == plain.knee_tokens / 2
 
 
 def test_an_infinitely_fast_host_takes_no_time():

@@ -119,14 +119,6 @@ def test_a_scale_that_is_not_a_positive_number_is_refused(trace_of, scale):
         trace_of(MOONCAKE).scaled(prompts=scale)
 
 
-def test_the_head_of_a_trace_has_the_same_requests(trace_of):
-    trace = trace_of(MOONCAKE + MOONCAKE + MOONCAKE)
-    head = trace.head(2)
-    assert len(head) == 2
-    assert np.array_equal(head.prompt(1), trace.prompt(1))
-    assert len(trace.head(99)) == 3
-
-
 @pytest.mark.parametrize("name", sorted(EXCERPTS))
 def test_every_excerpt_is_small_and_can_be_read(name):
     path = excerpt_path(name)

@@ -19,13 +19,6 @@ def test_a_window_has_those_who_arrive_in_it_and_begins_with_the_first_of_them(t
     assert trace.window(9).prompt_tokens.tolist() == [40, 50]
 
 
-def test_an_odd_request_is_in_the_second_half(trace):
-    first, second = trace.halves()
-    assert first.output_tokens.tolist() == [1, 2]
-    assert second.output_tokens.tolist() == [3, 4, 5]
-    assert second.arrival_s.tolist() == [0, 5, 5]
-
-
 def test_thinning_keeps_the_share_and_a_larger_share_keeps_all_of_a_smaller_one():
     arrivals = np.arange(20_000.0)
     many = Trace.from_lengths(arrivals, np.arange(1, 20_001), np.ones(20_000, np.int64))

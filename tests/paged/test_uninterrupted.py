@@ -23,24 +23,14 @@ def interrupted_twice_deep(done):
             raise_signal(SIGINT)
             done.append("inner")
         done.append("outer")
-
-
-def test_ctrl_c_waits_for_the_end_of_the_outermost_block():
-    done = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted_twice_deep(done)
-    assert done == ["inner", "outer"]
-
-
-def interrupted_and_failed():
-    with Uninterrupted():
-        raise_signal(SIGINT)
         raise ZeroDivisionError
 
 
-def test_an_error_of_the_block_stays_visible_behind_ctrl_c():
+def test_ctrl_c_waits_for_the_end_of_the_outermost_block_behind_whose_error_it_comes():
+    done = []
     with pytest.raises(KeyboardInterrupt) as caught:
-        interrupted_and_failed()
+        interrupted_twice_deep(done)
+    assert done == ["inner", "outer"]
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 

@@ -1,4 +1,4 @@
-"""Recorded runs, and how far their simulation is off."""
+"""Recorded runs, and how far their simulation is off: by the library, by `paged validate` and by `paged profile --import`."""
 
 import json
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paged.errors import BadRun, InvalidConfig, UnknownEngine
+from paged.study.hardware.kernels.layer_tables import LayerTables
 from paged.study.simulator import (
     METRICS,
     STATISTICS,
@@ -19,7 +20,28 @@ from paged.study.simulator import (
 from paged.study.simulator.validation import prepared, simulation_of, taken_in
 from paged.study.traces import Trace
 
-from .files_of_others import ARRIVAL, META, table, write_run  # noqa: TID252
+from .files_of_others import ARRIVAL, META, table, write_folder, write_run  # noqa: TID252
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """recorded(...): a run as files_of_others writes it, read; its description may be exchanged afterwards."""
+
+    def made(name="run", *, described_as=None, **options):
+        write_run(tmp_path / name, **options)
+        if described_as is not None:
+            (tmp_path / name / "meta.json").write_text(json.dumps(described_as))
+        return read_run(tmp_path / name)
+
+    return made
+
+
+def meta_of(model="meta-llama/Llama-3.1-8B", device="NVIDIA RTX PRO 6000 Blackwell", **fields):
+    engine = {**META["engine_kwargs"], **fields}
+    return {**META, "model": model, "hardware": {"device_name": device}, "engine_kwargs": engine}
+
+
+RANKS = meta_of(data_parallel_size=2)
 
 
 def test_a_run_of_the_simulated_engine_is_met(tmp_path):
@@ -34,9 +56,8 @@ def test_a_run_of_the_simulated_engine_is_met(tmp_path):
     assert "rtx4090-llama-3.1-8b" in found.cost_model
 
 
-def test_a_run_that_was_slower_is_said_to_be_by_how_much(tmp_path):
-    write_run(tmp_path / "run", slower=1.25)
-    errors = validated(read_run(tmp_path / "run")).errors
+def test_a_run_that_was_slower_is_said_to_be_by_how_much(recorded):
+    errors = validated(recorded(slower=1.25)).errors
     for metric in ("ttft", "tpot", "e2e"):
         assert errors[metric] == pytest.approx(dict.fromkeys(STATISTICS, -0.2), abs=1e-6)
 
@@ -50,16 +71,14 @@ def test_when_the_engine_took_requests_in_counts_and_not_when_they_were_sent(tmp
     assert (run.queued > run.arrival + 0.005).any()
 
 
-def test_what_a_run_does_not_say_is_assumed_and_said(tmp_path):
-    meta = {**META, "kv_cache": {}, "vllm_version": "0.21.3", "hardware": {}, "engine_kwargs": {}}
-    write_run(tmp_path / "rtx4090-x", meta={**META, "hardware": {"device_name": "NVIDIA GeForce RTX 4090"}})
-    (tmp_path / "rtx4090-x" / "meta.json").write_text(json.dumps(meta))
-    said = " ".join(validated(read_run(tmp_path / "rtx4090-x")).assumed)
+def test_what_a_run_does_not_say_is_assumed_and_said(recorded):
+    unsaid = {**META, "kv_cache": {}, "vllm_version": "0.21.3", "hardware": {}, "engine_kwargs": {}}
+    run = recorded("rtx4090-x", described_as=unsaid)
+    said = " ".join(validated(run).assumed)
     for words in ("how many blocks", "vLLM 0.21.3 is not described: vllm-0.19", "by the run's name", "dtype None"):
         assert words in said
-    asked = prepared(read_run(tmp_path / "rtx4090-x"), Asked(blocks=500, engine="vllm-0.24", dtype="bf16"))
-    assert asked.blocks == 499
-    assert asked.max_tokens_per_step == 8192
+    asked = prepared(run, Asked(blocks=500, engine="vllm-0.24", dtype="bf16"))
+    assert (asked.blocks, asked.max_tokens_per_step) == (499, 8192)
     assert not any("blocks" in note for note in asked.assumed)
 
 
@@ -80,21 +99,16 @@ def test_over_time_is_compared_where_it_was_recorded(tmp_path):
     assert error.kv_points_mean == pytest.approx(10)
 
 
-def test_a_pool_that_holds_none_of_the_requests_is_told(tmp_path):
-    write_run(tmp_path / "run")
-    with pytest.raises(InvalidConfig, match="none of the run's 40 requests fits into 2 blocks"):
-        validated(read_run(tmp_path / "run"), Asked(blocks=3))
-
-
-def test_a_time_of_nothing_has_an_error_without_bound(tmp_path):
-    write_run(tmp_path / "run", spoil=lambda rows: [{**row, "first_token_ts": row["queued_ts"]} for row in rows])
-    assert validated(read_run(tmp_path / "run")).errors["ttft"]["p50"] == np.inf
-
-
-def test_requests_that_never_fit_are_left_out_of_both_and_said(tmp_path):
-    write_run(tmp_path / "run")
-    found = validated(read_run(tmp_path / "run"), Asked(blocks=60))
+def test_requests_that_never_fit_are_left_out_of_both_and_said_and_a_pool_that_holds_none_is_refused(recorded):
+    found = validated(recorded(), Asked(blocks=60))
     assert any("10 requests do not fit into 59 blocks" in note for note in found.assumed)
+    with pytest.raises(InvalidConfig, match="none of the run's 40 requests fits into 2 blocks"):
+        validated(recorded(), Asked(blocks=3))
+
+
+def test_a_time_of_nothing_has_an_error_without_bound(recorded):
+    run = recorded(spoil=lambda rows: [{**row, "first_token_ts": row["queued_ts"]} for row in rows])
+    assert validated(run).errors["ttft"]["p50"] == np.inf
 
 
 @pytest.mark.parametrize(
@@ -109,10 +123,9 @@ def test_requests_that_never_fit_are_left_out_of_both_and_said(tmp_path):
         (lambda rows: [], "no requests"),
     ],
 )
-def test_a_line_that_cannot_be_is_named(tmp_path, spoil, words):
-    write_run(tmp_path / "run", spoil=spoil)
+def test_a_line_that_cannot_be_is_named(recorded, spoil, words):
     with pytest.raises(BadRun, match=words):
-        read_run(tmp_path / "run")
+        recorded(spoil=spoil)
 
 
 def test_files_that_are_no_runs_are_named(tmp_path):
@@ -154,77 +167,53 @@ def test_a_result_of_bench_serve_is_a_run(tmp_path):
         read_run(tmp_path / "bench.json")
 
 
-def meta_of(model="meta-llama/Llama-3.1-8B", device="NVIDIA RTX PRO 6000 Blackwell", **fields):
-    engine = {**META["engine_kwargs"], **fields}
-    return {**META, "model": model, "hardware": {"device_name": device}, "engine_kwargs": engine}
-
-
-def simulated(folder, meta, **asked):
-    """A run of these fields, simulated from the arrivals and lengths of `write_run`."""
-    write_run(folder)
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return validated(read_run(folder), Asked(**asked))
-
-
-def test_two_data_parallel_ranks_have_a_pool_each_and_share_the_requests(tmp_path):
-    one = simulated(tmp_path / "one", meta_of())
-    two = simulated(tmp_path / "two", meta_of(data_parallel_size=2))
+def test_two_data_parallel_ranks_have_a_pool_each_and_share_the_requests(recorded):
+    one, two = (validated(recorded(described_as=meta)) for meta in (meta_of(), RANKS))
     assert one.preemptions > 0 == two.preemptions
     assert two.simulated["ttft"].p99 < 0.7 * one.simulated["ttft"].p99
     assert two.simulated["tpot"].mean < one.simulated["tpot"].mean
     assert any("the rank with the least to do" in note for note in two.assumed)
 
 
-def test_a_dense_models_ranks_do_not_wait_for_each_other(tmp_path):
-    write_run(tmp_path / "run", meta=META)
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta_of(data_parallel_size=2)))
-    setup = prepared(read_run(tmp_path / "run"), Asked())
-    both = simulation_of(Trace.from_lengths([0, 0], [1000, 10], [2, 40]), setup)
-    list(both.steps())
+def stepped(setup, *columns, **options):
+    """The simulation of a trace by such a setup, to its end."""
+    simulation = simulation_of(Trace.from_lengths(*columns), setup, **options)
+    list(simulation.steps())
+    return simulation
+
+
+def test_a_dense_models_ranks_do_not_wait_for_each_other(recorded):
+    both = stepped(prepared(recorded(described_as=RANKS), Asked()), [0, 0], [1000, 10], [2, 40])
     assert both.rank_of.tolist() == [0, 1]
     # The short prompt has its first token long before the long one.
     assert both.latencies.first_of_each()[1] < 0.5 * both.latencies.first_of_each()[0]
 
 
-def test_ranks_that_share_experts_step_together(tmp_path):
-    write_run(tmp_path / "run")
+def test_ranks_that_share_experts_step_together(recorded):
     meta = meta_of("Qwen/Qwen3-30B-A3B", data_parallel_size=2, enable_expert_parallel=True)
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
-    setup = prepared(read_run(tmp_path / "run"), Asked())
-    both = simulation_of(Trace.from_lengths([0, 0], [1000, 10], [2, 40]), setup)
-    list(both.steps())
+    setup = prepared(recorded(described_as=meta), Asked())
+    both = stepped(setup, [0, 0], [1000, 10], [2, 40])
     first = both.latencies.first_of_each()
     assert first[0] == first[1]
-    assert any("step together" in note for note in setup.assumed)
-    assert any("experts were not timed" in note for note in setup.assumed)
+    for words in ("step together", "experts were not timed"):
+        assert any(words in note for note in setup.assumed)
     # Who has nothing to do is waited for, too.
     assert both.ranks[0].now_s == both.ranks[1].now_s
 
 
-def test_a_request_goes_to_the_rank_with_the_least_to_do(tmp_path):
-    write_run(tmp_path / "run")
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta_of(data_parallel_size=2)))
-    setup = prepared(read_run(tmp_path / "run"), Asked())
-    both = simulation_of(Trace.from_lengths([0, 0, 2, 2.5], [10] * 4, [500, 5, 5, 5]), setup)
-    list(both.steps())
-    assert both.rank_of.tolist() == [0, 1, 1, 1]
+def test_a_request_goes_to_the_rank_with_the_least_to_do_and_a_closed_loop_serves_all(recorded):
+    setup = prepared(recorded(described_as=RANKS), Asked())
+    assert stepped(setup, [0, 0, 2, 2.5], [10] * 4, [500, 5, 5, 5]).rank_of.tolist() == [0, 1, 1, 1]
+    loop = stepped(setup, [0] * 12, [50] * 12, [20] * 12, clients=4)
+    assert np.isfinite(loop.latencies.e2e_of_each()).all()
+    assert set(loop.rank_of.tolist()) == {0, 1}
 
 
-def test_a_closed_loop_over_ranks_serves_all(tmp_path):
-    write_run(tmp_path / "run")
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta_of(data_parallel_size=2)))
-    setup = prepared(read_run(tmp_path / "run"), Asked())
-    both = simulation_of(Trace.from_lengths([0] * 12, [50] * 12, [20] * 12), setup, clients=4)
-    list(both.steps())
-    assert np.isfinite(both.latencies.e2e_of_each()).all()
-    assert set(both.rank_of.tolist()) == {0, 1}
-
-
-def test_two_devices_by_tensor_parallel_are_timed_by_measured_layers_and_a_link(tmp_path):
-    usual = simulated(tmp_path / "a", meta_of(tensor_parallel_size=2))
+def test_two_devices_by_tensor_parallel_are_timed_by_measured_layers_and_a_link(recorded):
+    run = recorded(described_as=meta_of(tensor_parallel_size=2))
+    usual, slow = validated(run, Asked()), validated(run, Asked(link_gbps=4, link_us=50))
     assert "derived from the measured ones" in usual.cost_model
     assert any("a link of 16 GB/s and 12 µs a message" in note for note in usual.assumed)
-    slow = simulated(tmp_path / "b", meta_of(tensor_parallel_size=2), link_gbps=4, link_us=50)
     assert any("a link of 4 GB/s and 50 µs a message (as it was given)" in note for note in slow.assumed)
     assert slow.simulated["tpot"].mean > 1.3 * usual.simulated["tpot"].mean
 
@@ -239,33 +228,31 @@ def test_two_devices_by_tensor_parallel_are_timed_by_measured_layers_and_a_link(
         ({"cpu_offload_gb": 4, "enable_lora": True}, "enable_lora = True; cpu_offload_gb = 4"),
     ],
 )
-def test_a_field_that_changes_what_a_run_means_and_is_not_modelled_is_refused_by_name(tmp_path, fields, words):
+def test_a_field_that_changes_what_a_run_means_and_is_not_modelled_is_refused_by_name(recorded, fields, words):
     with pytest.raises(InvalidConfig, match=words):
-        simulated(tmp_path / "run", meta_of(**fields))
+        validated(recorded(described_as=meta_of(**fields)))
 
 
-def test_who_says_a_dtype_says_in_what_quantised_weights_are_counted(tmp_path):
-    found = simulated(tmp_path / "run", meta_of(quantization="fp8"), dtype="bf16")
+def test_who_says_a_dtype_says_in_what_quantised_weights_are_counted(recorded):
+    found = validated(recorded(described_as=meta_of(quantization="fp8")), Asked(dtype="bf16"))
     assert found.simulated["tpot"].mean > 0
 
 
-def test_fields_that_nobody_knows_are_named_and_harmless_ones_are_not(tmp_path):
+def test_fields_that_nobody_knows_are_named_and_harmless_ones_are_not(recorded):
     fields = {"seed": 7, "enforce_eager": True, "some_new_field": 3, "another": None, "pipeline_parallel_size": 1}
-    said = simulated(tmp_path / "run", meta_of(**fields)).assumed
+    said = validated(recorded(described_as=meta_of(**fields))).assumed
     assert [note for note in said if "not modelled" in note] == [
         "not modelled: enforce_eager = True",
         "not modelled: some_new_field = 3",
     ]
 
 
-def test_what_an_engine_made_of_its_configuration_counts_where_nobody_asked(tmp_path):
+def test_what_an_engine_made_of_its_configuration_counts_where_nobody_asked(recorded):
     resolved = {"parallel_config": {"data_parallel_size": 2}, "scheduler_config": {"async_scheduling": False}}
-    write_run(tmp_path / "run")
-    (tmp_path / "run" / "meta.json").write_text(json.dumps({**meta_of(), "resolved_config": resolved}))
-    setup = prepared(read_run(tmp_path / "run"), Asked())
-    assert setup.data_parallel == 2
-    assert not setup.engine.runs_ahead
-    assert prepared(read_run(tmp_path / "run"), Asked(data_parallel=1)).data_parallel == 1
+    run = recorded(described_as={**meta_of(), "resolved_config": resolved})
+    setup = prepared(run, Asked())
+    assert (setup.data_parallel, setup.engine.runs_ahead) == (2, False)
+    assert prepared(run, Asked(data_parallel=1)).data_parallel == 1
 
 
 def test_a_closed_loop_is_simulated_by_its_line(tmp_path):
@@ -317,18 +304,12 @@ def test_an_unknown_engine_is_told_who_is_known():
         engine_named("vllm-9")
 
 
-def test_an_engine_that_runs_ahead_sees_requests_a_step_later(tmp_path):
-    write_run(tmp_path / "run")
-    run = read_run(tmp_path / "run")
-    setup = prepared(run, Asked())
+def test_an_engine_that_runs_ahead_sees_requests_a_step_later(recorded):
+    setup = prepared(recorded(), Asked())
     assert setup.engine.runs_ahead
-    trace = Trace.from_lengths([0, 0.001], [100, 100], [400, 5])
-    ahead = simulation_of(trace, setup)
-    steps = iter(ahead.steps())
-    first, second, third = (next(steps) for _ in range(3))
+    steps = simulation_of(Trace.from_lengths([0, 0.001], [100, 100], [400, 5]), setup).steps()
     # The second request came while the first step ran; the second step was decided on before.
-    assert first.batch.ids.tolist() == second.batch.ids.tolist() == ["0"]
-    assert set(third.batch.ids.tolist()) == {"0", "1"}
+    assert [set(next(steps).batch.ids.tolist()) for _ in range(3)] == [{"0"}, {"0"}, {"0", "1"}]
 
 
 @pytest.mark.parametrize(
@@ -341,30 +322,98 @@ def test_an_engine_that_runs_ahead_sees_requests_a_step_later(tmp_path):
         ({}, {"dtype": "fp8"}, "fp8", "bf16"),
     ],
 )
-def test_a_run_s_k_and_v_have_a_dtype_of_their_own(tmp_path, changed, asked, dtype, kept):
-    meta = {**META, "engine_kwargs": {**META["engine_kwargs"], **changed}}
-    write_run(tmp_path / "run", meta=meta)
-    step = prepared(read_run(tmp_path / "run"), Asked(device="h100", published=True, **asked)).step
+def test_a_run_s_k_and_v_have_a_dtype_of_their_own(recorded, changed, asked, dtype, kept):
+    run = recorded(described_as=meta_of(**changed))
+    step = prepared(run, Asked(device="h100", published=True, **asked)).step
     assert (step.dtype, step.kept_dtype) == (dtype, kept)
 
 
-def test_a_run_whose_k_and_v_are_in_a_dtype_that_is_not_known_is_refused(tmp_path):
-    write_run(tmp_path / "run")
-    meta = {**META, "engine_kwargs": {**META["engine_kwargs"], "kv_cache_dtype": "turboquant"}}
-    (tmp_path / "run" / "meta.json").write_text(json.dumps(meta))
+def test_a_run_whose_k_and_v_are_in_a_dtype_that_is_not_known_is_refused(recorded):
+    run = recorded(described_as=meta_of(kv_cache_dtype="turboquant"))
     with pytest.raises(InvalidConfig, match="keeps K and V in turboquant.*--kv-dtype"):
-        prepared(read_run(tmp_path / "run"), Asked())
+        prepared(run, Asked())
 
 
-def test_a_run_of_a_model_with_a_longer_name_knows_its_shape_and_its_dtype(tmp_path):
-    meta = {**META, "model": "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8"}
-    write_run(tmp_path / "run", meta={**meta, "kv_cache": {**META["kv_cache"], "num_gpu_blocks": 4000}})
-    found = prepared(read_run(tmp_path / "run"), Asked(device="h100", published=True))
+def test_a_run_knows_its_models_shape_and_dtype_by_a_longer_name_and_what_of_it_is_not_modelled(recorded):
+    run = recorded(described_as={**META, "model": "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8"})
+    found = prepared(run, Asked(device="h100", published=True))
     assert (found.step.model.name, found.step.dtype, found.step.kept_dtype) == ("qwen3-30b-a3b", "fp8", "bf16")
     assert "K and V are kept in bf16 (--kv-dtype)" in found.assumed
-
-
-def test_a_run_says_what_of_its_model_is_not_modelled(tmp_path):
-    write_run(tmp_path / "run", meta={**META, "model": "mistralai/Mistral-7B-v0.1"})
-    found = prepared(read_run(tmp_path / "run"), Asked())
+    found = prepared(recorded(described_as={**META, "model": "mistralai/Mistral-7B-v0.1"}), Asked())
     assert any(note.startswith("not modelled: a window of 4,096 tokens") for note in found.assumed)
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    write_run(tmp_path / "run", slower=1.25)
+    return tmp_path / "run"
+
+
+def test_a_run_is_a_table_and_a_page(printed, run_folder, tmp_path, monkeypatch):
+    pytest.importorskip("plotly")
+    monkeypatch.chdir(tmp_path)
+    out = printed("validate", run_folder)
+    assert "time to first token, p90" in out
+    assert out.count("-20.0%") == 12, "each of three metrics was a quarter longer"
+    assert "Steps are timed by measured layers of rtx4090-llama-3.1-8b" in out
+    page = (tmp_path / "validate-run.html").read_text()
+    assert "measured and simulated" in page
+    assert "Content-Security-Policy" in page
+
+
+def test_as_json_it_is_one_document_with_errors_by_metric_and_statistic(document, run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    errors = document("validate", run_folder)["errors"]
+    assert {metric: set(of) for metric, of in errors.items()} == {metric: set(STATISTICS) for metric in METRICS}
+    assert errors["tpot"]["p99"] == pytest.approx(-0.2, abs=1e-6)
+    assert not list(tmp_path.glob("*.html")), "nobody asked for a page"
+
+
+def test_closed_loops_are_medians_by_engine_and_devices(printed, document, tmp_path):
+    out = printed("validate", table(tmp_path))
+    assert "vllm" in out and "version is not stated" in out
+    (cell,) = document("validate", table(tmp_path))
+    assert cell["tpot_error"] == pytest.approx(cell["simulated_tpot_s"] / cell["tpot_s"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--engine", "vllm-9"], "unknown engine"),
+        (["--model", "no-such"], "unknown model"),
+        (["--device", "abacus"], "unknown device"),
+    ],
+)
+def test_what_is_unknown_ends_in_a_line(refused, run_folder, options, words):
+    assert words in refused("validate", run_folder, "--json", *options)
+
+
+def test_a_broken_line_ends_in_a_line(refused, run_folder):
+    path = run_folder / "requests.jsonl"
+    path.write_text(path.read_text().replace('"output_toks": 20', '"output_toks": null', 1))
+    assert "row 2: output_toks is None" in refused("validate", run_folder, "--json")
+
+
+def test_tables_of_others_become_a_file_that_a_simulation_goes_by(printed, refused, tmp_path):
+    folder = write_folder(tmp_path)
+    (folder / "meta.yaml").write_text("vllm_version: 1.2\nmodel: meta-llama/Llama-3.1-8B\n")
+    out = tmp_path / "own.json"
+    assert "attention, mixed" in printed("profile", "--import", folder, "--on", "rtx4090", "--out", out)
+    assert LayerTables.load(out).versions == {"vLLM": "1.2"}
+    options = ("simulate", "azure", "--limit", 5, "--model", "llama-3.1-8b", "--profile", out)
+    assert "vLLM 1.2" in printed(*options, "--device", "rtx4090")
+    assert "timed on rtx4090, not on h100" in refused(*options, "--device", "h100")
+
+
+def test_an_import_says_what_it_needs(refused, tmp_path):
+    into = ("profile", "--out", tmp_path / "own.json", "--import")
+    folder = write_folder(tmp_path)
+    assert "--on" in refused(*into, folder)
+    assert "--shape" in refused(*into, folder, "--on", "rtx4090")
+    assert "nowhere: no such folder" in refused(*into, tmp_path / "nowhere", "--on", "h100")
+
+
+def test_capacity_and_simulate_say_what_times_a_step(printed):
+    few = ("simulate", "azure", "--limit", 3, "--model", "llama-3-8b")
+    for options in (("capacity", "llama-3-8b"), few):
+        assert "measured kernels of h100" in printed(*options, "--device", "h100")

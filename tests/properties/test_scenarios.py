@@ -71,13 +71,13 @@ def test_a_scheduler_that_fails_as_somebodys_did_is_told_so(fault, name, tmp_pat
     assert rerun(saved, build).found[0] == caught.value.found[0]
 
 
-def test_more_steps_than_a_scenario_allows_are_a_violation():
-    scenario = replace(SCENARIOS["less and less memory"], most_steps=3)
-    with pytest.raises(Violation, match="takes longer, never for ever. After 3 steps"):
-        run_scenario(scenario)
-
-
-def test_more_preemptions_than_a_scenario_allows_are_a_violation():
-    scenario = replace(SCENARIOS["less and less memory"], most_preemptions=0)
-    with pytest.raises(Violation, match=r"preempted \d+ times, at most 0"):
-        run_scenario(scenario)
+@pytest.mark.parametrize(
+    ("bound", "told"),
+    [
+        ({"most_steps": 3}, "takes longer, never for ever. After 3 steps"),
+        ({"most_preemptions": 0}, r"preempted \d+ times, at most 0"),
+    ],
+)
+def test_more_than_a_scenario_allows_is_a_violation(bound, told):
+    with pytest.raises(Violation, match=told):
+        run_scenario(replace(SCENARIOS["less and less memory"], **bound))

@@ -28,26 +28,23 @@ class CountsStepsTwice(Scheduler):
         return shown
 
 
-class SaysAnotherWatermark(Scheduler):
-    """Keeps more, or less, free than its policy says."""
+def saying(**fields):
+    """A scheduler that says another policy than it follows."""
 
-    said = 0.0
+    class Says(Scheduler):
+        @property
+        def policy(self):
+            return msgspec.structs.replace(super().policy, **fields)
 
-    @property
-    def policy(self):
-        return msgspec.structs.replace(super().policy, watermark=self.said)
-
-
-class SaysMore(SaysAnotherWatermark):
-    said = 0.5
+    return Says
 
 
 WORLD = World(num_blocks=8, block_size=1, max_tokens_per_step=32, policy="fastgen", watermark=0.5)
 
 
-def prompts(rig, *lengths):
+def prompts(rig, *lengths, max_tokens=1):
     for number, length in enumerate(lengths):
-        rig.add(Request(id=f"r{number}", prompt=[number % 3] * length, max_tokens=1))
+        rig.add(Request(id=f"r{number}", prompt=[number % 3] * length, max_tokens=max_tokens))
 
 
 def test_tokens_that_are_computed_again_have_to_be_counted():
@@ -60,25 +57,33 @@ def run_programs(build):
         random_program(seed, 60, build)
 
 
-def test_totals_have_to_be_those_of_the_batches():
-    rig = SchedulerRig(WORLD, lambda world: build_scheduler(world, CountsStepsTwice))
-    prompts(rig, 2)
-    with pytest.raises(Violation, match=r"stats\(\): steps 2, counted from its batches 1"):
+@pytest.mark.parametrize(
+    ("fault", "world", "lengths", "told"),
+    [
+        (CountsStepsTwice, WORLD, (2,), r"stats\(\): steps 2, counted from its batches 1"),
+        (saying(watermark=0.0), WORLD, (2, 3), "10: r1 waits for 3 blocks; 6 are left, 0 owed, 0 kept free"),
+        (
+            saying(watermark=0.5),
+            replace(WORLD, watermark=0.0),
+            (2, 3),
+            r"10: \['r0', 'r1'\] came in; 3 blocks are left, 0 owed, 4 kept free",
+        ),
+    ],
+)
+def test_totals_and_admission_have_to_be_what_batches_and_policy_say(fault, world, lengths, told):
+    rig = SchedulerRig(world, lambda world: build_scheduler(world, fault))
+    prompts(rig, *lengths)
+    with pytest.raises(Violation, match=told):
         rig.drain()
 
 
-def test_the_first_that_waits_has_to_come_in_when_it_fits_beside_the_watermark():
-    rig = SchedulerRig(WORLD, lambda world: build_scheduler(world, SaysAnotherWatermark))
-    prompts(rig, 2, 3)
-    with pytest.raises(Violation, match="10: r1 waits for 3 blocks; 6 are left, 0 owed, 0 kept free"):
-        rig.schedule()
-
-
-def test_whoever_comes_in_leaves_the_watermark():
-    rig = SchedulerRig(replace(WORLD, watermark=0.0), lambda world: build_scheduler(world, SaysMore))
-    prompts(rig, 2, 3)
-    with pytest.raises(Violation, match=r"10: \['r0', 'r1'\] came in; 3 blocks are left, 0 owed, 4 kept free"):
-        rig.schedule()
+def test_nobody_runs_on_behind_one_that_gave_way():
+    fewest = msgspec.structs.replace(POLICIES["fastgen"], victim="fewest_blocks")
+    world = World(num_blocks=6, block_size=1, policy="fastgen")
+    rig = SchedulerRig(world, lambda world: saying(victim="latest")(BlockManager(6, 1), policy=fewest))
+    prompts(rig, 1, 1, 3, max_tokens=4)
+    with pytest.raises(Violation, match=r"11: r1 gave way, and \['r2'\] behind it run on"):
+        rig.drain()
 
 
 def test_no_more_may_wait_than_the_limit_says():
@@ -93,25 +98,3 @@ def test_requests_that_come_in_a_row_come_at_the_same_time():
     assert rig.now == 0.0
     rig.schedule()
     assert rig.now == 1.0
-
-
-class SaysTheLatestGivesWay(Scheduler):
-    """Takes blocks from whoever holds the fewest, and says otherwise."""
-
-    @property
-    def policy(self):
-        return msgspec.structs.replace(super().policy, victim="latest")
-
-
-def test_nobody_runs_on_behind_one_that_gave_way():
-    world = World(num_blocks=6, block_size=1, policy="fastgen")
-    fewest = msgspec.structs.replace(POLICIES["fastgen"], victim="fewest_blocks")
-
-    def build(world):
-        return SaysTheLatestGivesWay(BlockManager(world.num_blocks, world.block_size), policy=fewest)
-
-    rig = SchedulerRig(world, build)
-    for name, length in (("r0", 1), ("r1", 1), ("r2", 3)):
-        rig.add(Request(id=name, prompt=[int(name[1]) % 3] * length, max_tokens=4))
-    with pytest.raises(Violation, match=r"11: r1 gave way, and \['r2'\] behind it run on"):
-        rig.drain()

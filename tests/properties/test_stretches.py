@@ -23,36 +23,31 @@ CAUTIOUS = msgspec.structs.replace(POLICIES["paged"], name="cautious", known_out
 
 @st.composite
 def workloads(draw):
-    """Requests as (step of arrival, prompt, max_tokens, priority), and the world that they meet."""
+    """Requests as (step of arrival, prompt, max_tokens, priority), and the pool and the limits that they meet."""
     prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
     requests = draw(
         st.lists(st.tuples(st.integers(0, 40), prompts, st.integers(1, 30), st.integers(0, 1)), min_size=1, max_size=7)
     )
-    world = {
+    pool = {
         "num_blocks": draw(st.integers(4, 14)),
         "block_size": draw(st.integers(1, 4)),
         "host_blocks": draw(st.sampled_from([0, 0, 6])),
         "prefix_caching": draw(st.booleans()),
-        "policy": draw(st.sampled_from([*sorted(POLICIES), CAUTIOUS])),
-        "budget": draw(st.integers(2, 12)),
-        "seats": draw(st.integers(1, 6)),
     }
-    return sorted(requests, key=lambda request: request[0]), world
+    limits = {
+        "policy": draw(st.sampled_from([*sorted(POLICIES), CAUTIOUS])),
+        "max_tokens_per_step": draw(st.integers(2, 12)),
+        "max_sequences": draw(st.integers(1, 6)),
+    }
+    return sorted(requests, key=lambda request: request[0]), pool, limits
 
 
 class Run:
     """One way through a workload: its own scheduler, the steps it took, and what each decided."""
 
-    def __init__(self, requests, world):
-        self.manager = BlockManager(
-            world["num_blocks"],
-            world["block_size"],
-            host_blocks=world["host_blocks"],
-            prefix_caching=world["prefix_caching"],
-        )
-        self.scheduler = Scheduler(
-            self.manager, policy=world["policy"], max_tokens_per_step=world["budget"], max_sequences=world["seats"]
-        )
+    def __init__(self, requests, pool, limits):
+        self.manager = BlockManager(**pool)
+        self.scheduler = Scheduler(self.manager, **limits)
         self.requests = list(enumerate(requests))
         self.num_steps = self.num_skipped = self.num_walked = 0
         self.log = []
@@ -107,13 +102,8 @@ class Run:
         self.num_walked += count * (num_samples < len(ids))
 
     def state(self):
-        return (
-            snapshot(self.manager),
-            self.manager.stats(),
-            self.scheduler.stats(),
-            self.scheduler.counts(),
-            self.scheduler.check(),
-        )
+        manager, scheduler = self.manager, self.scheduler
+        return snapshot(manager), manager.stats(), scheduler.stats(), scheduler.counts(), scheduler.check()
 
 
 def sampled(ids, lengths):
@@ -143,36 +133,30 @@ def lockstep(draw):
             max_size=6,
         )
     )
-    world = {
+    pool = {
         "num_blocks": draw(st.integers(40, 160)),
         "block_size": draw(st.integers(1, 4)),
-        "host_blocks": 0,
         "prefix_caching": draw(st.sampled_from([True, True, False])),
-        "policy": draw(st.sampled_from([POLICIES["static"], ON_DEMAND])),
-        "budget": draw(st.sampled_from([6, 12, 64])),
-        "seats": draw(st.integers(3, 6)),
     }
-    return sorted(requests, key=lambda request: request[0]), world
+    limits = {
+        "policy": draw(st.sampled_from([POLICIES["static"], ON_DEMAND])),
+        "max_tokens_per_step": draw(st.sampled_from([6, 12, 64])),
+        "max_sequences": draw(st.integers(3, 6)),
+    }
+    return sorted(requests, key=lambda request: request[0]), pool, limits
 
 
 @st.composite
 def interleaved(draw):
     """Requests of which many wait, under policies that compute prompts or decodes, never both."""
-    requests, world = draw(workloads())
-    return requests, world | {"policy": draw(st.sampled_from(APART)), "seats": draw(st.integers(1, 4))}
+    requests, pool, limits = draw(workloads())
+    return requests, pool, limits | {"policy": draw(st.sampled_from(APART)), "max_sequences": draw(st.integers(1, 4))}
 
 
 BUDGET_TAKEN_BY_ONE_THAT_RETURNS = (
     [(0, [0], 1, 1), (0, [0, 0], 3, 0), (0, [0, 0], 6, 0), (0, [0], 4, 0), (0, [0, 0], 1, 0)],
-    {
-        "num_blocks": 4,
-        "block_size": 3,
-        "host_blocks": 0,
-        "prefix_caching": False,
-        "policy": "trtllm-max-utilization",
-        "budget": 4,
-        "seats": 3,
-    },
+    {"num_blocks": 4, "block_size": 3, "prefix_caching": False},
+    {"policy": "trtllm-max-utilization", "max_tokens_per_step": 4, "max_sequences": 3},
 )
 
 

@@ -4,18 +4,18 @@ What each request gets alone, in ample memory and without drafts, is what it has
 The machine has to reach what matters: each event named here is expected in a share of the examples.
 """
 
-import os
 from collections import Counter
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import BeamSearchParams, ContrastiveSearchParams, Costs, Engine, SamplingParams  # noqa: E402
+from paged.testing.machines import settings_for  # noqa: E402
 from paged.testing.reserving import most_blocks  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
@@ -127,7 +127,6 @@ ALONE = {}
 
 
 def told(live):
-    """What somebody gets."""
     completion = live.completion()
     outputs = [
         (each.token_ids, each.finish_reason, each.stop_reason, each.logprobs, each.cumulative_logprob, each.score)
@@ -204,21 +203,12 @@ class Wishes(RuleBasedStateMachine):
             self.collect()
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.integers(0, 3))
-    def abort(self, pick):
+    @rule(pick=st.integers(0, 3), way=st.sampled_from(["abort", "finish"]))
+    def end(self, pick, way):
         id = sorted(self.live)[pick % len(self.live)]
-        self.engine.abort(id)
+        getattr(self.engine, way)(id)
         del self.live[id]
-        self.events["abort"] += 1
-        self.check()
-
-    @precondition(lambda self: self.live)
-    @rule(pick=st.integers(0, 3))
-    def finish(self, pick):
-        id = sorted(self.live)[pick % len(self.live)]
-        self.engine.finish(id)
-        del self.live[id]
-        self.events["finish"] += 1
+        self.events[way] += 1
         self.check()
 
     def check(self):
@@ -262,18 +252,6 @@ class Wishes(RuleBasedStateMachine):
 
 def test_everybody_gets_what_he_gets_alone_whatever_he_wishes():
     Wishes.examples.clear()
-    few = int(os.environ.get("PAGED_EXAMPLES", "120"))
-    run_state_machine_as_test(
-        Wishes,
-        settings=settings(
-            max_examples=few,
-            stateful_step_count=12,
-            deadline=None,
-            derandomize="PAGED_EXAMPLES" not in os.environ,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate] if os.environ.get("NO_SHRINK") else list(Phase),
-        ),
-    )
-    reached = {name: Wishes.examples[name] / Wishes.examples[None] for name in SHARES}
-    assert {name: share for name, share in reached.items() if share < SHARES[name]} == {}, reached
+    run_state_machine_as_test(Wishes, settings=settings_for(120, steps=12))
+    num_examples = Wishes.examples[None]
+    assert [name for name in SHARES if Wishes.examples[name] < SHARES[name] * num_examples] == [], Wishes.examples

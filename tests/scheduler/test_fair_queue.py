@@ -1,15 +1,15 @@
-"""The queue in which tenants take turns, by itself: its books stay small, and it says what is wrong in them."""
+"""Queues by themselves, most of all the one in which tenants take turns: its books stay small, and it says what is wrong in them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from paged.block_manager import BlockManager
-from paged.scheduler import Request, Scheduler, Status
+from paged.scheduler import Request, Scheduler
 from paged.scheduler.fair_queue import MOST_IDLE, FairQueue
 from paged.scheduler.lengths import OutputLengths
+from paged.scheduler.queues import OrderedQueue
 from paged.scheduler.request import state_of
 
 
@@ -29,29 +29,38 @@ def ended(queue, request, num_output):
     queue.ended(request)
 
 
+def test_heads_that_left_the_ordinary_queue_are_let_go():
+    queue = OrderedQueue()
+    for number in range(100):
+        queue.add(state(number))
+    for _ in range(99):
+        queue.remove(queue.head())
+    assert len(queue._states) <= 2
+
+
 @pytest.fixture
 def queue():
     return FairQueue({"b": 2.0}, OutputLengths(1000))
 
 
-def test_without_hint_or_outputs_so_far_a_request_is_expected_to_take_all_that_it_may(queue):
-    request = state(0, outputs=100)
+@pytest.mark.parametrize(
+    ("ended_lengths", "fields", "charged"),
+    [
+        ((), {"outputs": 100}, 104),
+        ((10, 20), {"outputs": 100}, 19),
+        ((10, 20), {"outputs": 5}, 9),
+        ((10, 20), {"outputs": 100, "expected_tokens": 7}, 11),
+        ((10, 20), {"outputs": 100, "num_sequences": 2}, 34),
+    ],
+)
+def test_a_hint_then_the_mean_of_what_ended_then_all_that_it_may_take_is_expected(ended_lengths, fields, charged):
+    lengths = OutputLengths(1000)
+    for length in ended_lengths:
+        lengths.note(length)
+    queue, request = FairQueue({}, lengths), state(0, **fields)
     queue.add(request)
     let_in(queue, request)
-    assert request.charged == 104
-
-
-def test_the_mean_of_what_ended_is_expected_and_a_hint_comes_first():
-    lengths = OutputLengths(1000)
-    for length in (10, 20):
-        lengths.note(length)
-    queue = FairQueue({}, lengths)
-    requests = [state(0, outputs=100), state(1, outputs=5), state(2, outputs=100, expected_tokens=7)]
-    requests.append(state(3, outputs=100, num_sequences=2))
-    for request in requests:
-        queue.add(request)
-        let_in(queue, request)
-    assert [request.charged for request in requests] == [19, 9, 11, 34]
+    assert request.charged == charged
 
 
 def test_who_was_let_in_stands_in_that_order_from_then_on(queue):
@@ -64,7 +73,7 @@ def test_who_was_let_in_stands_in_that_order_from_then_on(queue):
     assert queue.num == 0
 
 
-def test_a_tenant_of_which_nothing_is_alive_is_forgotten(queue):
+def test_when_nothing_is_alive_every_tenant_is_forgotten(queue):
     for number in range(3):
         request = state(number, f"tenant{number}")
         queue.add(request)
@@ -85,53 +94,6 @@ def test_of_tenants_that_went_only_so_many_are_remembered_as_having_had_their_tu
     queue.add(again)
     # It has had its turn, and "stays" has not.
     assert [each.id for each in queue] == ["-1", "10000"]
-
-
-def test_a_refund_moves_a_tenant_forward(queue):
-    first = state(0, "a", outputs=100)
-    queue.add(first)
-    let_in(queue, first)
-    for number, tenant in ((1, "a"), (2, "c"), (3, "c")):
-        queue.add(state(number, tenant))
-    assert [each.id for each in queue] == ["2", "3", "1"]
-    ended(queue, first, 1)
-    assert [each.id for each in queue] == ["2", "1", "3"]
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["add", "add", "let in", "remove", "give up", "end"]), st.integers(0, 11)),
-        max_size=60,
-    )
-)
-def test_its_ways_to_ask_agree(calls):
-    queue, waiting, inside = FairQueue({"b": 2.0}, OutputLengths(1000)), [], []
-    for number, (call, pick) in enumerate(calls):
-        if call == "add":
-            waiting.append(state(number, (None, "a", "b")[pick % 3], prompt=1 + pick, priority=pick % 2))
-            queue.add(waiting[-1])
-        elif call in ("let in", "remove") and waiting:
-            request = waiting.pop(pick % len(waiting))
-            if call == "remove":
-                queue.remove(request)
-                if not request.is_new:
-                    queue.ended(request)
-            else:
-                let_in(queue, request)
-                request.status = Status.RUNNING
-                inside.append(request)
-        elif call == "give up" and inside:
-            waiting.append(inside.pop(pick % len(inside)))
-            waiting[-1].status = Status.WAITING
-            queue.add(waiting[-1])
-        elif call == "end" and inside:
-            ended(queue, inside.pop(pick % len(inside)), pick)
-        listed = list(queue)
-        assert len(queue) == len(listed) == len(waiting) and {*listed} == {*waiting}
-        assert not listed or queue.head() is listed[0]
-        assert queue.behind(4) == listed[1:5]
-        assert [each.order[0] for each in listed] == sorted(each.order[0] for each in waiting)
-        assert queue.violations([*waiting, *inside], ()) == []
 
 
 def test_what_is_wrong_in_its_books_is_told():

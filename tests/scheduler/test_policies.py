@@ -16,24 +16,14 @@ NAMES = (
     *("vllm", "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi", "paged", "paged-fair"),
     *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi"),
 )
-# What a strategy has to stand beside.
-COMPANIONS = {
-    "counted": {"reservation": "max"},
-    "region": {"reservation": "max", "strategies": lambda policy, usual, num_blocks: usual},
-}
-
-
-def test_the_named_policies_are_these():
-    assert tuple(POLICIES) == NAMES
+REGION = {"layout": "region", "reservation": "max"}
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_named_policy_is_one_entry(name):
-    assert policy_named(name) is POLICIES[name] and POLICIES[name].name == name
-
-
-def test_each_named_policy_says_what_it_is():
-    assert [name for name, policy in POLICIES.items() if not policy.summary] == []
+def test_a_named_policy_is_one_entry_that_says_what_it_is(name):
+    policy = policy_named(name)
+    assert policy is POLICIES[name] and policy_named(policy) is policy
+    assert policy.name == name and policy.summary
 
 
 def test_a_policy_of_which_nothing_is_said_keeps_nothing_back_and_waits_for_nothing():
@@ -52,20 +42,9 @@ def test_what_was_measured_is_this_default():
 
 
 def test_no_two_named_policies_are_the_same_combination():
-    combinations = {
-        tuple(
-            value
-            for name, value in msgspec.structs.asdict(policy).items()
-            if name not in ("name", "summary", "default_budget")
-        )
-        for policy in POLICIES.values()
-    }
+    labels = {"name": "any", "summary": "", "default_budget": None}
+    combinations = {msgspec.structs.astuple(msgspec.structs.replace(policy, **labels)) for policy in POLICIES.values()}
     assert len(combinations) == len(POLICIES)
-
-
-def test_a_policy_of_ones_own_is_taken_as_it_is():
-    mine = Policy(name="mine", take="tail")
-    assert policy_named(mine) is mine
 
 
 @pytest.mark.parametrize("name", ["", "VLLM", "sglang", None, 3])
@@ -83,44 +62,53 @@ def test_a_wrong_strategy_is_told_the_known_ones(field):
 
 
 @pytest.mark.parametrize(
-    ("field", "strategy"), [(field, each) for field, known in _STRATEGIES.items() for each in known]
+    ("fields", "told"),
+    [
+        ({"layout": "counted"}, "layout counted goes with reservation max or expected; got prompt"),
+        ({"layout": "region"}, "layout region goes with reservation max or expected; got prompt"),
+        (REGION | {"take": "tail"}, "layout region goes with take whole; got tail"),
+        (REGION | {"preemption": "swap"}, "layout region goes with preemption recompute; got swap"),
+        (REGION, "layout region needs strategies that hand out regions"),
+        ({"strategies": "mine"}, "strategies has to be a function, or None; got 'mine'"),
+        *[({"watermark": wrong}, r"watermark has to be in \[0, 1\)") for wrong in (-0.1, 1, 1.5, math.nan)],
+        ({"watermark": "2 %"}, "watermark has to be a share of the pool; got '2 %'"),
+        *[({"max_preemptions": wrong}, "max_preemptions has to be at least 1") for wrong in (0, -1, 1.0, True)],
+        *[({"default_budget": wrong}, "default_budget has to be at least 1") for wrong in (0, -1, 2.0, True)],
+        ({"foresight": "guessed"}, "foresight has to be one of none, predicted, expected"),
+        (
+            {"foresight": "predicted", "reservation": "max"},
+            "foresight predicted goes with reservation prompt",
+        ),
+        ({"quantile": 0.9}, "quantile has to be in quantile_range"),
+        ({"quantile": math.nan}, "quantile has to be in quantile_range"),
+        ({"quantile_range": (0.8, 0.1)}, "quantile_range has to be two shares"),
+        ({"quantile_range": 0.5}, "quantile_range has to be two shares"),
+        ({"waste_target": 0.0}, "waste_target has to be in"),
+        ({"stall_target": 1.0}, "stall_target has to be in"),
+        ({"stall_limit": -1}, "stall_limit has to be at least 0"),
+        ({"known_outputs": -1}, "known_outputs has to be at least 0"),
+        ({"max_passes": -1}, "max_passes has to be at least 0"),
+    ],
+    ids=repr,
 )
-def test_each_known_strategy_is_accepted(field, strategy):
-    policy = Policy(name="mine", **{field: strategy}, **COMPANIONS.get(strategy, {}))
-    assert getattr(policy, field) == strategy
+def test_a_policy_that_makes_no_sense_is_refused(fields, told):
+    with pytest.raises(InvalidConfig, match=f"policy mine: {told}"):
+        Policy(name="mine", **fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"layout": "counted"}, "layout counted goes with reservation max or expected; got prompt"),
-        ({"layout": "region"}, "layout region goes with reservation max or expected; got prompt"),
-        ({"layout": "region", "reservation": "max", "take": "tail"}, "layout region goes with take whole; got tail"),
-        (
-            {"layout": "region", "reservation": "max", "preemption": "swap"},
-            "layout region goes with preemption recompute; got swap",
-        ),
-        ({"layout": "region", "reservation": "max"}, "layout region needs strategies that hand out regions"),
-        ({"strategies": "mine"}, "strategies has to be a function, or None; got 'mine'"),
+        *[
+            ({"ratio": wrong}, "ratio has to be a finite number")
+            for wrong in (-0.1, math.nan, math.inf, "1.2", True, None)
+        ],
+        *[({"most_steps": wrong}, "most_steps has to be at least 1") for wrong in (0, -1, 2.0, True)],
     ],
 )
-def test_strategies_that_make_no_sense_together_are_refused(fields, told):
-    with pytest.raises(InvalidConfig, match=f"policy mine: {told}"):
-        Policy(name="mine", **fields)
-
-
-@pytest.mark.parametrize("ratio", [-0.1, math.nan, math.inf, "1.2", True, None])
-def test_a_ratio_of_waiting_to_served_is_a_finite_number_of_at_least_0(ratio):
-    with pytest.raises(InvalidConfig, match="ratio has to be a finite number of at least 0"):
-        tgi("mine", ratio=ratio)
-
-
-@pytest.mark.parametrize("value", [0, -1, 2.0, True])
-def test_a_count_of_steps_or_tokens_is_a_positive_integer(value):
-    with pytest.raises(InvalidConfig, match="default_budget has to be at least 1"):
-        Policy(name="mine", default_budget=value)
-    with pytest.raises(InvalidConfig, match="most_steps has to be at least 1"):
-        tgi("mine", most_steps=value)
+def test_when_newcomers_interrupt_is_told_in_numbers_that_make_sense(fields, told):
+    with pytest.raises(InvalidConfig, match=told):
+        tgi("mine", **fields)
 
 
 def test_the_published_token_budgets_are_these():
@@ -135,23 +123,6 @@ def test_the_published_token_budgets_are_these():
     }
 
 
-@pytest.mark.parametrize("watermark", [-0.1, 1, 1.5, math.nan])
-def test_a_watermark_is_a_share_below_one(watermark):
-    with pytest.raises(InvalidConfig, match=r"watermark has to be a share of the pool in \[0, 1\)"):
-        Policy(name="mine", watermark=watermark)
-
-
-def test_a_watermark_is_a_number():
-    with pytest.raises(InvalidConfig, match="watermark has to be a share of the pool in .*; got '2 %'"):
-        Policy(name="mine", watermark="2 %")
-
-
-@pytest.mark.parametrize("bound", [0, -1, 1.0, True])
-def test_a_bound_on_preemptions_is_a_positive_integer(bound):
-    with pytest.raises(InvalidConfig, match="max_preemptions has to be at least 1"):
-        Policy(name="mine", max_preemptions=bound)
-
-
 def test_a_policy_cannot_be_changed():
     with pytest.raises(AttributeError):
         POLICIES["vllm"].take = "tail"
@@ -161,13 +132,17 @@ def test_a_swapped_block_travels_twice():
     assert Costs(seconds_per_swapped_block=0.5).swap(3) == 3.0
 
 
-def test_without_attention_each_token_costs_the_same():
-    assert Costs(seconds_per_token=2.0, attention_knee=math.inf).recompute(10, 15) == 10.0
-
-
-def test_attention_adds_the_mean_context_over_the_knee():
-    # Positions 2, 3, 4, 5: four tokens, (2 + 6) / 2 = 4 tokens of context, a knee of 8: half as much again.
-    assert Costs(seconds_per_token=1.0, attention_knee=8.0).recompute(2, 6) == 6.0
+@pytest.mark.parametrize(
+    ("costs", "span", "seconds"),
+    [
+        (Costs(seconds_per_token=2.0, attention_knee=math.inf), (10, 15), 10.0),
+        # Positions 2, 3, 4, 5: four tokens, (2 + 6) / 2 = 4 tokens of context, a knee of 8: half as much again.
+        (Costs(seconds_per_token=1.0, attention_knee=8.0), (2, 6), 6.0),
+    ],
+    ids=["without attention", "with it"],
+)
+def test_attention_adds_the_mean_context_over_the_knee(costs, span, seconds):
+    assert costs.recompute(*span) == seconds
 
 
 def test_recomputing_in_two_parts_costs_as_much_as_in_one():

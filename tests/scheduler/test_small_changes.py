@@ -1,9 +1,13 @@
 """What no other test noticed when it was changed a little (`make mutants`)."""
 
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 
-from paged import POLICIES, BlockManager, Policy, Request, Retention, Scheduler
-from paged.errors import InvalidConfig, NeverFits
+from paged import POLICIES, BlockManager, Drafts, Policy, Request, Retention, Scheduler
+from paged.errors import InvalidConfig, NeverFits, WrongDrafts
+from paged.scheduler.stopping import STOP, kept_of
 from paged.study.simulator.stretch import steady_batch
 
 
@@ -76,6 +80,12 @@ def test_what_never_fits_says_so_in_one_unit():
     assert (error.tokens_needed, error.max_model_len, error.num_blocks) == (None, None, 2)
 
 
+def test_a_stop_id_counts_from_the_least_length_on_among_several_tokens():
+    # Two tokens are known; stop ids count from the third on.
+    assert kept_of({5}, (3, 9), [5, 4], 2) == (1, STOP)
+    assert kept_of({5}, (4, 9), [5, 5, 4], 2) == (2, STOP)
+
+
 def test_systems_from_before_chunked_prefill_compute_prompts_whole():
     split = {name for name, policy in POLICIES.items() if policy.chunked}
     assert split == {"vllm", "fastgen", "sarathi", "paged", "paged-fair"}
@@ -118,3 +128,28 @@ def test_a_row_for_which_just_enough_is_free_is_not_told_that_it_lacks_blocks():
     scheduler.add(Request(id="a", prompt=[1, 2, 3, 4], max_tokens=4))
     step(scheduler)
     assert scheduler.explain("a").reason == "it gets tokens in the next step, as the budget allows."
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_known"), [([1, 0], True), ([], True), ([0, 0], False), ([2], False), ([-1], False)]
+)
+def test_drafts_are_of_rows_that_run_each_named_once(rows, is_known):
+    scheduler = Scheduler(BlockManager(16, 2))
+    for name in "ab":
+        scheduler.add(Request(id=name, prompt=[1, 2]))
+    step(scheduler)
+    drafts = Drafts(np.array(rows, np.int64), np.ones(len(rows), np.int64), np.full(len(rows), 7, np.int32))
+    with nullcontext() if is_known else pytest.raises(WrongDrafts):
+        assert scheduler.schedule(drafts=drafts).num_drafts.sum() == len(rows)
+
+
+def test_a_row_that_samples_nothing_takes_no_drafts():
+    scheduler = Scheduler(BlockManager(4, 4, prefix_caching=False), policy="vllm", max_chunk=2)
+    scheduler.add(Request(id="first", prompt=[1] * 8, max_tokens=2))
+    scheduler.add(Request(id="group", prompt=[1] * 3, num_sequences=2))
+    # The first sequence of "group" gets no token, waits for its caller, is preempted with the other one and computed again.
+    for number in range(7):
+        batch = scheduler.schedule(drafts={("group", 0): [7]} if number == 6 else None)
+        counts = batch.samples & ((batch.ids == "first") | (batch.sequences == 1))
+        scheduler.update(batch, [7] * int(counts.sum()), counts=counts.astype(np.int64))
+    assert (batch.ids.tolist(), batch.num_tokens.tolist(), batch.num_drafts.tolist()) == (["group"] * 2, [1, 2], [0, 0])

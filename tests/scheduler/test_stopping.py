@@ -1,139 +1,88 @@
-"""Where a sequence ends, by row: one token each (finish_codes) and several at once (kept_counts) agree."""
+"""Where each row of one batch ends, by its own stop ids and its own length."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from paged.scheduler.request import Request, state_of
-from paged.scheduler.rows import RowColumns
-from paged.scheduler.status import LENGTH, NOT_FINISHED, STOP
-from paged.scheduler.stopping import finish_codes, kept_counts, kept_of
+from paged.block_manager import BlockManager
+from paged.scheduler import Request, Scheduler
 
 EOS, STOP_ID, PLAIN = 2, 3, 9
+PLAIN_ROW = {}
+ROW_WITH_EOS = {"eos_token_id": EOS}
+ROW_WITH_STOP = {"eos_token_id": EOS, "stop_token_ids": (STOP_ID,), "min_tokens": 2}
+FROM_20_TO_39 = {"stop_token_ids": tuple(range(20, 40))}
+FROM_30_TO_49 = {"stop_token_ids": tuple(range(30, 50)), "eos_token_id": EOS}
 
 
-def bound(columns: RowColumns, row: int, *, max_tokens: int = 5, **options) -> None:
-    """The row serves a request with a prompt of three tokens."""
-    request = Request(id=str(row), prompt=[1, 1, 1], max_tokens=max_tokens, **options)
-    state = state_of(request, np.array([1, 1, 1], np.int32), b"", (0, 0.0, row), 9)
-    state.max_total = (3 + max_tokens,)
-    columns.bind(row, state, 0)
+def running(*options: dict[str, object], max_tokens: int = 5) -> Scheduler:
+    """A request each, whose prompt is computed and whose first output was nothing special."""
+    scheduler = Scheduler(BlockManager(64, 4))
+    for number, each in enumerate(options):
+        scheduler.add(Request(id=str(number), prompt=[1, 1, 1], max_tokens=max_tokens, **each))
+    scheduler.update(scheduler.schedule(), [PLAIN] * len(options))
+    return scheduler
 
 
-def codes(columns: RowColumns, rows: list[int], tokens: list[int], totals: list[int]) -> list[int]:
-    found, done = finish_codes(columns, np.array(rows), np.array(tokens, np.int32), np.array(totals))
-    assert done.tolist() == found.nonzero()[0].tolist()
-    return found.tolist()
+def ends(scheduler: Scheduler, tokens: list[int], counts: list[int] | None = None) -> list[tuple[int, str | None]]:
+    """How many of its new tokens each row keeps, and why it ends after them."""
+    outputs = scheduler.update(scheduler.schedule(), tokens, counts)
+    return [(len(output.token_ids), output.finish_reason) for output in outputs]
 
 
-def kept_tokens(columns: RowColumns, row: int, tokens: list[int], total: int) -> tuple[int, int]:
-    """How many the row keeps, and why it ends after them, beside a row that gets the same again and one that gets none."""
-    rows, counts = np.array([row, 0, row]), np.array([len(tokens), 0, len(tokens)])
-    packed, first = np.array(2 * tokens, np.int32), np.array([0, len(tokens), len(tokens)])
-    kept, found = kept_counts(columns, rows, (packed, first, counts), np.array([total, 3, total]))
-    assert (kept[1], found[1], kept[0], found[0]) == (0, NOT_FINISHED, kept[2], found[2])
-    return int(kept[0]), int(found[0])
+@pytest.mark.parametrize(
+    ("tokens", "reasons"),
+    [
+        ([PLAIN] * 3, [None, None, None]),
+        ([EOS] * 3, [None, "stop", "stop"]),
+        ([STOP_ID] * 3, [None, None, "stop"]),
+        ([EOS, PLAIN, EOS], [None, None, "stop"]),
+    ],
+)
+def test_each_row_has_stop_ids_of_its_own(tokens, reasons):
+    scheduler = running(PLAIN_ROW, ROW_WITH_EOS, ROW_WITH_STOP)
+    assert ends(scheduler, tokens) == [(1, reason) for reason in reasons]
 
 
-@pytest.fixture
-def columns():
-    """Row 0: no stop ids. Row 1: EOS. Row 2: EOS and a stop id, and at least two output tokens. Rows 3 and 4: many stop ids."""
-    columns = RowColumns()
-    bound(columns, 0)
-    bound(columns, 1, eos_token_id=EOS)
-    bound(columns, 2, eos_token_id=EOS, stop_token_ids=(STOP_ID,), min_tokens=2)
-    bound(columns, 3, stop_token_ids=tuple(range(20, 40)))
-    bound(columns, 4, stop_token_ids=tuple(range(30, 50)), eos_token_id=EOS)
-    return columns
+def test_a_stop_id_in_the_last_place_is_a_stop():
+    scheduler = running(PLAIN_ROW, ROW_WITH_EOS, max_tokens=2)
+    assert ends(scheduler, [EOS, EOS]) == [(1, "length"), (1, "stop")]
 
 
-def test_a_plain_token_ends_nothing(columns):
-    assert codes(columns, [0, 1, 2], [PLAIN] * 3, [4] * 3) == [NOT_FINISHED] * 3
+@pytest.mark.parametrize(
+    ("token", "reasons"),
+    [
+        (19, [None, None]),
+        (20, ["stop", None]),
+        (30, ["stop", "stop"]),
+        (39, ["stop", "stop"]),
+        (49, [None, "stop"]),
+        (50, [None, None]),
+        (EOS, [None, "stop"]),
+    ],
+)
+def test_rows_of_many_stop_ids_stop_at_each_of_theirs_and_no_other(token, reasons):
+    scheduler = running(FROM_20_TO_39, FROM_30_TO_49, PLAIN_ROW)
+    assert ends(scheduler, [token] * 3) == [(1, reason) for reason in (*reasons, None)]
 
 
-def test_each_row_has_stop_ids_of_its_own(columns):
-    assert codes(columns, [0, 1, 2], [EOS, EOS, EOS], [5] * 3) == [NOT_FINISHED, STOP, STOP]
-    assert codes(columns, [0, 1, 2], [STOP_ID] * 3, [5] * 3) == [NOT_FINISHED, NOT_FINISHED, STOP]
+def test_of_several_tokens_each_row_keeps_those_up_to_its_stop_id_or_its_full_length():
+    scheduler = running(PLAIN_ROW, FROM_30_TO_49, ROW_WITH_EOS, ROW_WITH_STOP)
+    tokens = [*[PLAIN] * 5, PLAIN, 29, 30, PLAIN, EOS, PLAIN]
+    assert ends(scheduler, tokens, [5, 4, 0, 2]) == [(4, "length"), (3, "stop"), (0, None), (1, "stop")]
 
 
-def test_rows_of_many_stop_ids_stop_at_each_of_theirs_and_no_other(columns):
-    for token, expected in (
-        (19, (0, 0)),
-        (20, (1, 0)),
-        (30, (1, 1)),
-        (39, (1, 1)),
-        (49, (0, 1)),
-        (50, (0, 0)),
-        (EOS, (0, 1)),
-    ):
-        assert codes(columns, [3, 4, 0], [token] * 3, [4] * 3) == [STOP * expected[0], STOP * expected[1], NOT_FINISHED]
-    assert kept_tokens(columns, 4, [PLAIN, 29, 30, PLAIN], 3) == (2 + 1, STOP)
-    columns.release(3, 0)
-    assert codes(columns, [4, 1], [30, EOS], [4] * 2) == [STOP, STOP]
+@pytest.mark.parametrize("before", [ROW_WITH_EOS, FROM_30_TO_49])
+def test_a_row_that_changed_hands_has_not_the_stop_ids_of_before(before):
+    scheduler = running(before)
+    (row,) = scheduler.rows_of("0")
+    scheduler.abort("0")
+    scheduler.add(Request(id="next", prompt=[1, 1, 1], max_tokens=5))
+    assert ends(scheduler, [EOS]) == [(1, None)]
+    assert scheduler.rows_of("next") == [row]
 
 
-def test_a_stop_id_counts_from_the_last_of_min_tokens_on(columns):
-    assert [codes(columns, [2], [EOS], [total]) for total in (4, 5)] == [[NOT_FINISHED], [STOP]]
-
-
-def test_the_full_length_ends_a_sequence(columns):
-    assert [codes(columns, [0], [PLAIN], [total]) for total in (7, 8)] == [[NOT_FINISHED], [LENGTH]]
-
-
-def test_a_stop_id_in_the_last_place_is_a_stop(columns):
-    assert codes(columns, [1], [EOS], [8]) == [STOP]
-
-
-def test_codes_stand_in_the_order_of_the_rows_asked_for(columns):
-    assert codes(columns, [2, 0, 1], [EOS, PLAIN, EOS], [5, 8, 4]) == [STOP, LENGTH, STOP]
-
-
-def test_without_stop_ids_only_the_length_ends_a_sequence():
-    columns = RowColumns()
-    bound(columns, 0)
-    assert codes(columns, [0], [EOS], [4]) == [NOT_FINISHED]
-
-
-def test_a_row_that_changed_hands_has_not_the_stop_ids_of_before(columns):
-    columns.release(1, 0)
-    bound(columns, 1)
-    assert codes(columns, [1], [EOS], [4]) == [NOT_FINISHED]
-
-
-def test_tokens_after_a_stop_are_not_kept(columns):
-    assert kept_tokens(columns, 1, [PLAIN, EOS, PLAIN], 3) == (2, STOP)
-
-
-def test_tokens_beyond_the_full_length_are_not_kept(columns):
-    assert kept_tokens(columns, 0, [PLAIN] * 3, 6) == (2, LENGTH)
-
-
-def test_all_tokens_are_kept_while_nothing_ends(columns):
-    assert kept_tokens(columns, 2, [EOS, PLAIN], 3) == (2, NOT_FINISHED)
-
-
-def test_a_sequence_without_a_row_ends_where_one_with_a_row_would(columns):
-    for row, tokens in ((2, [EOS, STOP_ID, PLAIN]), (1, [PLAIN] * 7), (1, [PLAIN])):
-        assert kept_of(columns.owner[row], 0, tokens, 3) == kept_tokens(columns, row, tokens, 3)
-
-
-def test_no_token_ends_nothing(columns):
-    assert kept_tokens(columns, 1, [], 3) == (0, NOT_FINISHED)
-
-
-@settings(max_examples=100, derandomize=True)
-@given(st.integers(0, 2), st.lists(st.sampled_from([EOS, STOP_ID, PLAIN]), max_size=7), st.integers(3, 7))
-def test_several_tokens_end_where_one_at_a_time_would(row, tokens, total):
-    columns = RowColumns()
-    bound(columns, 0)
-    bound(columns, 1, eos_token_id=EOS)
-    bound(columns, 2, eos_token_id=EOS, stop_token_ids=(STOP_ID,), min_tokens=2)
-    expected = (len(tokens), NOT_FINISHED)
-    for count, token in enumerate(tokens, 1):
-        (code,) = codes(columns, [row], [token], [total + count])
-        if code:
-            expected = (count, code)
-            break
-    assert kept_tokens(columns, row, tokens, total) == expected
+def test_rows_of_many_stop_ids_keep_theirs_when_another_one_leaves():
+    scheduler = running(FROM_20_TO_39, FROM_30_TO_49)
+    scheduler.abort("0")
+    assert ends(scheduler, [30]) == [(1, "stop")]

@@ -1,6 +1,5 @@
 """Headless Chromium by chromedriver's own HTTP: as much of WebDriver as the tests of the page need."""
 
-import base64
 import http.client
 import json
 import re
@@ -28,21 +27,15 @@ class Browser:
             int(found[1]) for line in self._driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
         )
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        quiet = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-        silent = [
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--disable-dev-shm-usage",
-        ]
-        options = {"binary": chromium, "args": [*quiet, *silent, f"--user-data-dir={profile}"]}
+        disabled = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")
+        quiet = ["--headless=new", "--no-sandbox", "--no-first-run", *(f"--disable-{each}" for each in disabled)]
+        options = {"binary": chromium, "args": [*quiet, f"--user-data-dir={profile}"]}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         self._session = ""
         made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"/session/{made['sessionId']}"
 
     def close(self):
-        """The window and its processes are gone."""
         try:
             self._call("DELETE", "")
         finally:
@@ -60,7 +53,6 @@ class Browser:
         return answer
 
     def cdp(self, command, **parameters):
-        """One command of the DevTools protocol."""
         return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def screen(self, width, height, scheme="light"):
@@ -71,11 +63,9 @@ class Browser:
         self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, url):
-        """Load a page."""
         self._call("POST", "/url", {"url": url})
 
     def js(self, script, *arguments):
-        """What a function body returns in the page."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def wait_for(self, condition):
@@ -89,12 +79,10 @@ class Browser:
         return found
 
     def click(self, selector):
-        """A click in the middle of the first element that fits."""
         found = self._call("POST", "/element", {"using": "css selector", "value": selector})
         self._call("POST", f"/element/{next(iter(found.values()))}/click", {})
 
     def press(self, key):
-        """A key of the keyboard, as WebDriver writes it."""
         strokes = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
         self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": strokes}]})
 
@@ -102,8 +90,3 @@ class Browser:
         """What the page has written to its console as errors or warnings since the last call."""
         entries = self._call("POST", "/se/log", {"type": "browser"})
         return [each["message"] for each in entries if each["level"] in ("SEVERE", "WARNING")]
-
-    def picture(self, file: Path, *, whole=False):
-        """The screen as a PNG; `whole`: the page as far as it goes down."""
-        more = {"captureBeyondViewport": True} if whole else {}
-        file.write_bytes(base64.b64decode(self.cdp("Page.captureScreenshot", format="png", **more)["data"]))

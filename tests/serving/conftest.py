@@ -1,11 +1,60 @@
-"""One server for all tests that ask something of a usual one: each start takes some seconds."""
+"""Servers that many tests ask, since each start takes some seconds; and programs without some library."""
 
 import pytest
 
 from .serving_process import served  # noqa: TID252
+
+WITHOUT = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in {names}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Finder())
+"""
 
 
 @pytest.fixture(scope="session")
 def usual_server():
     with served(max_sequences=8) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def impatient_server():
+    """One that waits for no slow client, and lets pages of one origin ask."""
+    options = {"header_timeout_s": 1.5, "body_timeout_s": 1.5, "allowed_origin": "https://a.example"}
+    with served(max_sequences=8, **options) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def odd_server():
+    """One with keys, with names for its model, and with a policy of the study."""
+    with served(api_key="sk-right", admin_key="sk-admin", served_model_name=["a", "b"], policy="static") as found:
+        yield found
+
+
+@pytest.fixture
+def run_without(run_python, repository):
+    """Run a program as if these modules were not installed."""
+
+    def run(names, program):
+        return run_python("-c", WITHOUT.format(names=names) + program, env={"PYTHONPATH": str(repository)})
+
+    return run
+
+
+@pytest.fixture
+def settings_of(monkeypatch, capsys):
+    """The settings of a server with these arguments, which the command takes, without beginning one."""
+    pytest.importorskip("uvicorn")
+    serving = pytest.importorskip("paged.serving.server")
+    from paged.cli import app
+
+    def call(*arguments):
+        found = []
+        monkeypatch.setattr(serving, "serve", lambda settings, on_ready: found.append(settings) or True)
+        assert app.run(["serve", *map(str, arguments)]) == 0, capsys.readouterr().err
+        return found[0]
+
+    return call

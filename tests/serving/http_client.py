@@ -8,8 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
+
+# A busy machine is slow: this only ends a wait for what never comes.
+LIMIT_S = 600.0
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
+LONG = USUAL | {"max_tokens": 900, "ignore_eos": True, "stream": True}
+DRAWN = LONG | {"max_tokens": 1000, "n": 8, "temperature": 1.0}
 
 
 @dataclass
@@ -30,51 +38,36 @@ class Heard:
     ended_s: float = 0.0
 
     @property
-    def text(self) -> str:
-        """All text of the first choice."""
-        if self.body is not None:
-            choice = self.body["choices"][0]
-            return choice.get("text") if "text" in choice else choice["message"]["content"]
-        found = []
-        for _, piece in self.pieces:
-            for choice in piece.get("choices", ()):
-                if choice["index"] == 0:
-                    found.append(choice["text"] if "text" in choice else choice["delta"].get("content", ""))
-        return "".join(found)
+    def parts(self) -> list[Any]:
+        return [self.body] if isinstance(self.body, dict) else [piece for _, piece in self.pieces]
 
     @property
-    def error(self) -> dict[str, Any] | None:
+    def choices(self) -> list[Any]:
+        """The first choice, as far as each part has it."""
+        return [each for part in self.parts for each in part.get("choices", ()) if each["index"] == 0]
+
+    @property
+    def text(self) -> str:
+        """All text of the first choice."""
+        kinds = (each.get("message") or each.get("delta") or {"content": each.get("text")} for each in self.choices)
+        return "".join(kind.get("content") or "" for kind in kinds)
+
+    @property
+    def error(self) -> Any:
         """The error that the client was told, in a body or in a stream."""
-        if isinstance(self.body, dict) and "error" in self.body:
-            return self.body["error"]
-        return next((piece["error"] for _, piece in self.pieces if "error" in piece), None)
+        return next((part["error"] for part in self.parts if "error" in part), None)
 
     @property
     def finish_reason(self) -> str | None:
-        """Of the first choice."""
-        if self.body is not None:
-            return None if "error" in self.body else self.body["choices"][0]["finish_reason"]
-        reasons = [
-            choice["finish_reason"]
-            for _, piece in self.pieces
-            for choice in piece.get("choices", ())
-            if choice["index"] == 0 and choice["finish_reason"] is not None
-        ]
-        return reasons[-1] if reasons else None
+        return next((each["finish_reason"] for each in reversed(self.choices) if each["finish_reason"]), None)
 
     @property
-    def usage(self) -> dict[str, Any] | None:
-        """What it took, where that was told."""
-        if self.body is not None:
-            return self.body.get("usage")
-        return next((piece["usage"] for _, piece in reversed(self.pieces) if piece.get("usage")), None)
+    def usage(self) -> Any:
+        return next((part["usage"] for part in reversed(self.parts) if part.get("usage")), None)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was answered to its end."""
-        if self.status != 200 or self.error is not None:
-            return False
-        return self.body is not None or self.is_done
+        return self.status == 200 and self.error is None and (self.body is not None or self.is_done)
 
     @property
     def times(self) -> list[float]:
@@ -92,20 +85,18 @@ async def ask(
     leave_at_s: float | None = None,
     read_every_s: float = 0.0,
     keep_pieces: bool = True,
-    timeout_s: float = 600.0,
     heard: Heard | None = None,
 ) -> Heard:
     """POST and read the answer. `leave_after` so many pieces, or `leave_at_s`, the connection is cut; `read_every_s` makes a slow reader.
     What has come so far stands in `heard`, where one is given."""
     heard, began = heard or Heard(), time.perf_counter()
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {len(raw)}"]
-    head += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    given = {"content-type": "application/json", "content-length": len(raw)} | (headers or {})
     writer = None
     try:
-        async with asyncio.timeout(timeout_s if leave_at_s is None else leave_at_s):
+        async with asyncio.timeout(LIMIT_S if leave_at_s is None else leave_at_s):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
-            writer.write("\r\n".join([*head, "", ""]).encode() + raw)
+            writer.write(_head("POST", path, given) + raw)
             await _read(reader, heard, began, leave_after, read_every_s, keep_pieces)
     except TimeoutError:
         if leave_at_s is None:
@@ -121,6 +112,17 @@ async def ask(
     return heard
 
 
+def _head(method: str, path: str, headers: dict[str, Any]) -> bytes:
+    fields = [f"{name}: {value}\r\n" for name, value in {"host": "localhost", **headers}.items()]
+    return f"{method} {path} HTTP/1.1\r\n{''.join(fields)}\r\n".encode()
+
+
+def _take_head(heard: Heard, lines: list[bytes]) -> None:
+    heard.status = int(lines[0].split()[1])
+    fields = (line.decode("latin-1").partition(":") for line in lines[1:])
+    heard.headers = {name.strip().lower(): value.strip() for name, _, value in fields}
+
+
 async def _read(
     reader: asyncio.StreamReader,
     heard: Heard,
@@ -129,53 +131,48 @@ async def _read(
     read_every_s: float,
     keep_pieces: bool,
 ) -> None:
-    line = await reader.readline()
-    if not line:
-        return
-    heard.status = int(line.split()[1])
-    while (line := await reader.readline()) not in (b"\r\n", b""):
-        name, _, value = line.decode("latin-1").partition(":")
-        heard.headers[name.strip().lower()] = value.strip()
+    _take_head(heard, (await reader.readuntil(b"\r\n\r\n")).splitlines()[:-1])
     if "content-length" in heard.headers:
         raw = await reader.readexactly(int(heard.headers["content-length"]))
         heard.body = json.loads(raw) if raw else None
         return
-    rest = b""
-    num = 0
-    while True:
-        size = int(await reader.readline() or b"0", 16)
-        chunk = await reader.readexactly(size + 2)
-        if not size:
-            return
-        now = time.perf_counter() - began
-        rest += chunk[:-2]
-        *events, rest = rest.split(b"\n\n")
+    rest, num = b"", 0
+    while size := int(await reader.readline() or b"0", 16):
+        *events, rest = (rest + (await reader.readexactly(size + 2))[:-2]).split(b"\n\n")
         for event in events:
+            num += 1
             if event == b"data: [DONE]":
                 heard.is_done = True
             elif keep_pieces:
-                heard.pieces.append((now, json.loads(event.removeprefix(b"data: "))))
-            num += 1
-            if leave_after is not None and num >= leave_after:
+                heard.pieces.append((time.perf_counter() - began, json.loads(event.removeprefix(b"data: "))))
+            if num == leave_after:
                 return
         if read_every_s:
             await asyncio.sleep(read_every_s)
+    await reader.readexactly(2)
 
 
 async def get(port: int, path: str, headers: dict[str, str] | None = None) -> Heard:
-    """GET a path."""
     heard = Heard()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = [f"GET {path} HTTP/1.1", "host: localhost", "connection: close"]
-    head += [f"{name}: {value}" for name, value in (headers or {}).items()]
-    writer.write("\r\n".join([*head, "", ""]).encode())
-    raw = await reader.read()
+    writer.write(_head("GET", path, {"connection": "close", **(headers or {})}))
+    first, _, content = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
-    first, _, content = raw.partition(b"\r\n\r\n")
-    heard.status = int(first.split()[1])
-    for line in first.decode("latin-1").split("\r\n")[1:]:
-        name, _, value = line.partition(":")
-        heard.headers[name.strip().lower()] = value.strip()
+    _take_head(heard, first.splitlines())
     kind = heard.headers.get("content-type", "")
     heard.body = json.loads(content) if "json" in kind and content else content.decode()
     return heard
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+def asked(server: Any, body: dict[str, Any] | bytes = USUAL, path: str = TEXT, **how: Any) -> Heard:
+    """POST to a server, outside an event loop."""
+    return run(ask(server.port, path, body, **how))
+
+
+def got(server: Any, path: str, headers: dict[str, str] | None = None) -> Heard:
+    """GET of a server, outside an event loop."""
+    return run(get(server.port, path, headers))

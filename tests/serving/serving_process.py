@@ -6,17 +6,20 @@ with served(max_sequences=8) as server:
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
-from typing import TextIO
+from typing import Any, TextIO
 
 READY = re.compile(r"ready at (https?://\S+:(\d+))")
 # Two cores that run other tests beside it load torch and a model in some seconds each.
@@ -35,24 +38,50 @@ class Served:
 
     @property
     def said(self) -> str:
-        """What it has written on standard error so far."""
         return self.stderr.read_text(errors="replace")
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """What stands in its log: JSON, but for the line that says what is loaded."""
+        return [json.loads(line) for line in self.said.splitlines(keepends=True) if line[0] == "{" and line[-1] == "\n"]
+
+    @property
+    def engine(self) -> int:
+        return int(subprocess.check_output(["pgrep", "-P", str(self.process.pid)], text=True).split()[0])
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Come back as soon as it is so, which has to be before the server ends."""
+        until = time.monotonic() + END_S
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < until, self.said
+            time.sleep(0.02)
 
 
 def flags(options: dict[str, object]) -> list[str]:
     """Options as a command line has them: `max_sequences=8` is --max-sequences 8, True is --name, False --no-name, a list the option
     several times, None nothing."""
     found: list[str] = []
-    for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
+    for option, value in options.items():
+        name = option.replace("_", "-")
         if isinstance(value, bool):
-            found.append(flag if value else f"--no-{name.replace('_', '-')}")
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            for each in value:
-                found += [flag, str(each)]
+            found.append(f"--{name}" if value else f"--no-{name}")
         elif value is not None:
-            found += [flag, str(value)]
+            several = isinstance(value, Sequence) and not isinstance(value, str)
+            for each in value if several else [value]:
+                found += [f"--{name}", str(each)]
     return found
+
+
+def imported_first(folder: Path, program: str) -> dict[str, str]:
+    """The environment in which every Python runs this before anything else."""
+    (folder / "sitecustomize.py").write_text(program)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 @contextmanager

@@ -1,6 +1,4 @@
-"""Connections: hosts, clients that close one half or both, TLS, and browsers of other origins."""
-
-from __future__ import annotations
+"""Connections: hosts, heads and bodies that are too long, too slow or none, clients that close one half or both, TLS, and browsers."""
 
 import json
 import shutil
@@ -14,45 +12,32 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+from .http_client import DRAWN, LONG, TEXT, USUAL  # noqa: TID252
 from .serving_process import served  # noqa: TID252
 
-PATH = "/v1/completions"
-USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
-LONG = USUAL | {"max_tokens": 900, "ignore_eos": True}
+CLOSE = "connection: close\r\n"
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+JSON = "content-type: application/json\r\n"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with served(max_sequences=8, header_timeout_s=1.5, body_timeout_s=1.5, allowed_origin="https://a.example") as found:
-        yield found
+@pytest.fixture
+def server(impatient_server):
+    return impatient_server
 
 
 def request(body, *, host="host: a\r\n", version="1.1", more=""):
-    """The bytes of a request."""
     raw = json.dumps(body).encode()
-    head = f"POST {PATH} HTTP/{version}\r\n{host}content-type: application/json\r\ncontent-length: {len(raw)}\r\n{more}"
+    head = f"POST {TEXT} HTTP/{version}\r\n{host}{JSON}content-length: {len(raw)}\r\n{more}"
     return head.encode() + b"\r\n" + raw
 
 
 def talk(server, data, *, shuts=False):
     """What a connection gets back until it is closed; it may close its sending half first."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=600) as connection:
         connection.sendall(data)
         if shuts:
             connection.shutdown(socket.SHUT_WR)
-        found = b""
-        while part := connection.recv(65536):
-            found += part
-        return found
-
-
-def until_said(server, text, count=1):
-    """Wait until the server's log has this so often."""
-    until = time.monotonic() + 600
-    while server.said.count(text) < count:
-        assert time.monotonic() < until, server.said
-        time.sleep(0.02)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +49,26 @@ def test_a_request_without_one_host_is_refused(server, host):
 
 
 @pytest.mark.parametrize(
-    "host", ["host: a\r\n", "host: a:80\r\n", "host: [::1]:80\r\n", "host:\r\n", "host: 127.0.0.1\r\n"]
+    "head",
+    [f"1.1\r\nhost:{host}\r\n{CLOSE}" for host in (" a", " a:80", " [::1]:80", "", " 127.0.0.1")] + ["1.0\r\n"],
 )
-def test_a_request_with_one_host_is_answered(server, host):
-    closing = "connection: close\r\n"
-    assert talk(server, f"GET /health HTTP/1.1\r\n{host}{closing}\r\n".encode()).startswith(b"HTTP/1.1 200")
+def test_a_request_with_one_host_is_answered_and_http_1_0_needs_none(server, head):
+    assert talk(server, f"GET /health HTTP/{head}\r\n".encode()).startswith(b"HTTP/1.1 200")
 
 
-def test_http_1_0_needs_no_host(server):
-    assert talk(server, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (k, b"y" * 100) for k in range(2000)), b"431"),
+        (b"\x00\x01garbage\r\n\r\n", b"400"),
+        (b"", b"408"),
+        (b"POST /v1/completions HTTP/1.1\r\nx-a: ", b"408"),
+        (f"POST {TEXT} HTTP/1.1\r\nhost: a\r\n{JSON}content-length: 100\r\n\r\n{{".encode(), b"408"),
+    ],
+    ids=["a flood of headers", "no HTTP", "nothing", "a head without an end", "a body without an end"],
+)
+def test_what_is_too_much_too_slow_or_no_http_is_not_waited_for(server, data, status):
+    assert talk(server, data).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -90,19 +86,24 @@ def test_a_client_that_closes_its_sending_half_gets_its_answer(server, body, str
 
 
 def test_two_requests_before_a_sending_half_is_closed_are_both_answered(server):
-    heard = talk(server, request(LONG) + request(USUAL), shuts=True).replace(PROBE, b"")
+    heard = talk(server, request(LONG | {"stream": False}) + request(USUAL), shuts=True).replace(PROBE, b"")
     answers = [each.split(b"\r\n\r\n", 1)[1] for each in heard.split(b"HTTP/1.1 200 OK")[1:]]
     assert [json.loads(each)["usage"]["completion_tokens"] for each in answers] == [900, 8]
 
 
+def gone_from(server):
+    """The lines of its log about clients that went first."""
+    return [line for line in server.lines if line.get("status") == 499]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_closes_both_halves_ends_its_request(streams, server):
-    num_gone = server.said.count('"status":499')
+    num_gone = len(gone_from(server))
     connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(request(LONG | {"n": 8, "temperature": 1.0, "stream": streams}))
+    connection.sendall(request(DRAWN | {"stream": streams}))
     connection.close()
-    until_said(server, '"status":499', num_gone + 1)
-    assert '"error":"client_gone"' in [line for line in server.said.splitlines() if '"status":499' in line][-1]
+    server.wait_until(lambda: len(gone_from(server)) > num_gone)
+    assert gone_from(server)[-1]["error"] == "client_gone"
 
 
 def test_a_body_that_a_closed_half_leaves_unfinished_is_not_waited_for(server):
@@ -110,16 +111,15 @@ def test_a_body_that_a_closed_half_leaves_unfinished_is_not_waited_for(server):
 
 
 def test_the_head_of_a_next_request_that_comes_too_slowly_does_not_break_into_an_answer():
-    body = LONG | {"n": 8, "temperature": 1.0, "seed": 1, "stream": True}
     with served(header_timeout_s=0.2, log="off") as server:
-        heard = talk(server, request(body) + b"GET /health HTTP/1.1\r\nx-a: ")
+        heard = talk(server, request(DRAWN) + b"GET /health HTTP/1.1\r\nx-a: ")
     answer, is_whole, rest = heard.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert is_whole and answer.count(b"HTTP/1.1 ") == 1
     assert rest == b""
 
 
 def test_a_body_that_comes_a_byte_at_a_time_has_as_long_as_any_other(server):
-    head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: a\r\n{JSON}content-length: 1000000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(head.encode())
         connection.setblocking(False)
@@ -133,10 +133,8 @@ def test_a_body_that_comes_a_byte_at_a_time_has_as_long_as_any_other(server):
 
 
 def preflight(origin):
-    asks = (
-        "access-control-request-method: POST\r\naccess-control-request-headers: authorization\r\nconnection: close\r\n"
-    )
-    return f"OPTIONS {PATH} HTTP/1.1\r\nhost: a\r\norigin: {origin}\r\n{asks}\r\n".encode()
+    asks = "access-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n"
+    return f"OPTIONS {TEXT} HTTP/1.1\r\nhost: a\r\norigin: {origin}\r\n{asks}{CLOSE}\r\n".encode()
 
 
 def test_a_browser_of_an_allowed_origin_may_ask_and_read_errors_and_no_other_may(server):
@@ -144,9 +142,8 @@ def test_a_browser_of_an_allowed_origin_may_ask_and_read_errors_and_no_other_may
     assert allowed.startswith(b"HTTP/1.1 200")
     assert b"access-control-allow-origin: https://a.example" in allowed
     assert b"access-control-allow-origin" not in talk(server, preflight("https://b.example"))
-    more = "origin: https://a.example\r\nconnection: close\r\n"
     for body, status in ((USUAL, b"200"), (USUAL | {"n": 0}, b"400")):
-        heard = talk(server, request(body, more=more))
+        heard = talk(server, request(body, more=f"origin: https://a.example\r\n{CLOSE}"))
         assert heard.startswith(b"HTTP/1.1 " + status)
         assert b"access-control-allow-origin: https://a.example" in heard
         assert b"x-request-id" in heard.split(b"access-control-expose-headers: ")[1].split(b"\r\n")[0].lower()
@@ -167,13 +164,8 @@ def test_with_a_certificate_it_answers_over_tls_and_nothing_else(tmp_path):
     context.check_hostname = False
     with served(log="off", tls_certificate=certificate, tls_key=key) as server:
         assert server.url.startswith("https://")
-        with (
-            socket.create_connection(("127.0.0.1", server.port), timeout=60) as plain,
-            context.wrap_socket(plain) as connection,
-        ):
-            connection.sendall(request(USUAL, more="connection: close\r\n"))
-            heard = b""
-            while part := connection.recv(65536):
-                heard += part
-        assert heard.startswith(b"HTTP/1.1 200")
+        plain = socket.create_connection(("127.0.0.1", server.port), timeout=600)
+        with context.wrap_socket(plain) as connection:
+            connection.sendall(request(USUAL, more=CLOSE))
+            assert b"".join(iter(lambda: connection.recv(65536), b"")).startswith(b"HTTP/1.1 200")
         assert b"HTTP" not in talk(server, request(USUAL))

@@ -1,7 +1,5 @@
 """The page in headless Chromium, of a server that stands still while one looks: who waits, one request's life, keys, sizes and colours."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 
@@ -18,7 +16,9 @@ if programs() is None:
 
 ESCAPE, ENTER, RIGHT = "\ue00c", "\ue007", "\ue014"
 SIZES = [(360, 740), (768, 1024), (1600, 1000)]
+LOAD = {"seed": 3, "num_blocks": 128, "num_clients": 24, "longest": 160, "host_blocks": 16}
 IS_LIVE = "document.body.dataset.is === 'live'"
+HAS_STORY = "document.querySelectorAll('.timeline li').length > 1"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def load():
     """A load of which some wait, and one of those that are alive was preempted."""
-    found = Load(seed=3, num_blocks=128, num_clients=24, longest=160, host_blocks=16)
+    found = Load(**LOAD)
     while True:
         found.step()
         alive = found.watcher.snapshot().requests
@@ -82,7 +82,7 @@ def test_nothing_is_wider_than_the_screen(page, width, height):
     shown = page(width, height)
     assert shown.js("return document.documentElement.scrollWidth") <= width
     shown.click(".wait li button")
-    shown.wait_for("document.querySelectorAll('.timeline li').length > 1")
+    shown.wait_for(HAS_STORY)
     assert shown.js("const story = document.getElementById('story'); return story.scrollWidth - story.clientWidth") <= 0
 
 
@@ -90,9 +90,7 @@ def test_one_click_opens_a_life_and_escape_closes_it(page, load):
     shown = page(1600)
     waiting = load.engine.scheduler.waiting_ids()[0]
     shown.click(".wait li button")
-    assert shown.wait_for(
-        "document.getElementById('story').open && document.querySelectorAll('.timeline li').length > 1"
-    )
+    assert shown.wait_for(f"document.getElementById('story').open && {HAS_STORY}")
     assert shown.js("return document.getElementById('story-id').textContent") == waiting
     assert load.engine.scheduler.reason(waiting) in shown.js("return document.getElementById('story-why').textContent")
     moments = shown.js("return [...document.querySelectorAll('.timeline li b')].map((each) => each.textContent)")
@@ -124,10 +122,8 @@ def test_a_keyboard_is_enough(page, load):
     shown.js("document.querySelector('#rows button').focus()")
     first = load.watcher.snapshot().requests[0].id
     shown.press(ENTER)
-    assert (
-        shown.wait_for("document.getElementById('story').open && document.getElementById('story-id').textContent")
-        == first
-    )
+    opened = shown.wait_for("document.getElementById('story').open && document.getElementById('story-id').textContent")
+    assert opened == first
     shown.press(ESCAPE)
     # The focus is where it was, and pictures that came meanwhile have not taken it.
     assert shown.wait_for("!document.getElementById('story').open && document.activeElement.dataset.id") == first
@@ -135,8 +131,7 @@ def test_a_keyboard_is_enough(page, load):
     shown.press(RIGHT)
     shown.press(RIGHT)
     assert shown.wait_for("document.getElementById('map-says').textContent").startswith("Block 1: ")
-    outline = shown.js("return getComputedStyle(document.activeElement).outlineStyle")
-    assert outline != "none"
+    assert shown.js("return getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
 def test_the_dark_has_another_ground_and_every_text_stands_out(page):
@@ -144,10 +139,9 @@ def test_the_dark_has_another_ground_and_every_text_stands_out(page):
     for scheme in ("light", "dark"):
         shown = page(1600, 2000, scheme)
         shown.click("#rows button")
-        shown.wait_for("document.querySelectorAll('.timeline li').length > 1")
+        shown.wait_for(HAS_STORY)
         grounds[scheme] = shown.js("return getComputedStyle(document.body).backgroundColor")
-        weak = shown.js(CONTRAST)
-        assert weak == []
+        assert shown.js(CONTRAST) == []
         shown.press(ESCAPE)
     assert grounds["light"] != grounds["dark"]
 
@@ -214,10 +208,7 @@ def test_a_server_that_goes_away_is_told_and_found_again(browser, load):
 
 def test_a_running_server_moves_no_part_of_the_page(page):
     top = "return [...document.querySelectorAll('section')].map((each) => [each.id, each.getBoundingClientRect().top])"
-    with WatchedServer(
-        Load(seed=3, num_blocks=128, num_clients=24, longest=160, host_blocks=16), every_s=0.1
-    ) as server:
-        server.is_going.set()
+    with WatchedServer(Load(**LOAD), every_s=0.1, is_going=True) as server:
         for width, height in SIZES:
             shown = page(width, height, url=server.url)
             shown.wait_for("seen.happened.length >= 50 && seen.steps.length >= 120 && seen.prefixes.length >= 6")

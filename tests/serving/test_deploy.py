@@ -1,17 +1,14 @@
 """What ships a server: its files say what the command and the settings take, and the tools that read them find nothing wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
-from paged.cli import app
-from paged.serving import settings as of_server
 from paged.serving.settings import read_settings
 
 
@@ -20,70 +17,53 @@ def deploy(repository):
     return repository / "deploy"
 
 
-def entry_of(dockerfile):
-    """The command with which an image begins."""
+@pytest.fixture(scope="module")
+def dockerfile(deploy):
+    return (deploy / "Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def entry(dockerfile):
+    """The command with which the image begins."""
     return json.loads(re.search(r"^ENTRYPOINT (\[.*\])$", dockerfile, flags=re.MULTILINE)[1])
 
 
-def unit_of(text):
-    """The assignments of a unit, by name."""
-    return dict(line.split("=", 1) for line in text.splitlines() if re.match(r"[A-Z]\w*=", line))
-
-
-def taken(monkeypatch, capsys, arguments):
-    """The settings of a server with these arguments, which the command takes."""
-    pytest.importorskip("uvicorn")
-    serving = pytest.importorskip("paged.serving.server")
-    begun = []
-    monkeypatch.setattr(serving, "serve", lambda settings, on_ready: begun.append(settings) or True)
-    assert app.run(arguments) == 0, capsys.readouterr().err
-    return begun[0]
-
-
-def test_the_sample_of_settings_is_read_and_has_tenants(deploy):
+def test_the_sample_of_settings_is_read_and_nobody_has_a_key_of_it(deploy):
     settings = read_settings(deploy / "serve.toml", {}, {})
     assert [tenant.name for tenant in settings.tenants] == ["product", "research"]
     assert settings.engine.memory.kv_cache_bytes == 2**30
     assert settings.needs_key
-
-
-def test_nobody_has_a_key_of_the_sample(deploy):
-    settings = read_settings(deploy / "serve.toml", {}, {})
     keys = [*settings.api_keys, *settings.admin_keys, *(key for tenant in settings.tenants for key in tenant.keys)]
-    assert keys
-    for key in keys:
-        # One digit over and over is the digest of nothing that anybody knows.
-        assert key.startswith("sha256:") and len(set(of_server.digest_of(key).hex())) == 1
+    # One digit over and over is the digest of nothing that anybody knows.
+    assert keys and all(re.fullmatch(r"sha256:(.)\1{63}", key) for key in keys)
 
 
-def test_the_image_begins_a_server_that_the_command_knows(deploy, monkeypatch, capsys):
-    text = (deploy / "Dockerfile").read_text()
-    program, *arguments = entry_of(text)
-    assert program == "paged"
-    found = taken(monkeypatch, capsys, arguments)
+def test_the_image_begins_a_server_that_the_command_knows(dockerfile, entry, settings_of):
+    assert entry[:2] == ["paged", "serve"]
+    found = settings_of(*entry[2:])
     assert (found.host, found.port) == ("0.0.0.0", 8000)
-    assert f"EXPOSE {found.port}" in text and f"http://127.0.0.1:{found.port}/health" in text
+    assert f"EXPOSE {found.port}" in dockerfile and f"http://127.0.0.1:{found.port}/health" in dockerfile
 
 
-def test_the_image_runs_as_no_root_and_holds_what_is_there(deploy, repository):
-    text = (deploy / "Dockerfile").read_text()
-    stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+def test_the_image_runs_as_no_root_and_holds_what_is_there(dockerfile, repository):
+    stages = re.split(r"^FROM ", dockerfile, flags=re.MULTILINE)[1:]
     assert len(stages) == 2
     assert re.findall(r"^USER (.*)$", stages[-1], flags=re.MULTILINE) == ["paged"]
-    assert "has never been built" in text.partition("\nARG")[0]
-    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ") and "--from" not in line]
+    assert "has never been built" in dockerfile.partition("\nARG")[0]
+    copied = [line.split()[1:-1] for line in dockerfile.splitlines() if re.match(r"COPY (?!.*--from)", line)]
     assert [path for paths in copied for path in paths if not (repository / path).exists()] == []
-    extras = re.search(r"pip install --no-cache-dir '\.\[(.*)\]'", text)[1].split(",")
-    known = (repository / "pyproject.toml").read_text()
-    assert [extra for extra in extras if not re.search(rf"^{extra} = ", known, flags=re.MULTILINE)] == []
+    extras = re.search(r"pip install --no-cache-dir '\.\[(.*)\]'", dockerfile)[1].split(",")
+    known = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) <= set(known)
 
 
-def test_the_unit_begins_a_server_and_gives_it_the_time_to_drain(deploy, monkeypatch, capsys):
-    unit = unit_of((deploy / "paged.service").read_text())
-    sample = deploy / "serve.toml"
-    line = unit["ExecStart"].replace("${CREDENTIALS_DIRECTORY}/serve.toml", str(sample))
+def test_the_unit_begins_a_server_and_gives_it_the_time_to_drain(deploy, settings_of):
+    unit = dict(re.findall(r"^([A-Z]\w*)=(.*)$", (deploy / "paged.service").read_text(), flags=re.MULTILINE))
     assert unit["LoadCredential"].startswith("serve.toml:")
-    settings = taken(monkeypatch, capsys, shlex.split(line)[1:])
+    line = unit["ExecStart"].replace("${CREDENTIALS_DIRECTORY}/serve.toml", str(deploy / "serve.toml"))
+    _, command, *arguments = shlex.split(line)
+    assert command == "serve"
+    settings = settings_of(*arguments)
     assert unit["KillMode"] == "mixed"
     assert float(unit["TimeoutStopSec"]) >= settings.shutdown_timeout_s + 10
     assert int(unit["LimitNOFILE"]) >= settings.max_connections + 256
@@ -91,29 +71,33 @@ def test_the_unit_begins_a_server_and_gives_it_the_time_to_drain(deploy, monkeyp
     assert unit["RestartPreventExitStatus"] == "2"
 
 
+def ran(*command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    return done.returncode, done.stderr
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
 def test_systemd_finds_nothing_wrong_with_the_unit(deploy, tmp_path):
     path = tmp_path / "paged.service"
     # It looks for the program, too, which is installed where the unit is.
     path.write_text((deploy / "paged.service").read_text().replace("/opt/paged/bin/paged", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert ran("systemd-analyze", "verify", path) == (0, "")
+
+
+def yaml_of(path):
+    return pytest.importorskip("yaml").safe_load(path.read_text())
 
 
 @pytest.fixture(scope="module")
 def composed(deploy):
-    yaml = pytest.importorskip("yaml")
-    return yaml.safe_load((deploy / "compose.yaml").read_text())
+    return yaml_of(deploy / "compose.yaml")
 
 
-def test_the_composed_server_has_its_settings_its_key_and_the_time_to_drain(composed, deploy, monkeypatch, capsys):
+def test_the_composed_server_has_its_settings_its_key_and_the_time_to_drain(composed, deploy, entry, settings_of):
     service = composed["services"]["paged"]
     mounted = dict(volume.split(":")[:2][::-1] for volume in service["volumes"])
-    command = [
-        str(deploy / mounted[each]) if each in mounted else each
-        for each in [*entry_of((deploy / "Dockerfile").read_text())[1:], *service["command"]]
-    ]
-    settings = taken(monkeypatch, capsys, command)
+    arguments = [*entry[2:], *service["command"]]
+    settings = settings_of(*(deploy / mounted[each] if each in mounted else each for each in arguments))
     assert settings.tenants and settings.host == "0.0.0.0"
     assert float(service["stop_grace_period"].removesuffix("s")) >= settings.shutdown_timeout_s + 10
     assert service["ulimits"]["nofile"] >= settings.max_connections + 256
@@ -132,25 +116,16 @@ def test_files_and_volumes_of_the_composition_are_there(composed, deploy):
 
 
 def test_prometheus_reads_the_composed_server(composed, deploy):
-    yaml = pytest.importorskip("yaml")
-    (job,) = yaml.safe_load((deploy / "prometheus.yml").read_text())["scrape_configs"]
+    (job,) = yaml_of(deploy / "prometheus.yml")["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
     host, port = target.split(":")
     assert host in composed["services"]
     assert any(each.endswith(f":{port}") for each in composed["services"][host]["ports"])
 
 
-def has_compose():
-    """Whether `docker compose` is there; its `config` asks no daemon."""
-    docker = shutil.which("docker")
-    return (
-        bool(docker) and not subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode
-    )
-
-
-@pytest.mark.skipif(not has_compose(), reason="there is no docker compose here")
 def test_compose_finds_nothing_wrong_with_the_composition(deploy, monkeypatch):
+    # Its `config` asks no daemon.
+    if shutil.which("docker") is None or ran("docker", "compose", "version")[0]:
+        pytest.skip("there is no docker compose here")
     monkeypatch.setenv("PAGED_API_KEY", "a-key")
-    command = ["docker", "compose", "-f", deploy / "compose.yaml", "config", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert ran("docker", "compose", "-f", deploy / "compose.yaml", "config", "--quiet") == (0, "")

@@ -1,7 +1,5 @@
 """Who is let in when too many come, and whether who was told to come again is let in then."""
 
-from __future__ import annotations
-
 import heapq
 import random
 
@@ -13,8 +11,12 @@ from paged.serving.gate import MOST_ALIKE, Gate, fingerprint_of, later
 from paged.serving.settings import Settings, Tenant
 
 
-def gate(max_waiting=4, **more):
-    return Gate(Settings(max_waiting=max_waiting, **more))
+def gate(max_waiting=4, num_inside=0, **more):
+    """A gate that has let so many in."""
+    made = Gate(Settings(max_waiting=max_waiting, **more))
+    for number in range(num_inside):
+        made.enter(None, b"%d" % number, 1, 10, 0.0, [])
+    return made
 
 
 def refused(gate, name, now, forecast=(), tenant=None, num=1, tokens=10):
@@ -33,32 +35,20 @@ def test_as_many_wait_as_may_and_one_more_is_told_when_the_next_place_is_free():
     assert refused(door, "later", 0.0, [3.0, 5.0, 6.0, 9.0]) == 5.0
 
 
-def test_a_place_is_kept_for_who_was_told_to_come_and_not_given_to_who_came_later():
-    door = gate()
-    for i in range(4):
-        refused(door, f"r{i}", 0.0)
-    refused(door, "told", 0.0, [2.0, 4.0, 6.0, 8.0])
-    door.leave(None, 1, 10)
-    assert refused(door, "newcomer", 2.0, [2.0, 4.0, 6.0]) is not None
-    assert refused(door, "told", 2.0, [2.0, 4.0, 6.0]) is None
-    assert door.all.num == 4
-
-
-def test_who_comes_too_early_keeps_his_place():
-    door = gate()
-    for i in range(4):
-        refused(door, f"r{i}", 0.0)
+@pytest.mark.parametrize("comes_early", [False, True])
+def test_a_place_is_kept_for_who_was_told_to_come_though_he_came_too_early_and_not_given_to_a_newcomer(comes_early):
+    door = gate(num_inside=4)
     refused(door, "told", 0.0, [5.0] * 4)
-    assert refused(door, "told", 2.0, [3.0] * 4) == pytest.approx(3.0)
+    if comes_early:
+        assert refused(door, "told", 2.0, [3.0] * 4) == pytest.approx(3.0)
     door.leave(None, 1, 10)
     assert refused(door, "newcomer", 5.0, [1.0] * 4) is not None
     assert refused(door, "told", 5.0, [1.0] * 4) is None
+    assert door.all.num == 4
 
 
 def test_each_of_those_that_ask_the_same_is_told_a_time_of_his_own_and_let_in_then():
-    door = gate()
-    for i in range(4):
-        refused(door, f"r{i}", 0.0)
+    door = gate(num_inside=4)
     forecast = [1.0 * place for place in range(1, 20)]
     told = [refused(door, "same", 0.0, forecast) for _ in range(9)]
     assert told == sorted(set(told)) and door.num_kept == 9
@@ -70,17 +60,14 @@ def test_each_of_those_that_ask_the_same_is_told_a_time_of_his_own_and_let_in_th
 
 
 def test_nobody_is_told_that_he_came_too_early():
-    door = gate(1)
-    refused(door, "same", 0.0)
+    door = gate(1, num_inside=1)
     for _ in range(90):
         with pytest.raises(ApiError, match=r"^1 requests wait; there is room in about [\d.]+ s\.$"):
             door.enter(None, b"same", 1, 10, 0.0, [1.0])
 
 
 def test_one_that_asks_again_and_again_is_kept_no_more_places_than_there_are_for_clients_that_are_alike():
-    door = gate()
-    for i in range(4):
-        refused(door, f"r{i}", 0.0)
+    door = gate(num_inside=4)
     for moment in range(2 * MOST_ALIKE):
         refused(door, "same", moment / 1e6, [1e4] * 4)
     assert door.num_kept == 1 + MOST_ALIKE
@@ -90,9 +77,7 @@ def test_one_that_asks_again_and_again_is_kept_no_more_places_than_there_are_for
 
 
 def test_who_does_not_come_loses_his_place():
-    door = gate()
-    for i in range(4):
-        refused(door, f"r{i}", 0.0)
+    door = gate(num_inside=4)
     refused(door, "told", 0.0, [2.0] * 4)
     door.leave(None, 1, 10)
     assert refused(door, "newcomer", 11.0, [20.0] * 4) is not None
@@ -102,15 +87,12 @@ def test_who_does_not_come_loses_his_place():
 
 
 def test_half_of_the_places_are_never_kept_so_that_the_engine_has_work_though_nobody_comes_again():
-    door = gate(8)
-    for i in range(8):
-        refused(door, f"r{i}", 0.0)
+    door = gate(8, num_inside=8)
     for i in range(50):
         refused(door, f"told{i}", 0.0, [1.0] * 8)
     for _ in range(8):
         door.leave(None, 1, 10)
-    assert [refused(door, f"new{i}", 0.5) for i in range(4)] == [None] * 4
-    assert refused(door, "new4", 0.5) is not None
+    assert [refused(door, f"new{i}", 0.5) is None for i in range(5)] == [True] * 4 + [False]
 
 
 def test_a_tenant_has_a_limit_of_its_own_within_the_servers():
@@ -142,18 +124,15 @@ def test_what_is_asked_and_by_whom_is_the_fingerprint():
     assert len({fingerprint_of(*each) for each in [("k", b"a"), ("k", b"b"), ("l", b"a"), ("", b"a")]}) == 4
 
 
-@given(
-    st.integers(1, 6),
-    st.lists(
-        st.tuples(
-            st.sampled_from(["enter", "leave", "wait"]),
-            st.integers(0, 5),
-            st.sampled_from([None, "a", "b"]),
-            st.floats(0, 30),
-        ),
-        max_size=60,
-    ),
+calls = st.tuples(
+    st.sampled_from(["enter", "leave", "wait"]),
+    st.integers(0, 5),
+    st.sampled_from([None, "a", "b"]),
+    st.floats(0, 30),
 )
+
+
+@given(st.integers(1, 6), st.lists(calls, max_size=60))
 def test_counts_are_those_of_who_was_let_in_and_no_more_wait_than_may(most, calls):
     door = Gate(Settings(max_waiting=most, tenants=(Tenant(name="a", max_waiting=2),)))
     inside, now = [], 0.0
@@ -218,11 +197,10 @@ def replayed(load, error, seed, num=3000, max_waiting=16, is_same=False):
 
 
 @pytest.mark.parametrize("load", [1.4, 3.0])
-@pytest.mark.parametrize("error", [0.0, 0.3])
-def test_nine_of_ten_who_wait_as_told_are_let_in_when_they_come_again(load, error):
-    assert replayed(load, error, seed=1) >= 0.9
-
-
-@pytest.mark.parametrize("load", [1.4, 3.0])
-def test_nine_of_ten_of_those_that_ask_the_same_are_let_in_when_they_were_told(load):
-    assert replayed(load, 0.3, seed=1, num=800, is_same=True) >= 0.9
+@pytest.mark.parametrize(
+    ("error", "more"),
+    [(0.0, {}), (0.3, {}), (0.3, {"num": 800, "is_same": True})],
+    ids=["exact", "off", "all the same"],
+)
+def test_nine_of_ten_who_wait_as_told_are_let_in_when_they_come_again(load, error, more):
+    assert replayed(load, error, seed=1, **more) >= 0.9

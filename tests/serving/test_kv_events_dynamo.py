@@ -1,7 +1,5 @@
 """Dynamo's own index, which picks the replica that has most of a prompt, finds the blocks of a running server: `make dynamo` installs it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -13,8 +11,7 @@ dynamo = pytest.importorskip("dynamo._core", reason="ai-dynamo-runtime is not in
 pytest.importorskip("zmq")
 
 from .http_client import ask  # noqa: E402, TID252
-from .serving_process import served  # noqa: E402, TID252
-from .test_pressure import free_port  # noqa: E402, TID252
+from .serving_process import free_port, served  # noqa: E402, TID252
 
 BLOCK = 16
 PROMPT = list(range(100, 100 + 4 * BLOCK))

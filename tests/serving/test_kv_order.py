@@ -1,7 +1,5 @@
 """A reader of KV events that loses some, comes late or outlives the publisher has what the memory layer holds; all of it without sockets."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest
@@ -89,7 +87,6 @@ class World:
         elif name == "begin again":
             self.begin()
             for reader in self.readers:
-                # The connection is made again.
                 reader.follower.doubt()
         else:
             self.settle()
@@ -102,18 +99,22 @@ def test_whatever_is_lost_a_reader_that_asks_has_what_the_engine_holds(program, 
     for call in program:
         world.call(*call)
     world.settle()
-    event(
-        f"old batches are gone: {world.journal.next_seq > kept}, the host has some: {bool(world.engine.contents()['CPU'])}"
-    )
+    event(f"old batches are gone: {world.journal.next_seq > kept}")
+    event(f"the host has some: {bool(world.engine.contents()['CPU'])}")
+
+
+def served(kept, prompts, salt):
+    """A world whose engine has answered these, and whose readers know it."""
+    world = World(kept)
+    world.engine.serve(*prompts, salt=salt)
+    world.settle()
+    return world
 
 
 @settings(max_examples=100)
 @given(st.lists(PROMPTS, min_size=1, max_size=12), PROMPTS, SALTS)
 def test_a_hit_is_what_the_engines_own_lookup_finds(prompts, asked, salt):
-    world = World(4)
-    for prompt in prompts:
-        world.engine.serve(prompt, salt=salt)
-    world.settle()
+    world = served(4, prompts, salt)
     namespace = None if salt is None else (salt, None, None)
     hit = world.engine.manager.lookup(asked, namespace)
     assert world.readers[0].index.hits(asked, namespace) == (hit.num_tokens, hit.host_tokens)
@@ -122,10 +123,7 @@ def test_a_hit_is_what_the_engines_own_lookup_finds(prompts, asked, salt):
 @settings(max_examples=100)
 @given(st.lists(PROMPTS, min_size=1, max_size=12), SALTS)
 def test_a_summary_tells_parents_before_children_and_its_summary_is_the_same(prompts, salt):
-    world = World(1)
-    for prompt in prompts:
-        world.engine.serve(prompt, salt=salt)
-    world.settle()
+    world = served(1, prompts, salt)
     told = list(world.readers[0].index.summary())
     again = KvIndex()
     assert again.apply(0, EventBatch(0.0, told))
@@ -138,7 +136,7 @@ def test_a_summary_tells_parents_before_children_and_its_summary_is_the_same(pro
 
 
 def stored(*hashes, parent=None, size=2, tokens=None, medium="GPU", extra_keys=None):
-    tokens = list(range(size * len(hashes))) if tokens is None else tokens
+    tokens = [*range(size * len(hashes))] if tokens is None else tokens
     return BlockStored(list(hashes), parent, tokens, size, None, medium, None, extra_keys)
 
 
@@ -221,33 +219,16 @@ def following(*answer):
 FIRST = (0, batch(0, AllBlocksCleared()))
 
 
-def test_batches_that_came_with_an_answer_are_passed_over_and_the_next_is_handed_on():
+def test_a_batch_that_came_with_an_answer_is_passed_over_and_one_of_its_number_at_a_later_time_is_a_new_publishers():
     follower = following(FIRST, (1, batch(1)), (2, batch(2)))
     assert [follower.see(seq, batch(seq)) for seq in (1, 2, 3)] == [[], [], [(3, batch(3))]]
     assert follower.wants is None
+    assert follower.see(1, batch(11)) == [] and follower.wants == 3
 
 
 def test_a_gap_is_asked_for_from_the_last_batch_that_is_known():
-    follower = following(FIRST)
-    assert follower.see(2, batch(2)) == []
-    assert follower.wants == 0
-    assert follower.hear([FIRST, (1, batch(1)), (2, batch(2))]) == [(1, batch(1)), (2, batch(2))]
-
-
-def test_a_known_number_at_a_later_time_is_that_of_a_new_publisher():
-    follower = following(FIRST)
-    for seq in (1, 2):
-        follower.see(seq, batch(seq))
-    assert follower.see(1, batch(11)) == [] and follower.wants == 2
-    assert follower.hear([]) == [] and follower.wants == 0
-    anew = [(0, batch(10, AllBlocksCleared())), (1, batch(11))]
-    assert follower.hear(anew) == anew and follower.wants is None
-
-
-def test_a_new_publisher_that_has_come_further_is_told_by_the_time_of_its_batch():
     follower = following(FIRST, (1, batch(1)))
-    follower.doubt()
-    assert follower.hear([(1, batch(11)), (2, batch(12))]) == [] and follower.wants == 0
+    assert follower.see(3, batch(3)) == [] and follower.wants == 1
 
 
 def test_a_publisher_that_forgot_and_cannot_sum_up_is_told():

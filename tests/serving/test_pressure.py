@@ -4,96 +4,165 @@ alone, nothing is left behind, the metrics add up with what clients saw, and rea
 PAGED_SERVED is the number of requests; `make served` asks for 10,000.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import random
-import socket
-import time
-from threading import Event, Thread
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+from paged import LLM, SamplingParams
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_subscriber import KvSubscriber
 
-from .http_client import get  # noqa: TID252
-from .pressure import press, requests  # noqa: TID252
-from .serving_process import served  # noqa: TID252
+from .http_client import TEXT, Heard, ask, got  # noqa: TID252
+from .serving_process import free_port, served  # noqa: TID252
 
 NUM = int(os.environ.get("PAGED_SERVED", "300"))
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+TENANTS = ("big", "middle", "small")
+_BEGINNINGS = (
+    "The with statement is used to",
+    "A list is a sequence, and a sequence",
+    "An exception is raised when the",
+    "Return a new dictionary whose keys are",
+)
+_STOPS = ("the", ".", "\n", " of ")
 
 
-class Reader(Thread):
-    """Follows the KV events, from the beginning or from later on; one that is forgetful stops listening now and then, and asks for what it missed."""
+class Asked(NamedTuple):
+    """A request that may come, and what its answer is when nothing else runs."""
 
-    def __init__(self, ports: tuple[int, int], *, begins_after_s: float, is_forgetful: bool) -> None:
-        super().__init__(daemon=True)
-        self.index = KvIndex()
-        self.failure: BaseException | None = None
-        self.num_batches = 0
-        self._ports = ports
-        self._begins_after_s = begins_after_s
-        self._is_forgetful = is_forgetful
-        self._random = random.Random(begins_after_s)
-        self.is_over = Event()
+    body: dict[str, Any]
+    text: str
+    finish_reason: str
 
-    def run(self) -> None:
-        try:
-            time.sleep(self._begins_after_s)
-            endpoints = [f"tcp://127.0.0.1:{port}" for port in self._ports]
-            while not self.is_over.is_set():
-                # A subscriber that is made anew knows nothing: the index does, and is told all again.
-                self.index = KvIndex()
-                with KvSubscriber(*endpoints) as subscriber:
-                    until = time.monotonic() + (self._random.uniform(0.5, 3.0) if self._is_forgetful else 1e9)
-                    while time.monotonic() < until and not self.is_over.is_set():
-                        self._take(subscriber)
-                    # All that was sent before the end.
-                    end = time.monotonic() + 600
-                    while self.is_over.is_set() and time.monotonic() < end:
-                        self._take(subscriber)
-                        if subscriber.is_current:
-                            self._take(subscriber)
-                            return
-        except BaseException as error:
-            self.failure = error
 
-    def _take(self, subscriber: KvSubscriber) -> None:
-        for seq, batch in subscriber.take(0.1):
-            self.num_batches += 1
-            self.index.apply(seq, batch)
+@dataclass
+class Seen:
+    """What became of all requests: how many ended in which way, and every sentence that should not be."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    prompt_tokens: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def requests(count: int, seed: int) -> list[Asked]:
+    """So many different requests, and their answers: an engine with ample memory gives them, alone."""
+    random_, bodies = random.Random(seed), []
+    for number in range(count):
+        beginning = random_.choice(_BEGINNINGS)
+        # Prompts share beginnings of different lengths, so that blocks are shared, and told apart by their ends.
+        prompt = (beginning + " ") * random_.choice((1, 1, 2, 4, 8)) + random_.choice(("a", "b", "c")) + str(number)
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": random_.choice((1, 4, 16, 40, 80)), "temperature": 0}
+        if random_.random() < 0.5:
+            body |= {"temperature": random_.choice((0.5, 1.0)), "seed": random_.randrange(2**32)}
+            body |= random_.choice(({}, {}, {"top_p": 0.9}))
+        body |= random_.choice(({}, {}, {"stop": random_.choice(_STOPS)}))
+        body |= random_.choice(({}, {}, {}, {}, {"ignore_eos": True}))
+        body |= random_.choice(({}, {}, {}, {}, {"presence_penalty": 0.5}))
+        bodies.append(body)
+    params = [SamplingParams(**{name: value for name, value in body.items() if name != "prompt"}) for body in bodies]
+    alone = LLM().generate([body["prompt"] for body in bodies], params, use_tqdm=False)
+    return [Asked(body, found.text, found.finish_reason) for body, found in zip(bodies, alone, strict=True)]
+
+
+async def press(port: int, asked: list[Asked], num: int, seed: int, *, at_once: int = 150) -> Seen:
+    """Send so many requests, of which `at_once` are open at a time, and look at every answer."""
+    random_, seen = random.Random(seed), Seen()
+    room = asyncio.Semaphore(at_once)
+
+    async def one(number: int, one_: Asked, how: dict[str, Any], body: dict[str, Any], tenant: str) -> None:
+        async with room:
+            heard = await ask(port, TEXT, body, headers={"x-tenant": tenant}, **how)
+            if heard.status == 429 and heard.error is not None and heard.error["code"] == "overloaded":
+                _judge(seen, one_, heard, how, number)
+                await asyncio.sleep(float(heard.headers["retry-after-ms"]) / 1000)
+                heard = await ask(port, TEXT, body, headers={"x-tenant": tenant}, **how)
+            _judge(seen, one_, heard, how, number)
+
+    tasks = []
+    for number in range(num):
+        one_ = random_.choice(asked)
+        how: dict[str, Any] = {}
+        body = {**one_.body, "stream": random_.random() < 0.7}
+        if body["stream"]:
+            body["stream_options"] = {"include_usage": True}
+        kind = random_.random()
+        if kind < 0.15 and body["stream"]:
+            how["leave_after"] = random_.randrange(1, 12)
+        elif kind < 0.25:
+            how["leave_at_s"] = random_.choice((0.001, 0.02, 0.2, 1.0))
+        elif kind < 0.35:
+            body["deadline_s"] = random_.choice((0.01, 0.2, 1.0))
+        elif kind < 0.4:
+            how["read_every_s"] = 0.01
+        tenant = random_.choices(TENANTS, (10, 3, 1))[0]
+        tasks.append(asyncio.create_task(one(number, one_, how, body, tenant)))
+    await asyncio.gather(*tasks)
+    return seen
+
+
+def _judge(seen: Seen, one_: Asked, heard: Heard, how: dict[str, Any], number: int) -> None:
+    """Count how a request ended, and say what is wrong with it."""
+    error = heard.error
+    if heard.is_whole:
+        seen.ends["whole"] += 1
+        usage = heard.usage
+        assert usage is not None, "it was asked for"
+        seen.tokens += usage["completion_tokens"]
+        seen.prompt_tokens += usage["prompt_tokens"]
+        if heard.text != one_.text or heard.finish_reason != one_.finish_reason:
+            seen.wrong.append(
+                f"request {number}: {heard.text!r} ({heard.finish_reason}); alone it is {one_.text!r} ({one_.finish_reason})."
+            )
+        return
+    if error is not None:
+        seen.ends["refused" if heard.status != 200 else "ended with an error"] += 1
+        seen.codes[f"{heard.status} {error['code']}"] += 1
+        if heard.status not in (200, 429, 504):
+            seen.wrong.append(f"request {number}: status {heard.status}, {error}.")
+        if heard.status == 429 and "retry-after" not in heard.headers:
+            seen.wrong.append(f"request {number}: 429 does not say when to come again.")
+    elif "leave_after" in how or "leave_at_s" in how:
+        seen.ends["left"] += 1
+    else:
+        seen.ends["lost"] += 1
+        seen.wrong.append(f"request {number}: the connection ended without an answer (status {heard.status}).")
+    if heard.status == 200 and heard.body is None and not one_.text.startswith(heard.text):
+        seen.wrong.append(f"request {number}: {heard.text!r} is no beginning of {one_.text!r}.")
 
 
 def figure(page: str, name: str, **labels: str) -> float:
     """The sum of a metric's series that have these labels."""
-    total = 0.0
-    for line in page.splitlines():
-        if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
-            total += float(line.rsplit(" ", 1)[1])
-    return total
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    series = re.findall(rf"^{name}{{(.*)}} (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for given, value in series if all(each in given for each in wanted))
+
+
+def followed(subscriber: KvSubscriber, index: KvIndex) -> dict[str, set[object]]:
+    """What each medium holds, by an index that has applied all that there is."""
+    while (batches := subscriber.take(0.5)) or not subscriber.is_current:
+        for seq, batch in batches:
+            assert index.apply(seq, batch)
+    return {medium: set(index.held(medium)) for medium in ("GPU", "CPU")}
 
 
 @pytest.mark.slow
 def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     ports = free_port(), free_port()
-    events = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://127.0.0.1:{ports[0]}".replace("127.0.0.1", "*"),
-        "replay_endpoint": f"tcp://127.0.0.1:{ports[1]}".replace("127.0.0.1", "*"),
-        "buffer_steps": 50,
-    }
+    events = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{ports[0]}", "buffer_steps": 50}
+    events["replay_endpoint"] = f"tcp://*:{ports[1]}"
+    endpoints = [f"tcp://127.0.0.1:{port}" for port in ports]
     asked = requests(min(NUM, 300), seed=1)
     with served(
         # The longest request alone takes 11 of the blocks; 24 would take 150.
@@ -107,47 +176,35 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
         kv_events_config=json.dumps(events),
         env={"PAGED_CHECK": "1"} if NUM <= 1000 else {},
     ) as server:
-        readers = [
-            Reader(ports, begins_after_s=0.0, is_forgetful=False),
-            Reader(ports, begins_after_s=1.5, is_forgetful=False),
-            Reader(ports, begins_after_s=0.0, is_forgetful=True),
-        ]
-        for reader in readers:
-            reader.start()
-        seen = asyncio.run(press(server.port, asked, NUM, seed=2))
-        assert seen.wrong == []
-        assert seen.ends["lost"] == 0
-        assert seen.whole > NUM / 3
-
-        async def look():
-            until = time.monotonic() + 600
-            while (await get(server.port, "/load")).body["server_load"]:
-                assert time.monotonic() < until
-                await asyncio.sleep(0.05)
+        with KvSubscriber(*endpoints) as from_the_beginning:
+            followed(from_the_beginning, known := KvIndex())
+            seen = asyncio.run(press(server.port, asked, NUM, seed=2))
+            assert seen.wrong == []
+            assert seen.ends["lost"] == 0
+            assert seen.ends["whole"] > NUM / 3
+            server.wait_until(lambda: not got(server, "/load").body["server_load"])
             # The latest figures come with a step, so one more is made.
-            await press(server.port, asked[:1], 1, seed=3)
-            page = (await get(server.port, "/metrics")).body
-            while (
-                figure(page, "paged:blocks", state="used") or figure(page, "vllm:generation_tokens_total") < seen.tokens
-            ):
-                assert time.monotonic() < until, page
-                await asyncio.sleep(0.05)
-                page = (await get(server.port, "/metrics")).body
-            index = (await get(server.port, "/debug/index")).body
-            violations = (await get(server.port, "/debug/check")).body
-            for reader in readers:
-                reader.is_over.set()
-            return page, index, violations
+            asyncio.run(press(server.port, asked[:1], 1, seed=3))
 
-        page, index, violations = asyncio.run(look())
-        assert violations == []
-        for reader in readers:
-            reader.join(600)
-            assert reader.failure is None
-            assert not reader.is_alive()
-            assert reader.num_batches > 0
-            for tier, medium in (("device", "GPU"), ("host", "CPU")):
-                assert set(reader.index.held(medium)) == {int(key[-16:], 16) for key in index[tier]}
+            def metrics() -> str:
+                return got(server, "/metrics").body
+
+            server.wait_until(
+                lambda: (
+                    not figure(metrics(), "paged:blocks", state="used")
+                    and figure(metrics(), "vllm:generation_tokens_total") >= seen.tokens
+                )
+            )
+            shown = got(server, "/debug/index").body
+            held = {
+                medium: {int(key[-16:], 16) for key in shown[tier]}
+                for tier, medium in (("device", "GPU"), ("host", "CPU"))
+            }
+            assert followed(from_the_beginning, known) == held
+        with KvSubscriber(*endpoints) as late:
+            assert followed(late, KvIndex()) == held
+        assert got(server, "/debug/check").body == []
+        page = metrics()
 
     assert figure(page, "paged:blocks", state="used") == 0
     assert figure(page, "paged:blocks", state="free") + figure(page, "paged:blocks", state="cached") == 40
@@ -162,9 +219,6 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     assert figure(page, "vllm:generation_tokens_total") >= seen.tokens
     assert figure(page, "vllm:request_prompt_tokens_sum") >= seen.prompt_tokens
     assert figure(page, "vllm:num_preemptions_total") > 0
-    batches = ", ".join(f"{reader.num_batches:,}" for reader in readers)
     preempted = figure(page, "vllm:num_preemptions_total")
-    print(f"{NUM:,} requests, {seen.whole:,} of them compared: {dict(seen.ends)}, {dict(seen.codes)}")
-    print(
-        f"{seen.tokens:,} tokens seen, {preempted:,.0f} preemptions; batches of KV events that each reader took: {batches}"
-    )
+    print(f"{NUM:,} requests, {seen.ends['whole']:,} of them compared: {dict(seen.ends)}, {dict(seen.codes)}")
+    print(f"{seen.tokens:,} tokens seen, {preempted:,.0f} preemptions")

@@ -1,60 +1,43 @@
-"""Names of requests: a client's own is for logs, and the server's is unique."""
-
-from __future__ import annotations
+"""Names of requests: a client's own is for logs, and the server's is unique. Whose request it is decides who sees it."""
 
 import asyncio
-import json
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from .http_client import ask, get  # noqa: TID252
+from .http_client import LONG, TEXT, USUAL, ask, asked, get, got, run  # noqa: TID252
 from .serving_process import served  # noqa: TID252
 
-PATH = "/v1/completions"
-USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
 NAMED = {"x-request-id": "mine"}
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
 def key(name):
-    return {"authorization": f"Bearer {name}"}
-
-
-@pytest.fixture
-def server(usual_server):
-    return usual_server
+    return {} if name is None else {"authorization": f"Bearer {name}"}
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_requests_of_one_x_request_id_at_a_time_are_all_answered(server, streams):
+def test_requests_of_one_x_request_id_at_a_time_are_all_answered(usual_server, streams):
     async def go():
-        body = USUAL | {"stream": streams, "max_tokens": 100, "ignore_eos": True}
-        return await asyncio.gather(*(ask(server.port, PATH, body, headers=NAMED) for _ in range(8)))
+        body = LONG | {"stream": streams, "max_tokens": 100}
+        return await asyncio.gather(*(ask(usual_server.port, TEXT, body, headers=NAMED) for _ in range(8)))
 
     heard = run(go())
-    assert [each.status for each in heard] == [200] * 8
     assert all(each.is_whole for each in heard)
     assert len({each.text for each in heard}) == 1
     assert {each.headers["x-request-id"] for each in heard} == {"mine"}
-    ids = {each.pieces[0][1]["id"] if streams else each.body["id"] for each in heard}
-    assert len(ids) == 8
+    assert len({each.parts[0]["id"] for each in heard}) == 8
 
 
-def test_a_request_is_found_by_its_x_request_id_whoever_chose_it(server):
-    named = run(ask(server.port, PATH, USUAL, headers=NAMED))
-    other = run(ask(server.port, PATH, USUAL))
-    for heard in (named, other):
-        story = run(get(server.port, f"/requests/{heard.headers['x-request-id']}")).body
-        assert story["id"] == f"{heard.body['id']}-0"
+@pytest.mark.parametrize("headers", [NAMED, {}])
+def test_a_request_is_found_by_its_x_request_id_whoever_chose_it(usual_server, headers):
+    heard = asked(usual_server, headers=headers)
+    story = got(usual_server, f"/requests/{heard.headers['x-request-id']}").body
+    assert story["id"] == f"{heard.body['id']}-0"
 
 
-def test_an_id_that_is_no_id_is_not_taken(server):
-    heard = run(ask(server.port, PATH, USUAL, headers={"x-request-id": "a b"}))
+def test_an_id_that_is_no_id_is_not_taken(usual_server):
+    heard = asked(usual_server, headers={"x-request-id": "a b"})
     assert heard.status == 200
     assert heard.headers["x-request-id"] != "a b"
 
@@ -64,14 +47,14 @@ def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(tmp_path):
     config.write_text('tenants = [{name = "a", keys = ["key-a"]}, {name = "b", keys = ["key-b"]}]\n')
 
     async def go(server):
-        body = USUAL | {"max_tokens": 400, "ignore_eos": True, "stream": True}
-        first = asyncio.create_task(ask(server.port, PATH, body, headers=key("key-a") | NAMED))
+        body = LONG | {"max_tokens": 400}
+        first = asyncio.create_task(ask(server.port, TEXT, body, headers=key("key-a") | NAMED))
         while not (await get(server.port, "/load")).body["server_load"]:
             await asyncio.sleep(0.01)
         # It goes after a piece, which ends its own request.
-        gone = await ask(server.port, PATH, body, headers=key("key-b") | NAMED, leave_after=1)
-        engine_id = gone.pieces[0][1]["id"]
-        again = await ask(server.port, PATH, USUAL, headers=key("key-b") | {"x-request-id": f"{engine_id}-0"})
+        gone = await ask(server.port, TEXT, body, headers=key("key-b") | NAMED, leave_after=1)
+        engine_id = gone.parts[0]["id"]
+        again = await ask(server.port, TEXT, USUAL, headers=key("key-b") | {"x-request-id": f"{engine_id}-0"})
         stories = [(await get(server.port, "/requests/mine", headers=shown)).status for shown in ({}, key("key-b"))]
         return await first, again, stories
 
@@ -83,10 +66,36 @@ def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(tmp_path):
         assert stories == [401, 403]
 
 
-def test_with_keys_and_without_an_admin_key_the_servers_own_keys_see_its_requests():
+def test_keys_are_needed_where_there_are_any_and_an_admins_for_requests(odd_server):
+    assert asked(odd_server, headers=key("sk-right") | NAMED).status == 200
+    for path, statuses in {
+        "/v1/models": {None: 401, "wrong": 401, "sk-right": 200, "sk-admin": 401},
+        "/requests/mine": {None: 401, "wrong": 403, "sk-right": 403, "sk-admin": 200},
+        "/requests/nobodys": {"sk-admin": 404},
+        "/health": {None: 200},
+        "/metrics": {None: 200},
+    }.items():
+        assert {name: got(odd_server, path, key(name)).status for name in statuses} == statuses
+
+
+def test_with_keys_and_without_an_admins_the_servers_own_keys_see_its_requests():
     with served(api_key="right") as server:
-        assert run(ask(server.port, PATH, USUAL, headers=key("right") | NAMED)).status == 200
-        for shown, status in (({}, 401), (key("wrong"), 403), (key("right"), 200)):
-            assert run(get(server.port, "/requests/mine", headers=shown)).status == status
-        lines = [line for line in server.said.splitlines() if '"id":"mine"' in line]
-    assert json.loads(lines[0])["status"] == 200
+        assert asked(server, headers=key("right") | NAMED).status == 200
+        assert [got(server, "/requests/mine", key(name)).status for name in (None, "wrong", "right")] == [401, 403, 200]
+        lines = [line for line in server.lines if line.get("id") == "mine"]
+    assert lines[0]["status"] == 200
+
+
+def test_a_wrong_key_gets_no_hint(odd_server):
+    refused = [asked(odd_server, headers=headers) for headers in ({}, key("sk-r"))]
+    assert refused[0].status == refused[1].status == 401
+    assert refused[0].body == refused[1].body
+
+
+def test_a_server_answers_under_its_names(odd_server):
+    assert [each["id"] for each in got(odd_server, "/v1/models", key("sk-right")).body["data"]] == ["a", "b"]
+
+
+def test_the_engine_knows_the_policies_that_the_front_offers(odd_server):
+    """The fixture's policy is one of the study."""
+    assert asked(odd_server, headers=key("sk-right")).status == 200

@@ -4,8 +4,6 @@ answered with a 500, or in a way that the document does not tell of.
 PAGED_EXAMPLES asks for more than the short run of the suite (`make served`).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

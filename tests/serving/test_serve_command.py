@@ -1,17 +1,15 @@
 """`paged serve` from outside: its options and vLLM's, what it refuses, what it says, and how a signal ends it."""
 
-from __future__ import annotations
-
+import asyncio
 import http.client
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from contextlib import closing, contextmanager
 
 import pytest
@@ -27,29 +25,10 @@ from paged.serving import server as serving
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import SERVED, Settings, Tenant
 
-from .serving_process import END_S, READY, served, started  # noqa: TID252
+from .http_client import DRAWN, LONG, TEXT, USUAL, ask, get, got, run  # noqa: TID252
+from .serving_process import END_S, READY, started  # noqa: TID252
 
-LONG = {
-    "model": "paged",
-    "prompt": "The with statement",
-    "max_tokens": 900,
-    "ignore_eos": True,
-    "n": 8,
-    "stream": True,
-}
-
-
-@pytest.fixture
-def settings_of(monkeypatch, capsys):
-    """The settings that a server with these arguments has, without beginning one."""
-
-    def call(*arguments):
-        found = []
-        monkeypatch.setattr(serving, "serve", lambda settings, on_ready: found.append(settings) or True)
-        assert app.run(["serve", *map(str, arguments)]) == 0, capsys.readouterr().err
-        return found[0]
-
-    return call
+SERVE = [sys.executable, "-m", "paged", "serve"]
 
 
 @pytest.fixture
@@ -66,31 +45,6 @@ def refused(monkeypatch, capsys):
         return err
 
     return call
-
-
-def get(url, path):
-    """The status of an answer, and its body."""
-    try:
-        with urllib.request.urlopen(url + path, timeout=600) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read()
-
-
-@contextmanager
-def streaming(server, body):
-    """The answer to a request that streams, whose first event has come."""
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)) as connection:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        with connection.getresponse() as answer:
-            assert answer.status == 200
-            assert answer.readline().startswith(b"data: ")
-            yield answer
-
-
-def wait_until_it_drains(server):
-    while get(server.url, "/ready")[0] != 503:
-        assert server.process.poll() is None
 
 
 def test_without_options_a_server_is_as_usual(settings_of):
@@ -126,13 +80,8 @@ def test_options_change_what_they_name(settings_of):
         *("--served-model-name", "a", "--served-model-name", "b", "--kv-events-config", '{"publisher": "zmq"}'),
     )
     engine = SERVED.but(model="a/folder", max_model_len=16384, batch_invariant=False)
-    assert found == Settings(
-        engine=engine,
-        port=0,
-        api_keys=("one", "two"),
-        served_model_names=("a", "b"),
-        kv_events=KvEventsConfig(publisher="zmq"),
-    )
+    named = {"api_keys": ("one", "two"), "served_model_names": ("a", "b")}
+    assert found == Settings(engine=engine, port=0, kv_events=KvEventsConfig(publisher="zmq"), **named)
 
 
 def test_keys_come_from_the_environment_too(settings_of, monkeypatch):
@@ -211,20 +160,9 @@ def test_each_flag_of_vllm_is_granted_or_refused_with_the_reason(settings_of, re
             assert settings_of(name, value) == Settings()
 
 
-WITHOUT = (
-    "import sys\n"
-    "class Finder:\n"
-    "    def find_spec(self, name, path=None, target=None):\n"
-    "        if name in {names}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
-    "sys.meta_path.insert(0, Finder())\n"
-    "from paged.cli.app import run\n"
-    "sys.exit(run({arguments}))\n"
-)
-
-
 @pytest.mark.parametrize("arguments", [["policies"], ["serve", "--help"], ["top", "--help"]])
-def test_what_serves_nothing_needs_no_library_of_the_server(run_python, arguments):
-    names = [
+def test_what_serves_nothing_needs_no_library_of_the_server(run_without, arguments):
+    libraries = [
         "fastapi",
         "uvicorn",
         "uvloop",
@@ -235,90 +173,86 @@ def test_what_serves_nothing_needs_no_library_of_the_server(run_python, argument
         "torch",
         "transformers",
     ]
-    program = WITHOUT.format(names=names, arguments=arguments)
-    ran = run_python("-c", program, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+    ran = run_without(libraries, f"from paged.cli.app import run; sys.exit(run({arguments}))")
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("library", ["fastapi", "uvicorn", "httptools", "zmq", "starlette"])
-def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_python, library):
-    program = WITHOUT.format(names=[library], arguments=["serve"])
-    ran = run_python("-c", program, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
+def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_without, library):
+    ran = run_without([library], "from paged.cli.app import run; sys.exit(run(['serve']))")
     said = f"paged: paged.serve needs {library}, which is not installed; `pip install '.[serve]'` in a checkout of paged brings it.\n"
     assert (ran.returncode, ran.stderr) == (2, said)
 
 
-def ended(*arguments):
-    """The status and the last line of a server that cannot begin."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "paged", "serve", *arguments], capture_output=True, text=True, timeout=600, check=False
-    )
-    loading, said = map(json.loads, ran.stderr.splitlines())
-    assert loading["message"].startswith("loading ")
-    assert (ran.stdout, said["level"]) == ("", "error")
-    return ran.returncode, said["message"]
-
-
-def test_a_port_that_is_taken_is_told_in_a_line():
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--port {port}", r"127.0.0.1:{port} cannot be listened on: Address already in use\."),
+        ("{folder}/none", r"{folder}/none: no such folder\..*"),
+        ("--max-model-len 1025", r"max_model_len 1025 is beyond the model's 1024 tokens\."),
+        ("--tls-certificate {folder}/none --tls-key {folder}/none", r"{folder}/none: No such file or directory\."),
+        (
+            "--tls-certificate {folder}/broken --tls-key {folder}/broken",
+            "the certificate or its key cannot be read: .*",
+        ),
+    ],
+)
+def test_a_server_that_cannot_begin_says_why_in_a_line(tmp_path, arguments, says):
+    (tmp_path / "broken").write_text("nothing")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert ended("--port", str(port)) == (
-            2,
-            f"127.0.0.1:{port} cannot be listened on: Address already in use.",
+        names = {"folder": tmp_path, "port": taken.getsockname()[1]}
+        given = arguments.format(**names).split()
+        ran = subprocess.run(
+            [*SERVE, "--port", "0", *given], capture_output=True, text=True, timeout=END_S, check=False
         )
-
-
-def test_a_folder_that_is_not_there_is_told_in_a_line(tmp_path):
-    status, said = ended("--port", "0", str(tmp_path / "none"))
-    assert status == 2
-    assert said.startswith(f"{tmp_path}/none: no such folder.")
-
-
-def test_what_the_engine_refuses_is_told_in_a_line():
-    status, said = ended("--port", "0", "--max-model-len", "1025")
-    assert (status, said) == (2, "max_model_len 1025 is beyond the model's 1024 tokens.")
-
-
-def test_a_certificate_that_cannot_be_read_is_told_in_a_line(tmp_path):
-    missing = str(tmp_path / "c.pem")
-    assert ended("--port", "0", "--tls-certificate", missing, "--tls-key", missing) == (
-        2,
-        f"{missing}: No such file or directory.",
-    )
-    broken = tmp_path / "b.pem"
-    broken.write_text("nothing")
-    status, said = ended("--port", "0", "--tls-certificate", str(broken), "--tls-key", str(broken))
-    assert status == 2
-    assert said.startswith("the certificate or its key cannot be read: ")
-
-
-def test_a_server_answers_under_its_names_and_ends_with_nothing_wrong():
-    with served(served_model_name=["a", "b"], max_sequences=4, log="off") as server:
-        status, body = get(server.url, "/v1/models")
-        assert status == 200
-        assert [each["id"] for each in json.loads(body)["data"]] == ["a", "b"]
-        assert server.said == "paged: loading the model that ships\n"
+    loading, said = map(json.loads, ran.stderr.splitlines())
+    assert (ran.returncode, ran.stdout, said["level"]) == (2, "", "error")
+    assert loading["message"].startswith("loading ")
+    assert re.fullmatch(says.format(**names), said["message"])
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
-def test_a_signal_lets_running_requests_end_and_takes_no_more(number, status):
+def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more(number, status):
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("whoever began these tests has it ignored, as nohup does, and so does the server")
-    with started("--log", "off") as server, streaming(server, LONG) as answer:
+
+    async def go(server):
+        bodies = [LONG | {"prompt": f"{number}"} for number in range(16)]
+        tasks = [asyncio.create_task(ask(server.port, TEXT, body)) for body in bodies]
+        while (await get(server.port, "/load")).body["server_load"] < 16:
+            await asyncio.sleep(0.01)
         server.process.send_signal(number)
-        wait_until_it_drains(server)
-        rest = answer.read()
-        assert rest.endswith(b"data: [DONE]\n\n")
-        assert rest.count(b'"finish_reason":"length"') == LONG["n"]
+        while (await get(server.port, "/ready")).status == 200:
+            await asyncio.sleep(0.01)
+        late = await ask(server.port, TEXT, USUAL)
+        statuses = [(await get(server.port, path)).status for path in ("/health", "/ready")]
+        return late, statuses, await asyncio.gather(*tasks)
+
+    with started("--log", "off", "--max-sequences", "8") as server:
+        late, statuses, heard = run(go(server))
+        assert (late.status, late.error["code"]) == (503, "shutdown")
+        assert statuses == [200, 503]
+        assert all(each.is_whole and each.finish_reason == "length" for each in heard)
         assert server.process.wait(END_S) == status
         assert server.said == "paged: loading the model that ships\n"
 
 
+@contextmanager
+def streaming(server):
+    """The answer to a long request, whose first event has come."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=END_S)) as connection:
+        connection.request("POST", TEXT, json.dumps(DRAWN), {"content-type": "application/json"})
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+            assert answer.readline().startswith(b"data: ")
+            yield answer
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_it_at_once(number, status):
-    with started("--log", "off") as server, streaming(server, LONG) as answer:
+    with started("--log", "off") as server, streaming(server) as answer:
         server.process.send_signal(number)
-        wait_until_it_drains(server)
+        server.wait_until(lambda: got(server, "/ready").status == 503)
         server.process.send_signal(number)
         assert server.process.wait(END_S) == status
         with pytest.raises((http.client.HTTPException, ConnectionError, ValueError)):
@@ -327,33 +261,29 @@ def test_a_second_signal_ends_it_at_once(number, status):
 
 
 def test_requests_that_do_not_end_in_time_are_told_so():
-    with started("--log", "off", "--shutdown-timeout", "0") as server, streaming(server, LONG) as answer:
+    with started("--log", "off", "--shutdown-timeout", "0") as server, streaming(server) as answer:
         server.process.terminate()
         rest = answer.read()
         assert b"the server ends, and this request was not finished in time" in rest
+        assert b'"code":"shutdown"' in rest
         assert rest.endswith(b"data: [DONE]\n\n")
         assert server.process.wait(END_S) == 0
 
 
 def test_a_signal_while_it_loads_ends_it():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paged", "serve", "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    with subprocess.Popen(
+        [*SERVE, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert json.loads(process.stderr.readline())["message"] == "loading the model that ships"
         process.terminate()
-        said, errors = process.communicate(timeout=END_S)
+        assert process.communicate(timeout=END_S) == ("", "")
     assert process.returncode in (0, 128 + signal.SIGTERM)
-    assert (said, errors) == ("", "")
 
 
 def test_in_a_terminal_a_block_says_what_there_is():
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "paged", "serve", "--port", "0", "--blocks", "100"],
+        [*SERVE, "--port", "0", "--blocks", "100"],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=subprocess.DEVNULL,

@@ -1,14 +1,11 @@
-"""What goes wrong around a server, one fault a test: clients that send too much, too slowly or nonsense, clients that go, an engine that is killed, a full disk, a signal in
-the middle. Each has an answer of its own, and nobody else notices."""
-
-from __future__ import annotations
+"""What goes wrong around a server, one fault a test: nonsense that is asked, clients that go, an engine that is killed, a full disk, a clock that
+jumps. Each has an answer of its own, and nobody else notices."""
 
 import asyncio
 import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from datetime import datetime
 
@@ -16,36 +13,18 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from .http_client import Heard, ask, get  # noqa: TID252
-from .serving_process import served, started  # noqa: TID252
-
-# A busy machine is slow: a limit here only ends a wait for what never comes.
-LIMIT_S = 600.0
-PATH = "/v1/completions"
-USUAL = {"prompt": "The with statement", "max_tokens": 8, "temperature": 0}
-LONG = {"prompt": "The with statement", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with served(max_sequences=8, header_timeout_s=1.5, body_timeout_s=1.5) as found:
-        yield found
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
-
-
-def engine_of(server) -> int:
-    """The process id of the server's engine."""
-    found = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True, check=True).stdout
-    return int(found.split()[0])
+from .http_client import DRAWN, LONG, TEXT, USUAL, Heard, ask, asked, get, got, run  # noqa: TID252
+from .serving_process import imported_first, served, started  # noqa: TID252
 
 
 def is_served(server) -> bool:
     """Whether the usual request gets the usual answer."""
-    heard = run(ask(server.port, PATH, USUAL))
+    heard = asked(server)
     return heard.status == 200 and heard.text == " is used to wrap the execu"
+
+
+def num_open(server) -> int:
+    return got(server, "/load").body["server_load"]
 
 
 BAD_BODIES = {
@@ -56,7 +35,6 @@ BAD_BODIES = {
     "deep nesting": (b'{"prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400),
     "deep nesting in a field that nobody knows": (b'{"prompt": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400),
     "a wrong type": (b'{"prompt": {"a": 1}}', 400),
-    "half of a surrogate pair": (b'{"prompt": "a\\ud800b"}', 400),
     "an integer of 5,000 digits": (b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}", 400),
     "no number": (b'{"prompt": "a", "temperature": NaN}', 400),
     "a stop string that is too long": (json.dumps({"prompt": "a", "stop": "x" * 20_000}).encode(), 400),
@@ -82,130 +60,68 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("what", BAD_BODIES)
-def test_a_body_that_is_wrong_gets_an_error_of_openais_form(server, what):
+def test_a_body_that_is_wrong_gets_an_error_of_openais_form(usual_server, what):
     body, status = BAD_BODIES[what]
-    heard = run(ask(server.port, PATH, body))
+    heard = asked(usual_server, body)
     assert heard.status == status
     assert set(heard.error) == {"message", "type", "param", "code"}
     assert len(heard.error["message"]) < 1200
 
 
-GOOD_BODIES = {
-    "NUL bytes": {"prompt": "a\0b", "max_tokens": 2},
-    "a stop string of 10,000 characters": {"prompt": "a", "max_tokens": 4, "stop": "x" * 10_000},
-    "a grammar that explodes": {
-        "prompt": "a",
-        "max_tokens": 4,
-        "structured_outputs": {"regex": "((a{1,1000}){1,1000}){1,1000}"},
-    },
-    "a grammar that begins with itself": {
-        "prompt": "a",
-        "max_tokens": 4,
-        "structured_outputs": {"grammar": 'start: start start | "a"'},
-    },
-}
+@pytest.mark.parametrize(
+    ("odd", "statuses"),
+    [
+        ({"prompt": "a\0b"}, [200]),
+        ({"stop": "x" * 10_000}, [200]),
+        ({"structured_outputs": {"regex": "((a{1,1000}){1,1000}){1,1000}"}}, [200, 400]),
+        ({"structured_outputs": {"grammar": 'start: start start | "a"'}}, [200]),
+    ],
+    ids=["a NUL", "a long stop string", "a grammar that explodes", "a grammar that begins with itself"],
+)
+def test_what_is_odd_and_not_wrong_is_answered(usual_server, odd, statuses):
+    heard = asked(usual_server, {"prompt": "a", "max_tokens": 4} | odd)
+    assert heard.status in statuses, heard.body
+    assert is_served(usual_server)
 
 
-@pytest.mark.parametrize("what", GOOD_BODIES)
-def test_what_is_odd_and_not_wrong_is_answered(server, what):
-    heard = run(ask(server.port, PATH, GOOD_BODIES[what]))
-    assert heard.status in (200, 400), heard.body
-    if what != "a grammar that explodes":
-        assert heard.status == 200
-    assert is_served(server)
-
-
-def talk(server, data: bytes, *, then_s: float = 0.0) -> bytes:
-    """What a connection gets back for these bytes, until it is closed."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S) as connection:
-        connection.sendall(data)
-        if then_s:
-            time.sleep(then_s)
-        found = b""
-        while part := connection.recv(65536):
-            found += part
-        return found
-
-
-def test_a_flood_of_headers_is_refused(server):
-    flood = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 100) for number in range(2000))
-    assert talk(server, b"GET /health HTTP/1.1\r\n" + flood).startswith(b"HTTP/1.1 431")
-
-
-def test_what_is_no_http_is_refused(server):
-    assert talk(server, b"\x00\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400")
-
-
-def test_a_head_that_comes_too_slowly_is_not_waited_for(server):
-    assert talk(server, b"POST /v1/completions HTTP/1.1\r\nx-a: ").startswith(b"HTTP/1.1 408")
-
-
-def test_a_connection_on_which_nothing_comes_is_not_kept(server):
-    assert talk(server, b"").startswith(b"HTTP/1.1 408")
-
-
-def test_a_body_that_comes_too_slowly_is_not_waited_for(server):
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
-    assert talk(server, head).startswith(b"HTTP/1.1 408")
-
-
-def test_a_thousand_clients_that_go_leave_nothing_behind(server):
+def test_a_thousand_clients_that_go_leave_nothing_behind(usual_server):
     async def go():
         room = asyncio.Semaphore(100)
 
         async def one(number: int):
             async with room:
-                await ask(
-                    server.port, PATH, LONG | {"prompt": f"{number}"}, leave_after=number % 4 + 1, leave_at_s=60.0
-                )
+                body = LONG | {"prompt": f"{number}"}
+                await ask(usual_server.port, TEXT, body, leave_after=number % 4 + 1, leave_at_s=60.0)
 
         await asyncio.gather(*(one(number) for number in range(1000)))
-        until = time.monotonic() + LIMIT_S
-        while (await get(server.port, "/load")).body["server_load"]:
-            assert time.monotonic() < until, "calls are still open"
-            await asyncio.sleep(0.05)
 
     run(go())
-    assert is_served(server)
+    usual_server.wait_until(lambda: not num_open(usual_server))
+    assert is_served(usual_server)
 
 
-def test_a_deadline_ends_a_request_before_and_after_its_first_token(server):
-    async def go():
-        before = await ask(server.port, PATH, LONG | {"deadline_s": 0.001})
-        after = await ask(server.port, PATH, LONG | {"deadline_s": 0.2, "max_tokens": 1000, "n": 8, "temperature": 1.0})
-        return before, after
-
-    before, after = run(go())
-    assert before.error["code"] == "deadline"
-    assert after.error["code"] == "deadline"
-    assert not after.is_whole
+@pytest.mark.parametrize("more", [LONG | {"deadline_s": 0.001}, DRAWN | {"deadline_s": 0.2}], ids=["before", "after"])
+def test_a_deadline_ends_a_request_before_and_after_its_first_token(usual_server, more):
+    heard = asked(usual_server, more)
+    assert heard.error["code"] == "deadline"
+    assert not heard.is_whole
 
 
 def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
-    # Front and engine both import it before anything else.
-    (tmp_path / "sitecustomize.py").write_text(
+    jumps = (
         "import itertools, time\n"
         "real, jumps = time.time, itertools.cycle((0.0, 86400.0, -86400.0))\n"
         "time.time = lambda: real() + next(jumps)\n"
     )
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    with served(request_timeout_s=60, max_queue_s=30, env={"PYTHONPATH": path}) as server:
+    with served(request_timeout_s=60, max_queue_s=30, env=imported_first(tmp_path, jumps)) as server:
         assert is_served(server)
         begun = time.monotonic()
-        late = run(ask(server.port, PATH, LONG | {"deadline_s": 0.2, "max_tokens": 1000, "n": 8, "temperature": 1.0}))
-        assert late.error["code"] == "deadline"
+        assert asked(server, DRAWN | {"deadline_s": 0.2}).error["code"] == "deadline"
         assert time.monotonic() - begun > 0.2
         assert is_served(server)
-        until, lines = time.monotonic() + LIMIT_S, []
         # A line is written after its answer, by a thread.
-        while len(lines) < 3 and time.monotonic() < until:
-            lines = [
-                line
-                for line in map(json.loads, filter(lambda line: line.endswith("}"), server.said.splitlines()))
-                if "e2e_s" in line
-            ]
-            time.sleep(0.05)
-    assert len(lines) == 3
+        server.wait_until(lambda: sum("e2e_s" in line for line in server.lines) == 3)
+        lines = [line for line in server.lines if "e2e_s" in line]
     times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
     assert max(times) - min(times) > 3600, "the clock did not jump"
     assert all(0 <= line["e2e_s"] < 3600 for line in lines)
@@ -213,171 +129,91 @@ def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
 
 def test_an_engine_that_is_killed_fails_what_it_had_begun_serves_what_waited_and_is_begun_again():
     async def go(server):
-        async def one(number):
-            return await ask(server.port, PATH, LONG | {"prompt": f"{number}"}, heard=heard[number])
-
         heard = [Heard() for _ in range(12)]
-        tasks = [asyncio.create_task(one(number)) for number in range(12)]
+        bodies = [LONG | {"prompt": f"{number}"} for number in range(12)]
+        tasks = [
+            asyncio.create_task(ask(server.port, TEXT, body, heard=each))
+            for body, each in zip(bodies, heard, strict=True)
+        ]
         # All eight seats are taken, and their first tokens have come.
         while sum(bool(each.times) for each in heard) < 8:
             await asyncio.sleep(0.01)
-        os.kill(engine_of(server), signal.SIGKILL)
+        os.kill(server.engine, signal.SIGKILL)
         while (await get(server.port, "/ready")).status == 200:
             await asyncio.sleep(0.01)
-        meanwhile = await ask(server.port, PATH, USUAL)
+        meanwhile = await ask(server.port, TEXT, USUAL)
         return meanwhile, await asyncio.gather(*tasks)
 
     with served(max_sequences=8) as server:
         meanwhile, heard = run(go(server))
         assert meanwhile.status == 503
         assert int(meanwhile.headers["retry-after"]) >= 1
-        died = [each for each in heard if each.error is not None]
-        assert {each.error["code"] for each in died} == {"engine_died"}
-        assert len(died) == 8
+        died = [each.error["code"] for each in heard if each.error is not None]
+        assert died == ["engine_died"] * 8
         assert all(each.is_whole for each in heard if each.error is None)
         assert is_served(server)
-        assert run(get(server.port, "/health")).status == 200
-
-
-def test_an_engine_that_dies_too_often_stays_away_and_the_server_says_so():
-    with started("--max-restarts", "1") as server:
-        for _ in range(2):
-            before = engine_of(server)
-            os.kill(before, signal.SIGKILL)
-            until = time.monotonic() + LIMIT_S
-            while run(get(server.port, "/ready")).status == 200:
-                time.sleep(0.01)
-            while run(get(server.port, "/ready")).status != 200 and run(get(server.port, "/health")).status == 200:
-                assert time.monotonic() < until
-                time.sleep(0.1)
-        heard = run(ask(server.port, PATH, USUAL))
-        assert (heard.status, heard.error["code"]) == (503, "engine_unavailable")
-        assert "retry-after" not in heard.headers
-        assert run(get(server.port, "/health")).status == 503
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(LIMIT_S)
-
-
-def test_sigterm_under_load_lets_running_requests_end_and_takes_no_new_ones():
-    async def go(server):
-        tasks = [asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}"})) for number in range(16)]
-        while (await get(server.port, "/load")).body["server_load"] < 16:
-            await asyncio.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
-        while (await get(server.port, "/ready")).status == 200:
-            await asyncio.sleep(0.01)
-        late = await ask(server.port, PATH, USUAL)
-        alive, is_ready = await get(server.port, "/health"), await get(server.port, "/ready")
-        return late, alive.status, is_ready.status, await asyncio.gather(*tasks)
-
-    with started("--max-sequences", "8") as server:
-        late, alive, is_ready, heard = run(go(server))
-        assert (late.status, late.error["code"]) == (503, "shutdown")
-        assert (alive, is_ready) == (200, 503)
-        assert all(each.is_whole for each in heard)
-        assert server.process.wait(LIMIT_S) == 0
-        assert "Traceback" not in server.said
-
-
-def test_what_does_not_end_within_the_time_of_a_shutdown_is_told_so():
-    async def go(server):
-        task = asyncio.create_task(ask(server.port, PATH, LONG | {"max_tokens": 1000}))
-        while not (await get(server.port, "/load")).body["server_load"]:
-            await asyncio.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
-        return await task
-
-    with started("--shutdown-timeout", "0.2") as server:
-        heard = run(go(server))
-        assert heard.error["code"] == "shutdown"
-        assert server.process.wait(LIMIT_S) == 0
+        assert got(server, "/health").status == 200
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it():
     with started() as server:
-        engine = engine_of(server)
+        engine = server.engine
         server.process.kill()
-        server.process.wait(LIMIT_S)
-        until = time.monotonic() + LIMIT_S
-        while os.path.exists(f"/proc/{engine}"):
-            assert time.monotonic() < until, "the engine outlives its server"
+        server.process.wait()
+        for _ in range(30_000):
+            if not os.path.exists(f"/proc/{engine}"):
+                return
             time.sleep(0.02)
+        raise AssertionError("the engine outlives its server")
 
 
-def test_no_prompt_answer_salt_or_key_is_in_the_log_the_metrics_the_picture_or_a_story():
-    key, admin, salt = "sk-key-of-a-client", "sk-key-of-an-admin", "salt-of-a-client"
-    keys = {"authorization": f"Bearer {key}", "x-request-id": "mine"}
-    admins = {"authorization": f"Bearer {admin}"}
+def test_no_prompt_answer_salt_or_key_is_in_the_log_the_metrics_the_picture_or_a_story(odd_server):
+    server, salt = odd_server, "salt-of-a-client"
+    keys = {"authorization": "Bearer sk-right", "x-request-id": "silent"}
+    admins = {"authorization": "Bearer sk-admin"}
+    body = {"prompt": "A secret prompt is", "max_tokens": 20, "temperature": 0, "cache_salt": salt, "stop": "zebra"}
+    heard = asked(server, body, headers=keys)
+    wrong = asked(server, body | {"prompt": {"secret": 1}}, headers=keys)
+    refused = asked(server, body, headers={"authorization": "Bearer sk-wrong-key"})
+    assert (heard.status, wrong.status, refused.status) == (200, 400, 401)
 
-    async def go(server):
-        body = {"prompt": "A secret prompt is", "max_tokens": 20, "temperature": 0, "cache_salt": salt, "stop": "zebra"}
-        heard = await ask(server.port, PATH, body, headers=keys)
-        wrong = await ask(server.port, PATH, body | {"prompt": {"secret": 1}}, headers=keys)
-        refused = await ask(server.port, PATH, body, headers={"authorization": "Bearer sk-wrong-key"})
-        page = (await get(server.port, "/metrics")).body
-        story = (await get(server.port, "/requests/mine", headers=admins)).body
+    async def picture():
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(f"GET /dashboard/feed HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {admin}\r\n\r\n".encode())
-        picture = await reader.readuntil(b"\n\n")
+        writer.write(b"GET /dashboard/feed HTTP/1.1\r\nhost: a\r\nauthorization: Bearer sk-admin\r\n\r\n")
+        found = await reader.readuntil(b"\n\n")
         writer.close()
-        return heard, wrong, refused, page + json.dumps(story) + picture.decode()
+        return found.decode()
 
-    with served(api_key=key, admin_key=admin) as server:
-        heard, wrong, refused, seen = run(go(server))
-        assert (heard.status, wrong.status, refused.status) == (200, 400, 401)
-        said = server.said + seen
-    assert '"id":"mine"' in said
-    for secret in (key, admin, salt, "secret prompt", "zebra", heard.text.strip(), "sk-wrong-key"):
+    seen = [got(server, "/metrics").body, json.dumps(got(server, "/requests/silent", admins).body), run(picture())]
+    server.wait_until(lambda: '"id":"silent"' in server.said)
+    said = server.said + "".join(seen)
+    for secret in ("sk-right", "sk-admin", salt, "secret prompt", "zebra", heard.text.strip(), "sk-wrong-key"):
         assert secret not in said
-
-
-def test_keys_are_needed_where_there_are_any_and_a_wrong_one_gets_no_hint():
-    with served(api_key="right", admin_key="admin") as server:
-
-        async def go(path, key):
-            shown = {} if key is None else {"authorization": f"Bearer {key}"}
-            return (await get(server.port, path, headers=shown)).status
-
-        for path, statuses in {
-            "/v1/models": {None: 401, "wrong": 401, "right": 200, "admin": 401},
-            "/requests/a": {None: 401, "wrong": 403, "right": 403, "admin": 404},
-            "/health": {None: 200},
-            "/metrics": {None: 200},
-        }.items():
-            assert {key: run(go(path, key)) for key in statuses} == statuses
-        refused = [run(ask(server.port, PATH, USUAL, headers=shown)) for shown in ({}, {"authorization": "Bearer r"})]
-        assert refused[0].body == refused[1].body
 
 
 def test_a_full_disk_under_the_log_holds_up_nobody():
     with open("/dev/full", "w") as full, started(stderr=full) as server:
         assert is_served(server)
         assert is_served(server)
-        page = run(get(server.port, "/metrics")).body
+        page = got(server, "/metrics").body
         server.process.terminate()
-        assert server.process.wait(LIMIT_S) == 0
+        assert server.process.wait() == 0
     lost = next(line for line in page.splitlines() if line.startswith("paged:log_lines_lost_total"))
     assert float(lost.rsplit(" ", 1)[1]) >= 1
 
 
 def test_a_client_that_reads_nothing_is_gone_after_a_while():
-    body = json.dumps(LONG | {"max_tokens": 1000, "n": 8, "temperature": 1.0}).encode()
+    body = json.dumps(DRAWN).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     with served(stall_timeout_s=1.0, max_sequences=32) as server:
-        connections = []
-        for _ in range(3):
-            connection = socket.socket()
+        connections = [socket.socket() for _ in range(3)]
+        for connection in connections:
             # Little fits on the way, so that the server's own buffer fills.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(("127.0.0.1", server.port))
             connection.sendall(head % len(body) + body)
-            connections.append(connection)
-        until = time.monotonic() + LIMIT_S
-        while run(get(server.port, "/load")).body["server_load"] < 3:
-            assert time.monotonic() < until
-        while run(get(server.port, "/load")).body["server_load"]:
-            assert time.monotonic() < until, "calls are still open"
-            time.sleep(0.1)
+        server.wait_until(lambda: num_open(server) == 3)
+        server.wait_until(lambda: not num_open(server))
         assert is_served(server)
         for connection in connections:
             connection.close()
@@ -385,16 +221,13 @@ def test_a_client_that_reads_nothing_is_gone_after_a_while():
 
 def test_a_request_that_waits_for_too_long_is_told_when_to_come_again():
     async def go(server):
-        tasks = [
-            asyncio.create_task(ask(server.port, PATH, LONG | {"prompt": f"{number}", "max_tokens": 1000}))
-            for number in range(6)
-        ]
-        return await asyncio.gather(*tasks)
+        bodies = [LONG | {"prompt": f"{number}", "max_tokens": 1000} for number in range(6)]
+        return await asyncio.gather(*(ask(server.port, TEXT, body) for body in bodies))
 
     with served(max_sequences=1, max_queue_s=0.5) as server:
         heard = run(go(server))
-        late = [each for each in heard if each.status == 429]
-        assert late
-        assert {each.error["code"] for each in late} <= {"queue_timeout", "overloaded"}
-        assert all(int(each.headers["retry-after"]) >= 1 for each in late)
-        assert all(each.is_whole for each in heard if each.status == 200)
+    late = [each for each in heard if each.status == 429]
+    assert late
+    assert {each.error["code"] for each in late} <= {"queue_timeout", "overloaded"}
+    assert all(int(each.headers["retry-after"]) >= 1 for each in late)
+    assert all(each.is_whole for each in heard if each.status == 200)

@@ -1,7 +1,5 @@
 """The watcher: its pictures and its stories against a naive account of the same run, from what the engine says to anybody."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from importlib.util import find_spec
@@ -12,7 +10,7 @@ import pytest
 
 from paged import EngineOutput
 from paged.errors import UnknownRequest
-from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, merged, runs_of
+from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, merged
 from paged.serving.sight import KINDS, Snapshot, Story
 
 if find_spec("torch") is None:
@@ -20,20 +18,18 @@ if find_spec("torch") is None:
 
 from .watched import Load  # noqa: TID252
 
-TINY = {
-    "num_blocks": 40,
-    "block_size": 4,
-    "num_clients": 14,
-    "longest": 60,
-    "max_sequences": 8,
-    "max_tokens_per_step": 32,
-}
+TINY = {"num_blocks": 40, "block_size": 4, "num_clients": 14, "longest": 60}
+TINY |= {"max_sequences": 8, "max_tokens_per_step": 32}
 
 
 @pytest.fixture
 def ticks():
     """A clock that is a second further each time it is read."""
     return itertools.count(100).__next__
+
+
+def kinds_of(load, name):
+    return [kind for _, kind, _ in load.watcher.story(name).timeline]
 
 
 def of_kind(events, *kinds):
@@ -55,9 +51,8 @@ def test_pictures_and_stories_agree_with_a_naive_account(policy, ticks):
             ended[name] = load.abort(name).finish_reason
         seen = watcher.snapshot()
         events += [event for event in seen.happened if event.number > last]
-        assert [event.number for event in events] == list(range(1, len(events) + 1)), (
-            "none is lost from one step to the next"
-        )
+        # None is lost from one step to the next.
+        assert [event.number for event in events] == list(range(1, len(events) + 1))
         last = len(events)
 
         blocks, states = seen.blocks, manager.device.states
@@ -134,12 +129,7 @@ def test_a_wait_has_its_reason_from_the_beginning_and_as_the_first_of_the_queue(
     assert (came[1], admitted[1], token[1], finished[1]) == ("came", "admitted", "first_token", "finished")
     assert waits[1:] == ("waits", f'it is behind 1 request in the queue, the first of which is "{second}".')
     assert leads[1:] == ("waits", "all 1 seats are taken (max_sequences).")
-    assert [kind for _, kind, _ in load.watcher.story(first).timeline] == [
-        "came",
-        "admitted",
-        "first_token",
-        "finished",
-    ]
+    assert kinds_of(load, first) == ["came", "admitted", "first_token", "finished"]
     assert load.watcher.story(first).why == f'request "{first}" is finished: by its length, after 6 tokens.'
 
 
@@ -178,16 +168,14 @@ def test_a_very_long_life_keeps_its_beginning_and_its_end(ticks):
     load = Load(num_clients=0, clock=ticks, longest=20)
     name = load.add()
     batch, _ = load.step()
+    away = msgspec.structs.replace(batch, preempted=((name, "swap"),), admitted=())
+    back = msgspec.structs.replace(batch, preempted=(), admitted=(name,))
     for turn in range(1000):
-        load.watcher.stepped(
-            msgspec.structs.replace(batch, preempted=((name, "swap"),), admitted=()), [], 200 + 2 * turn, 0.1
-        )
-        load.watcher.stepped(msgspec.structs.replace(batch, preempted=(), admitted=(name,)), [], 201 + 2 * turn, 0.1)
-    story = load.watcher.story(name)
-    assert len(story.timeline) == 256
-    assert story.left_out == 2000 + 3 - 256
-    assert [kind for _, kind, _ in story.timeline[:3]] == ["came", "admitted", "first_token"]
-    assert story.timeline[-1][1] == "returned"
+        load.watcher.stepped(away, [], 200 + 2 * turn, 0.1)
+        load.watcher.stepped(back, [], 201 + 2 * turn, 0.1)
+    kinds = kinds_of(load, name)
+    assert (len(kinds), load.watcher.story(name).left_out) == (256, 2000 + 3 - 256)
+    assert (kinds[:3], kinds[-1]) == (["came", "admitted", "first_token"], "returned")
 
 
 def test_prefixes_are_counted_by_the_content_of_their_first_block(ticks):
@@ -227,8 +215,7 @@ def test_who_looks_for_the_first_time_sees_the_last_three_minutes():
     assert at == sorted(at) and len(at) <= 180
     assert at[-1] - at[0] == pytest.approx(180, abs=4)
     assert max(after - before for before, after in itertools.pairwise(at)) <= 2.5
-    blocks = seen.blocks
-    newest = seen.history[-1]
+    blocks, newest = seen.blocks, seen.history[-1]
     assert (newest.used, newest.cached) == (blocks.own + blocks.shared + blocks.held, blocks.cached + blocks.retained)
     assert newest.output_tokens == seen.totals.output_tokens > seen.history[0].output_tokens
 
@@ -292,12 +279,6 @@ def test_a_block_is_retained_or_held():
     states, levels = np.array([1, 1, 2, 0], np.int8), np.array([0, 2, 0, 0], np.int8)
     cells = block_cells(np.empty((0, 4), np.int32), np.empty(0, np.int64), np.empty(0, np.int64), states, levels)
     assert cells.tolist() == [CACHED, RETAINED, HELD, FREE]
-
-
-def test_runs_are_the_cells_again():
-    cells = np.array([3, 3, FREE, CACHED, CACHED, CACHED, 3], np.int64)
-    assert runs_of(cells) == [(3, 2), (FREE, 1), (CACHED, 3), (3, 1)]
-    assert runs_of(cells[:1]) == [(3, 1)]
 
 
 def test_a_merged_cell_is_what_most_of_its_blocks_are():

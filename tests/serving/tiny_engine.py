@@ -1,7 +1,5 @@
 """What the tests of KV events share: a tiny engine without a model, and its manager's contents as a router's index shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -23,17 +21,14 @@ class TinyEngine:
         self._ids = count()
 
     def add(self, prompt: list[int], max_tokens: int = 1, **options: Any) -> None:
-        """One more request."""
         self.scheduler.add(Request(id=str(next(self._ids)), prompt=prompt, max_tokens=max_tokens, **options))
 
     def step(self) -> None:
-        """Schedule, run and update."""
         batch = self.scheduler.schedule()
         if not batch.is_empty:
             self.scheduler.update(batch, np.full(int(batch.samples.sum()), 1))
 
     def finish(self) -> None:
-        """Steps until nothing is left to do."""
         while self.scheduler.has_unfinished:
             self.step()
 

@@ -7,9 +7,9 @@ import json
 import sys
 import threading
 import time
+from contextlib import suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from queue import Empty, Queue
 from random import Random
 
 import msgspec
@@ -26,31 +26,20 @@ TENANTS = ("research", "support", "batch")
 class Load:
     """Requests drawn from a seed, on an engine of the model that ships, each step told to a watcher."""
 
-    def __init__(
-        self, seed=0, num_clients=40, num_prefixes=6, longest=220, on_step=None, clock=time.perf_counter, **options
-    ):
+    def __init__(self, seed=0, num_clients=40, num_prefixes=6, longest=220, clock=time.perf_counter, **options):
         sizes = {"num_blocks": 192, "block_size": 8, "host_blocks": 24, "max_tokens_per_step": 96, "max_sequences": 24}
         self.engine = Engine(checkpoint_path(), clock=clock, **(sizes | options))
+        self.engine.on_batch = lambda batch: setattr(self, "batch", batch)
         self.watcher = Watcher(self.engine, clock, model="paged")
         self.clock, self.random = clock, Random(seed)
-        self.on_step = on_step
-        self.batch = None
-        self.engine.on_batch = self._note
+        self.longest, self.num_clients, self.num_added = longest, num_clients, 0
         size = self.engine.manager.block_size
         self.beginnings = [self._ids(size * self.random.randint(1, 8)) for _ in range(num_prefixes)]
-        self.longest = longest
-        self.num_clients = num_clients
-        self.num_added = 0
-        self.batches = []
-
-    def _note(self, batch):
-        self.batch = batch
 
     def _ids(self, count):
         return [self.random.randrange(5, self.engine.model.vocabulary_size) for _ in range(count)]
 
     def add(self, **params):
-        """One more request."""
         self.num_added += 1
         prompt = self.random.choice(self.beginnings) + self._ids(self.random.randint(1, self.longest // 2))
         tokens = SamplingParams(**{"max_tokens": self.random.randint(4, self.longest), "ignore_eos": True, **params})
@@ -77,7 +66,6 @@ class Load:
         return self.batch, outputs
 
     def abort(self, name):
-        """End a request."""
         output = self.engine.abort(name)
         if output is not None:
             self.watcher.ended(output, self.clock())
@@ -94,18 +82,15 @@ class _Http(ThreadingHTTPServer):
 class WatchedServer:
     """GET /dashboard, /dashboard/feed and /requests/{id}, of a load that goes on while `is_going`; with a key if there is one."""
 
-    def __init__(self, load, key=None, every_s=0.5, port=0, pause_s=0.0):
-        self.load, self.key, self.every_s, self.pause_s = load, key, every_s, pause_s
-        self.is_going = threading.Event()
-        self._ends = threading.Event()
-        self._asked = Queue()
+    def __init__(self, load, key=None, every_s=0.5, port=0, is_going=False):
+        self.load, self.key, self.every_s = load, key, every_s
+        self.is_over, self.between_steps = threading.Event(), threading.Lock()
         self._http = _Http(("127.0.0.1", port), type("Handler", (_Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
-        self._threads = [
-            threading.Thread(target=self._http.serve_forever, args=(0.05,)),
-            threading.Thread(target=self._run),
-        ]
+        self._threads = [threading.Thread(target=self._http.serve_forever, args=(0.05,))]
+        if is_going:
+            self._threads.append(threading.Thread(target=self._go))
 
     def __enter__(self):
         for thread in self._threads:
@@ -113,42 +98,28 @@ class WatchedServer:
         return self
 
     def __exit__(self, *_):
-        self._ends.set()
+        self.is_over.set()
         self._http.shutdown()
         self._http.server_close()
         for thread in self._threads:
             thread.join()
 
-    @property
-    def has_ended(self):
-        """Whether feeds are to end."""
-        return self._ends.is_set()
-
-    def ask(self, what):
-        """`what()` between two steps, in the engine's thread."""
-        answer = Queue()
-        self._asked.put((what, answer))
-        kind, found = answer.get(timeout=600)
-        if kind is Exception:
-            raise found
-        return found
-
-    def _run(self):
-        while not self._ends.is_set():
-            if self.is_going.is_set():
+    def _go(self):
+        while not self.is_over.is_set():
+            with self.between_steps:
                 self.load.step()
+            time.sleep(0)
+
+    def picture(self):
+        with self.between_steps:
+            return msgspec.json.encode(self.load.watcher.snapshot())
+
+    def story(self, name):
+        with self.between_steps:
             try:
-                what, answer = (
-                    self._asked.get(timeout=self.pause_s if self.is_going.is_set() else 0.02)
-                    if (self.pause_s or not self.is_going.is_set())
-                    else self._asked.get_nowait()
-                )
-            except Empty:
-                continue
-            try:
-                answer.put((None, what()))
-            except Exception as error:
-                answer.put((Exception, error))
+                return 200, msgspec.json.encode(self.load.watcher.story(name))
+            except UnknownRequest as error:
+                return 404, msgspec.json.encode({"error": {"message": str(error)}})
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -169,32 +140,24 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/dashboard/feed":
             return self._feed()
         if path.startswith("/requests/"):
-            try:
-                story = server.ask(lambda: server.load.watcher.story(path.removeprefix("/requests/")))
-            except UnknownRequest as error:
-                return self._say(404, msgspec.json.encode({"error": {"message": str(error)}}))
-            return self._say(200, msgspec.json.encode(story))
+            return self._say(*server.story(path.removeprefix("/requests/")))
         return self._say(404, b"{}")
 
-    def _say(self, status, body, kind="application/json"):
+    def _begin(self, status, **headers):
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
+
+    def _say(self, status, body, kind="application/json"):
+        self._begin(status, Content_Type=kind, Content_Length=str(len(body)))
         self.wfile.write(body)
 
     def _feed(self):
         self.close_connection = True
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        try:
-            while not self.server_of.has_ended:
-                snapshot = self.server_of.ask(self.server_of.load.watcher.snapshot)
-                self.wfile.write(b"data: " + msgspec.json.encode(snapshot) + b"\n\n")
+        self._begin(200, Content_Type="text/event-stream", Cache_Control="no-store", Connection="close")
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while not self.server_of.is_over.is_set():
+                self.wfile.write(b"data: " + self.server_of.picture() + b"\n\n")
                 self.wfile.flush()
-                self.server_of._ends.wait(self.server_of.every_s)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
+                self.server_of.is_over.wait(self.server_of.every_s)

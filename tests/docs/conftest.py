@@ -1,0 +1,32 @@
+"""What the tests of pages share: the text of a page, and the code on it."""
+
+import re
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def text_of(repository):
+    """text_of("README.md"): a page, by its path in the repository."""
+    return lambda path: (repository / path).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def fences():
+    """fences(page, language): the blocks of that language, of none where it is empty."""
+    every = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+    return lambda page, language: [text for name, text in every.findall(page) if name == language]
+
+
+@pytest.fixture(scope="session")
+def options_of():
+    """options_of(command): every spelling of every option of a command."""
+    from typer.main import get_command
+
+    from paged.cli.app import app
+
+    def options(command):
+        params = get_command(app).commands[command].params
+        return {name for param in params for name in (*param.opts, *param.secondary_opts)}
+
+    return options

@@ -1,0 +1,402 @@
+"""`paged bench attention`, `engine` and `step`: what is timed is what is said, figures follow from one another, and what wrong input gets."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import msgspec
+import torch
+
+from paged.cli import bench_attention
+from paged.errors import BuildFailed, InvalidConfig
+from paged.model import limits
+from paged.model.limits import Limits, product_rate
+from paged.model.native.packed import model_library
+from paged.model.random_weights import random_model
+from paged.model.shape import num_parameters, shape_of
+from paged.study.bench import WORKLOADS, Measured, workload
+from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
+from paged.study.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
+from paged.study.bench.floor import Floor
+from paged.study.bench.step import StepParts
+from paged.study.hardware import ModelShape, StepWork
+from paged.study.traces import Trace
+
+SHAPE = ModelShape(
+    name="tiny",
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=48,
+    vocab=64,
+    max_length=128,
+    tied_embeddings=True,
+)
+
+
+@pytest.fixture
+def quick_limits(monkeypatch):
+    """Limits of the machine that are measured in no time."""
+    monkeypatch.setattr(limits, "_BYTES", 2**16)
+    monkeypatch.setattr(limits, "_SIDE", 64)
+
+
+@pytest.fixture
+def bench(printed, quick_limits):
+    """What the command's JSON holds."""
+    return lambda *arguments: msgspec.json.decode(printed("bench", "engine", *arguments, "--json"), type=EngineTimes)
+
+
+def test_every_run_has_the_workloads_tokens_and_its_figures_follow_from_one_another(bench):
+    found = bench("--limit", 6, "--scale", 8, "--runs", 2)
+    asked = workload("offline", limit=6, scale=8)
+    assert (found.model, found.workload, found.requests) == ("embedded", "offline", 6)
+    assert found.prompt_tokens == asked.prompt_tokens.sum()
+    assert found.output_tokens == asked.output_tokens.sum()
+    assert len(found.runs) == 2
+    for run in found.runs:
+        assert run.output_tokens == found.output_tokens
+        assert run.computed_prompt_tokens == found.prompt_tokens
+        # All come at once and none waits: a first step, and one for each further token of the longest.
+        assert run.steps == asked.output_tokens.max()
+        assert run.tokens_per_s == pytest.approx(found.output_tokens / run.seconds)
+        assert run.floor_s > 0
+        assert run.times_floor == pytest.approx(run.seconds / run.floor_s)
+        assert 0 < run.ttft_s.p50 <= run.ttft_s.p99 <= run.seconds
+        assert 0 < run.itl_s.p50 <= run.itl_s.p99 <= run.seconds
+        assert (run.preemptions, run.recomputed_tokens) == (0, 0)
+    assert found.runs[0].floor_s == found.runs[1].floor_s
+
+
+def test_a_shared_prefix_is_computed_once_and_so_is_each_prompts_own_part(bench):
+    found = bench("--workload", "shared_prefix", "--limit", 16, "--scale", 8, "--runs", 1)
+    (run,) = found.runs
+    assert found.prompt_tokens == 16 * (64 + 4)
+    assert run.computed_prompt_tokens == 4 * 64 + 16 * 4
+
+
+def test_the_three_workloads_are_as_they_are_described():
+    offline, shared, single = (workload(name) for name in WORKLOADS)
+    assert len(offline) == len(shared) == 64
+    assert offline.prompt_tokens.min() >= 8 and offline.prompt_tokens.max() <= 512
+    assert offline.output_tokens.min() >= 8 and offline.output_tokens.max() <= 256
+    assert 120 < offline.prompt_tokens.mean() < 200
+    assert 72 < offline.output_tokens.mean() < 120
+    assert set(shared.prompt_tokens) == {544} and set(shared.output_tokens) == {64}
+    prefixes = [shared.prompt(number)[:512].tolist() for number in range(64)]
+    assert prefixes[:4] * 16 == prefixes
+    assert len({tuple(shared.prompt(number)[512:].tolist()) for number in range(64)}) == 64
+    assert (single.prompt_tokens.tolist(), single.output_tokens.tolist()) == ([128], [128])
+
+
+def test_what_preemptions_cost_is_counted_beside_the_prompts(model):
+    trace = Trace.from_lengths(np.zeros(8), np.full(8, 16), np.full(8, 120))
+    run = engine_run(Serving(num_blocks=20).engine(model), trace)
+    assert run.preemptions > 0 and run.recomputed_tokens > 0
+    assert run.computed_prompt_tokens == 8 * 16
+    assert run.output_tokens == 8 * 120
+    assert (run.floor_s, run.times_floor) == (None, None)
+
+
+def test_requests_of_a_trace_come_when_it_says_if_that_is_asked_for(model):
+    trace = Trace.from_lengths([0.0, 10.0], [4, 4], [2, 2])
+    # Each look at this clock takes 0.05 s, a look a step; the second request comes at 0.2 s.
+    clock = itertools.count(0.0, 0.05).__next__
+    run = engine_run(Serving(num_blocks=8).engine(model), trace, rate=50, clock=clock)
+    assert run.seconds > 0.2 > run.ttft_s.max
+    assert run.steps == 4
+
+
+def test_a_traces_lengths_are_divided_and_clipped_to_the_model_and_that_is_said(bench):
+    trace = "synthetic:poisson,rate=1,requests=3,prompt=2400,output=8"
+    found = bench("--workload", trace, "--scale", 2, "--limit", 2, "--runs", 1)
+    assert found.applied[-2] == "lengths(prompts=0.5, outputs=0.5): 2 of 2 requests"
+    assert found.applied[-1] == "fitted(context=1024, how=clip): 2 of 2 requests, 2 clipped"
+    assert (found.prompt_tokens, found.output_tokens) == (2 * 1020, 2 * 4)
+
+
+def test_the_pool_is_a_share_of_what_requests_that_run_at_once_want(bench):
+    trace = Trace.from_lengths(np.zeros(3), [10, 20, 30], [6, 12, 2])
+    assert [blocks_wanted(trace, 16, most) for most in (1, 2, 3, 9)] == [2, 4, 5, 5]
+    wanted = blocks_wanted(workload("offline", limit=8, scale=4), 8, 128)
+    found = bench("--limit", 8, "--scale", 4, "--block-size", 8, "--memory-share", 0.5, "--runs", 1)
+    assert found.serving.num_blocks == round(wanted / 2)
+
+
+def test_a_shape_has_random_weights_and_the_other_mode_is_packed(bench, tmp_path):
+    path = tmp_path / "tiny.json"
+    path.write_bytes(msgspec.json.encode(SHAPE))
+    found = bench(
+        "--shape", path, "--workload", "single", "--scale", 8, "--runs", 1, "--fast", "--backend", "torch_gather"
+    )
+    assert (found.model, found.parameters) == (str(path), SHAPE.parameters)
+    assert (found.backend, found.serving.batch_invariant) == ("torch_gather", False)
+    assert found.runs[0].computed_prompt_tokens == 16
+
+
+def test_figures_are_lines_with_their_range_and_a_table_in_a_terminal(printed, quick_limits, terminal):
+    tiny = ("bench", "engine", "--limit", 4, "--scale", 8, "--runs", 3)
+    lines = dict(line.split(": ", 1) for line in printed(*tiny).splitlines())
+    assert lines["model"].startswith("embedded, 918,656 parameters, float32, ")
+    assert " to " in lines["output tokens/s"]
+    assert lines["preemptions"] == lines["recomputed tokens"] == "0"
+    assert "GB/s, products " in lines["the floor"]
+    screen = terminal(80)
+    assert printed(*tiny) == ""
+    for words in ("the median, the least and the most", "times the floor", "TTFT p99, ms"):
+        assert words in screen.getvalue()
+
+
+def test_an_interrupt_shows_the_runs_that_had_ended(paged, monkeypatch):
+    ran, num_begun = EngineBench.run, []
+
+    def third_is_interrupted(self):
+        num_begun.append(1)
+        if len(num_begun) == 3:
+            raise KeyboardInterrupt
+        return ran(self)
+
+    monkeypatch.setattr(EngineBench, "run", third_is_interrupted)
+    status, out, err = paged("bench", "engine", "--limit", 2, "--scale", 8, "--runs", 5, "--json")
+    assert status == 130
+    assert len(json.loads(out)["runs"]) == 1
+    assert err == "paged: interrupted; 1 of 5 runs had ended\n"
+
+
+def test_an_engine_that_has_been_used_is_refused(model):
+    trace = Trace.from_lengths([0.0], [4], [2])
+    engine = Serving(num_blocks=8).engine(model)
+    engine_run(engine, trace)
+    with pytest.raises(InvalidConfig, match="has had requests"):
+        engine_run(engine, trace)
+
+
+def test_the_floor_is_bytes_or_operations_of_each_step_whichever_take_longer():
+    weights = SHAPE.layer_parameters + SHAPE.head_parameters
+    kept = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
+    decode = StepWork.of_rows([1, 1], [10, 20], sampled_rows=2)
+    prompt = StepWork.of_rows([50], [50], sampled_rows=0)
+    slow_memory, slow_products = (Floor(SHAPE, Limits(1, "float32", *rates)) for rates in ((1.0, 1e30), (1e30, 1.0)))
+    # Both rows' contexts are read, two tokens are written; a step that samples nothing reads no output projection.
+    assert slow_memory.seconds([decode], [32]) == 4 * (weights + kept * (30 + 2))
+    assert slow_memory.seconds([prompt], [0]) == 4 * (SHAPE.layer_parameters + kept * (50 + 50))
+    attended = 4 * SHAPE.heads * SHAPE.head_dim * SHAPE.layers
+    assert slow_products.seconds([decode], [32]) == 2 * 2 * weights + attended * 30
+    assert slow_products.seconds([prompt], [0]) == 2 * 50 * SHAPE.layer_parameters + attended * 50 * 51 / 2
+    both = Floor(SHAPE, Limits(1, "float32", 1.0, 1.0))
+    assert both.seconds([decode, prompt], [32, 0]) == sum(
+        max(each.seconds([step], [32]) for each in (slow_memory, slow_products)) for step in (decode, prompt)
+    )
+
+
+def test_what_rows_share_is_read_once_by_the_floor():
+    kept = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
+    floor = Floor(SHAPE, Limits(1, "float32", 1.0, 1e30))
+    work = StepWork.of_rows([1, 1], [40, 40], sampled_rows=2)
+    assert floor.seconds([work], [80]) - floor.seconds([work], [48]) == 4 * kept * (80 - (48 + 2))
+
+
+def test_the_shape_of_a_loaded_model_is_the_one_that_it_was_made_in():
+    loaded = random_model(SHAPE)
+    assert shape_of(loaded) == SHAPE
+    assert num_parameters(loaded) == SHAPE.parameters
+
+
+def test_a_model_that_no_shape_describes_has_no_floor(monkeypatch):
+    loaded = random_model(SHAPE)
+    monkeypatch.setattr("paged.model.shape.num_parameters", lambda _model: 2 * SHAPE.parameters)
+    assert shape_of(loaded) is None
+
+
+def test_a_product_that_would_take_too_long_is_judged_by_a_smaller_one(monkeypatch):
+    monkeypatch.setattr(limits, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(limits, "_SIDE", 10**6)
+    assert product_rate(torch.float32) > 0
+
+
+ATTENTION = ["--shapes", "4/2/16", "--block-sizes", 4, "--sequences", 3, "--context", 10, "--prompt", 3, "--rounds", 3]
+HEADS = HeadShape(4, 2, 16)
+LOAD = Load(dtype="float32", sequences=3, context=10, prompt=3)
+
+
+def test_figures_follow_from_times_and_come_back_from_json(printed):
+    out = printed("bench", "attention", *ATTENTION, "--backends", "torch_gather,reference", "--json")
+    results = msgspec.json.decode(out, type=list[AttentionTimes])
+    assert [result.backend for result in results] == ["torch_gather", "reference"]
+    for result in results:
+        assert (result.shape, result.block_size, result.load) == (HEADS, 4, LOAD)
+        for ms in (result.decode_ms, result.prefill_ms, result.mixed_ms):
+            assert 0 < ms.least <= ms.median <= ms.most
+        # 3 sequences of 10 tokens, K and V, 2 heads of 16 floats.
+        assert result.decode_bytes_per_s * result.decode_ms.median / 1e3 == pytest.approx(3 * 10 * 2 * 2 * 16 * 4)
+        assert result.share_of_copy == pytest.approx(result.decode_bytes_per_s / result.copy_bytes_per_s)
+        # Tokens 8, 9 and 10 of each of 3 sequences, 4 heads of 16: two products, an addition and a multiplication each.
+        assert result.prefill_flops_per_s * result.prefill_ms.median / 1e3 == pytest.approx(3 * 27 * 4 * 16 * 4)
+
+
+def test_backends_shapes_and_block_sizes_are_crossed_and_shown_step_by_step(printed):
+    sizes = ["--sequences", 2, "--context", 4, "--rounds", 1, "--backends", "torch_gather,reference"]
+    lines = printed("bench", "attention", "--shapes", "2/1/8,4/4/8", "--block-sizes", "2,4", *sizes).splitlines()
+    assert lines[0].split() == ["heads", "block", "step", "backend", "ms", "range", "rate"]
+    found = [tuple(line.split()[:4]) for line in lines[1:25]]
+    steps, backends = ("decode", "prefill", "mixed"), ("torch_gather", "reference")
+    assert found == list(itertools.product(("2/1/8", "4/4/8"), ("2", "4"), steps, backends))
+    assert lines[25] == "steps: float32, 2 sequences of 4 tokens, 4 of them new in prompts"
+
+
+def test_steps_are_the_last_tokens_of_sequences_whose_blocks_lie_anywhere():
+    bench = AttentionBench([], HEADS, 4, LOAD, torch.float32)
+    lengths = {name: np.diff(step.query_start_loc).tolist() for name, step in bench.steps.items()}
+    assert lengths == {"decode": [1, 1, 1], "prefill": [3, 3, 3], "mixed": [1, 1, 3]}
+    mixed = bench.steps["mixed"]
+    assert mixed.positions.tolist() == [9, 9, 7, 8, 9]
+    assert mixed.seq_lens.tolist() == [10, 10, 10]
+    assert sorted(mixed.block_tables.ravel().tolist()) == list(range(9))
+    assert mixed.slot_mapping.tolist() == [
+        int(mixed.slots_of(i, 10)[p]) for i, p in zip((0, 1, 2, 2, 2), mixed.positions)
+    ]
+    assert not bench.pool.keys(0)[bench.pool.scratch_block].any()
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_unasked_all_are_chosen_but_the_reference_in_the_mode_that_is_wanted(invariant):
+    chosen = chosen_backends(None, HEADS, 4, torch.float32, invariant=invariant)
+    assert {"torch_gather"} <= {backend.name for backend in chosen} <= {"native", "torch_gather"}
+    assert all(backend.is_invariant for backend in chosen) or not invariant
+
+
+def test_a_shape_that_one_cannot_do_is_left_to_the_others():
+    (only,) = chosen_backends(None, HeadShape(2, 1, 512), 4, torch.float32, invariant=True)
+    assert only.name == "torch_gather"
+
+
+def test_an_interrupt_shows_the_measurements_that_had_ended(paged, monkeypatch):
+    from paged.study.bench import attention
+
+    timed, done = attention.attention_times, []
+
+    def second_is_interrupted(*arguments, **options):
+        if done:
+            raise KeyboardInterrupt
+        done.append(timed(*arguments, **options))
+        return done[0]
+
+    monkeypatch.setattr(attention, "attention_times", second_is_interrupted)
+    status, out, err = paged("bench", "attention", *ATTENTION, "--shapes", "4/2/16,2/1/8", "--json")
+    assert status == 130
+    assert msgspec.json.decode(out, type=list[AttentionTimes]) == done[0]
+    assert err == "paged: interrupted; 1 of 2 measurements had ended\n"
+
+
+def test_a_figure_is_written_with_its_range_where_that_shows():
+    assert f"{Measured.of([2.0, 1.0, 4.0]):.1f}" == "2.0 (1.0 to 4.0)"
+    assert f"{Measured.of([2.01, 2.02]):.1f}" == "2.0"
+
+
+def test_prompts_are_no_longer_than_a_context_unless_somebody_says_so(document):
+    tiny = [*ATTENTION[:6], "--context", 8, "--rounds", 1, "--backends", "torch_gather"]
+    assert document("bench", "attention", *tiny)[0]["load"]["prompt"] == 8
+    assert bench_attention._MOST_NEW == 256
+
+
+STEP = ["--rows", 3, "--context", 8, "--steps", 4]
+HOST = ("schedule_us", "inputs_us", "sampling_us", "update_us", "outputs_us")
+
+
+def can_compile():
+    try:
+        model_library()
+    except BuildFailed:
+        return False
+    return True
+
+
+@pytest.fixture
+def parts(printed):
+    """What the command's JSON holds."""
+    return lambda *arguments: msgspec.json.decode(printed("bench", "step", *STEP, *arguments, "--json"), type=StepParts)
+
+
+@pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
+def test_a_decoder_that_is_one_call_is_divided_within(parts):
+    found = parts()
+    assert (found.model, found.backend, found.rows, found.context, found.steps) == ("embedded", "native", 3, 8, 4)
+    assert found.attention_us + found.products_us + found.rest_us == pytest.approx(found.forward_us.median)
+    assert found.products_us > 0
+
+
+@pytest.mark.parametrize("mode", [[], ["--fast"]])
+def test_the_parts_make_up_a_step_and_the_host_has_what_is_not_the_forward_pass(parts, mode):
+    found = parts("--backend", "torch_gather", *mode)
+    assert found.attention_us is found.products_us is found.rest_us is None
+    all_parts = [getattr(found, name) for name in (*HOST, "forward_us")]
+    for part in all_parts:
+        assert 0 < part.least <= part.median <= part.most
+    # Each step is the sum of its parts.
+    assert sum(part.least for part in all_parts) <= found.step_us.most
+    assert sum(part.most for part in all_parts) >= found.step_us.least
+    assert found.host_share == pytest.approx(1 - found.forward_us.median / found.step_us.median)
+    assert found.batch_invariant is not bool(mode)
+
+
+@pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
+def test_nothing_stays_watched(parts):
+    before = model_library().paged_decoder_forward
+    parts()
+    assert model_library().paged_decoder_forward is before
+
+
+def test_parts_are_rows_of_a_table(printed):
+    head, *lines = printed("bench", "step", *STEP).splitlines()
+    assert head.split() == ["part", "µs", "fastest", "slowest", "of", "a", "step"]
+    names = [line[:14].strip() for line in lines]
+    assert names.index("schedule") < names.index("forward pass") < names.index("sampling") < names.index("a step")
+    assert any(line.startswith("the host's share: ") for line in lines)
+    assert "rows: 3, prompts of 8 tokens, 4 steps" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("attention --dtype int8", '--dtype is "int8"; it takes float32 or bfloat16'),
+        ("attention --backends nativ", "unknown attention backend 'nativ'"),
+        ("attention --shapes 9/4/64", "9 query heads cannot share 4 heads of K and V evenly"),
+        ("attention --shapes 9/3", 'such as 9/3/64, with commas between; got "9/3"'),
+        ("attention --shapes 9/3/0", 'got "9/3/0"'),
+        ("attention --shapes 4/2/16,x", 'got "x"'),
+        ("attention --block-sizes 16,0", '--block-sizes takes a whole number of at least 1 between commas; got "0"'),
+        ("attention --context 8 --prompt 9", "prompt is 9; of a context of 8 tokens at most all can be new"),
+        *((f"attention --{name} 0", f"--{name}") for name in ("sequences", "rounds")),
+        ("attention --sequences 100000 --context 100000", "are free on cpu"),
+        ("attention --backends native --shapes 4/2/512", 'backend "native" cannot do'),
+        ("engine --workload offlin", '"offlin" is none of offline, shared_prefix, single, and no trace'),
+        ("engine --scale 0", "scale is 0"),
+        ("engine --scale nan", "scale is nan"),
+        *((f"engine --{name} 0", f"--{name}") for name in ("limit", "block-size", "max-sequences", "runs")),
+        ("engine --rate-scale -1", "--rate-scale is -1"),
+        ("engine --shape smolm", "Did you mean smollm-135m?"),
+        ("engine --shape deepseek-v2", "random weights are made for Llama's shape alone"),
+        ("engine nowhere", "nowhere: no such folder"),
+        ("engine nowhere --shape smollm-135m", "MODEL and --shape both say which model"),
+        ("engine --dtype int8", "known ones are auto, float32"),
+        ("engine --backend nativ", "unknown attention backend 'nativ'"),
+        ("engine --blocks 2", "the pool has 2 blocks of 16 tokens; the largest request has 588 tokens and needs 37"),
+        ("engine --memory-share 0.01", "the largest request has 588 tokens and needs 37"),
+        ("engine --memory-share 0", "--memory-share is 0"),
+        ("engine --blocks 9 --memory-share 1", "--blocks and --memory-share"),
+        *((f"step --{name} 0", f"--{name}") for name in ("rows", "context", "steps", "block-size")),
+        ("step --context 2000", "the model takes 1,024. Lower context, rows or steps"),
+        ("step --backend nativ", "unknown attention backend 'nativ'"),
+        ("step --dtype int8", "known ones are auto, float32"),
+        ("step nowhere --shape smollm-135m", "MODEL and --shape both say which model"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(refused, arguments, words):
+    assert words in refused("bench", *arguments.split())

@@ -1,0 +1,33 @@
+"""What tests of the state machines share: in how many examples something occurred that they have to reach."""
+
+from collections import Counter
+
+import pytest
+
+
+class Reached:
+    """In how many examples of a machine each event of its rig occurred; `machine` is the one to run."""
+
+    def __init__(self, machine):
+        self.num_examples = 0
+        self.examples = Counter()
+        reached = self
+
+        class Counting(machine):
+            def teardown(self):
+                super().teardown()
+                reached.num_examples += 1
+                reached.examples.update(name for name, times in self.rig.events.items() if times)
+
+        self.machine = Counting
+
+    def below(self, shares):
+        """Of {share: events that have to occur in so many of the examples}, the events that do not: {event: share that they have}."""
+        reached = {event: self.examples[event] / self.num_examples for events in shares.values() for event in events}
+        return {event: reached[event] for share, events in shares.items() for event in events if reached[event] < share}
+
+
+@pytest.fixture(scope="session")
+def reached_by():
+    """`reached_by(machine)` is a `Reached`."""
+    return Reached
