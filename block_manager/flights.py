@@ -51,11 +51,11 @@ class Flight:
         return bool(self._single) or len(self.rows) > 0
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, are_forks: bool = False) -> None:
-        """These rows compute from `starts` to `ends`. The arrays are not copied."""
-        self.pack()
+        """These rows compute from `starts` to `ends`. The first arrays are not copied, and stand before rows that were placed one by one."""
         if not len(self.rows) and not are_forks:
             self.rows, self.starts, self.ends = rows, starts, ends
             return
+        self.pack()
         if self.held is not None:
             self.held = np.concatenate([self.held, ends])
         if are_forks or self.is_fork is not None:
@@ -74,7 +74,7 @@ class Flight:
     def pack(self) -> None:
         """Bring all shares into the arrays."""
         if self._single:
-            rows, bounds = np.array(list(self._single), np.int64), np.array(list(self._single.values()), np.int64)
+            rows, bounds = np.array(list(self._single)), np.array(list(self._single.values()))
             self._single = {}
             self.place(rows, bounds[:, 0], bounds[:, 1])
 

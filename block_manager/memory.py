@@ -32,7 +32,8 @@ class Composed(NamedTuple):
     """One batch as it was put out.
 
     number        counts batches
-    flight        its shares; None: there was nothing to put out, and what changed is told with the next one
+    flight        its shares
+    is_empty      there was nothing to put out; what changed is told with the next one
     moves         copies of content between the tiers that it brings along
     slots         int64: of each decode the slots of its next positions, packed
     last_tokens   int32 [n]: the last token that each decode knows
@@ -40,7 +41,8 @@ class Composed(NamedTuple):
     """
 
     number: int
-    flight: Flight | None
+    flight: Flight
+    is_empty: bool
     moves: Moves
     slots: NDArray[np.int64]
     last_tokens: NDArray[np.int32]
@@ -314,17 +316,19 @@ class Memory:
         self.growth.draw_promised()
         self.content.retentions.now = max(self.content.retentions.now, now)
         number, moves = self.batch, self.take_moves()
-        flight, changes = None, NO_CHANGES
-        if has_more or len(moves) or self.flights.composed.is_used:
+        flight, changes = self.flights.composed, NO_CHANGES
+        is_empty = not (has_more or len(moves) or flight.is_used)
+        if not is_empty:
             # No engine runs an empty batch, so that one leaves the changes to the next.
             changes = self.growth.take_changes()
             self.growth.release_copied()
-            flight = self.flights.seal()
+            self.flights.seal()
         self.begin_batch(number + 1)
         self.copy_content(False)
         return Composed(
             number,
             flight,
+            is_empty,
             moves,
             self._slots(decodes, positions, counts),
             self.tables.last_token[decodes],

@@ -580,15 +580,13 @@ class Scheduler(Uncopyable):
         if len(composed.moves):
             step.moves.append(composed.moves)
         chunks = [chunk[0] for chunk in step.chunks]
-        rows = np.concatenate([decodes, np.array(chunks)]) if chunks else decodes
-        covers_running = state.running_rows.keep(decodes, chunks, rows)
+        covers_running = state.running_rows.keep(decodes, chunks, composed.flight.rows)
         if not covers_running:
             state.columns.advance_unevenly()
         batch = self._packer.pack(
             step,
             composed,
             positions,
-            rows,
             silent=state.silent,
             covers_running=covers_running,
             has_outputs=bool(state.pending_outputs),

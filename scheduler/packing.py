@@ -27,10 +27,8 @@ _NO_VALUE = GrowingView(lambda length: np.full(length, -1, np.int32))
 
 
 class _Packed(NamedTuple):
-    """Of each row how many tokens it computes, and its tokens with them; of each token its id, where it comes from, position and slot."""
+    """Of each token its id, where it comes from, its position and its slot."""
 
-    counts: Counts
-    ends: Counts
     token_ids: Tokens
     batches: Counts
     places: Counts
@@ -53,7 +51,6 @@ class Packer:
         step: Step,
         composed: Composed,
         positions: Counts,
-        rows: Rows,
         *,
         silent: set[int],
         covers_running: bool,
@@ -61,35 +58,39 @@ class Packer:
     ) -> Batch:
         """The batch of a step that is committed to memory as `composed`.
 
-        `positions` are those of its decodes and their drafts, `rows` its decodes and chunks, of which `silent` ones sample nothing.
+        `positions` are those of its decodes and their drafts; `silent` rows sample nothing.
         """
+        flight = composed.flight
+        rows, ends = flight.rows, flight.ends
         packed = self._decodes(step, composed, positions)
         if step.chunks:
             packed = self._with_chunks(step, composed, packed)
         samples, num_samples = _samples(step, rows, silent)
-        start_loc, num_drafts, drafts = rising(len(rows) + 1), _ALL_ZERO.first(len(rows)), None
+        counts, start_loc = ones(len(rows)), rising(len(rows) + 1)
         if step.chunks or step.draft_counts is not None:
-            start_loc = np.zeros(len(rows) + 1, np.int64)
-            np.cumsum(packed.counts, out=start_loc[1:])
+            counts, start_loc = ends - flight.starts, np.zeros(len(rows) + 1, np.int64)
+            counts.flags.writeable = False
+            np.cumsum(counts, out=start_loc[1:])
+        num_drafts, drafts, known = _ALL_ZERO.first(len(rows)), None, ends
         if step.draft_counts is not None:
             num_drafts = drafts = np.zeros(len(rows), np.int64)
             num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.flags.writeable = False
+            known = ends - num_drafts
         if rows is not self._rows:
             self._name(rows)
-        packed.counts.flags.writeable = False
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         return Batch(
             number=composed.number,
             rows=rows.copy(),
-            num_tokens=packed.counts,
+            num_tokens=counts,
             query_start_loc=start_loc,
             token_ids=packed.token_ids,
             source_batches=packed.batches,
             source_places=packed.places,
             positions=packed.positions,
             slot_mapping=packed.slots,
-            seq_lens=packed.ends.copy() if drafts is None else packed.ends + drafts,
+            seq_lens=ends.copy(),
             samples=samples,
             num_drafts=num_drafts,
             ids=self._ids,
@@ -103,11 +104,11 @@ class Packer:
             ticket=Ticket(
                 self._owner,
                 rows,
-                packed.ends,
+                known,
                 samples,
                 num_samples,
                 covers_running,
-                composed.flight,
+                None if composed.is_empty else flight,
                 drafts,
                 step.draft_tokens,
                 {},
@@ -132,7 +133,7 @@ class Packer:
     def _decodes(self, step: Step, composed: Composed, positions: Counts) -> _Packed:
         """The rows that decode: of each its last token, and its drafts behind it."""
         count, tokens, drafts = len(step.decodes), composed.last_tokens, step.draft_tokens
-        counts, batches, places = ones(count), _NOWHERE.first(count), _NOWHERE.first(count)
+        batches, places = _NOWHERE.first(count), _NOWHERE.first(count)
         if self._outstanding.batches and count:
             tokens, batches, places = self._awaited(step, tokens)
         if step.draft_counts is not None and drafts is not None:
@@ -145,7 +146,7 @@ class Packer:
             batches, places = _spread(batches, begins, total), _spread(places, begins, total)
         elif not step.chunks:
             positions = positions.copy()
-        return _Packed(counts, step.decode_ends, tokens, batches, places, positions, composed.slots)
+        return _Packed(tokens, batches, places, positions, composed.slots)
 
     def _awaited(self, step: Step, tokens: Tokens) -> tuple[Tokens, Counts, Counts]:
         """The last token of each decode as far as it is known, -1 where it is not, and the batch and the place that it comes from."""
@@ -163,13 +164,12 @@ class Packer:
         """The same, and behind the decodes the chunks of prompts."""
         tables, size, known = self._manager.rows.block_tables, self._manager.block_size, self._manager.rows.tokens
         spans = [(row, first, first + count) for row, first, count, _ in step.chunks]
-        ends = [end for _, _, end in spans]
         columns = [tables[row, first // size : -(-end // size)] for row, first, end in spans]
         # All slots of all blocks that they touch. Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
         bases = np.concatenate(columns).astype(np.int64)
         bases *= size
         touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
-        numbers, at = rising(max(ends)), 0
+        numbers, at = rising(max(end for _, _, end in spans)), 0
         slots, positions, token_ids = [decodes.slots], [decodes.positions], [decodes.token_ids]
         for blocks, (row, first, end) in zip(columns, spans, strict=True):
             begin = at + first % size
@@ -179,8 +179,6 @@ class Packer:
             at += len(blocks) * size
         tokens, nowhere = np.concatenate(token_ids), _NOWHERE.first(sum(map(len, token_ids)))
         packed = _Packed(
-            np.concatenate([decodes.counts, np.array([chunk[2] for chunk in step.chunks])]),
-            np.concatenate([decodes.ends, np.array(ends)]),
             tokens,
             nowhere,
             nowhere,
