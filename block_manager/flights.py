@@ -150,7 +150,7 @@ class Flights:
         """Put out the batch that is being composed, if it has rows: what is placed from now on belongs to batch `number`."""
         if self.composed.is_used:
             self.seal()
-        self.composed = Flight(number)
+        self.composed.number = number
 
     def seal(self) -> Flight:
         """Put out the batch that is being composed."""

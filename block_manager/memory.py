@@ -315,16 +315,17 @@ class Memory:
         """
         self.growth.draw_promised()
         self.content.retentions.now = max(self.content.retentions.now, now)
-        number, moves = self.batch, self.take_moves()
+        number, moves = self.batch, NO_MOVES if self.offload is None else self.offload.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
-        is_empty = not (has_more or len(moves) or flight.is_used)
+        is_empty = not (flight.is_used or has_more or len(moves))
         if not is_empty:
             # No engine runs an empty batch, so that one leaves the changes to the next.
             changes = self.growth.take_changes()
             self.growth.release_copied()
             self.flights.seal()
         self.begin_batch(number + 1)
-        self.copy_content(False)
+        if self.offload is not None:
+            self.copy_content(False)
         return Composed(
             number,
             flight,

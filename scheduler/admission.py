@@ -58,19 +58,18 @@ class Admission:
             state.admission_blocked = was_shut
             return
         while waiting.num and step.budget > 0:
-            request = head = waiting.head()
-            if not _may_enter(state, step, head):
-                may_pass = head.passed < self.max_passes and step.seats > 0
-                behind = waiting.behind(NUM_PASSING) if may_pass else []
-                passing = next((other for other in behind if _may_enter(state, step, other)), None)
-                if passing is None:
+            head = waiting.head()
+            request = _first_to_enter(state, step, [head])
+            if request is None:
+                if head.passed < self.max_passes and step.seats > 0:
+                    request = _first_to_enter(state, step, waiting.behind(NUM_PASSING))
+                if request is None:
                     # An update lets in who waits for samples, though no request ends. Where prompts are computed whole, one that comes in
                     # this step may have left too little of the budget for the next one.
                     if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
                         shut(state, step, head)
                     return
-                request.passed += 1
-                request = passing
+                head.passed += 1
             admit(state, step, request)
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
@@ -97,23 +96,29 @@ def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
     return request.is_plain and state.enters_in_parts and not step.leaders and not state.books.bounded
 
 
-def _may_enter(state: State, step: Step, request: RequestState) -> bool:
-    """Whether there are seats and memory for a waiting request, now and, where the policy looks ahead, later, and it has its tokens."""
-    manager, foresight = state.manager, state.foresight
-    if _is_ordinary(state, step, request) and state.running_rows.count() < state.limits.max_sequences:
-        # Blocks that are promised need not be drawn for most requests: one draw a step, `benchmarks/compare.py --only churn`.
-        if step.seats <= 0:
-            return False
-        tokens, free = request.first_tokens, state.books.num_free()
-        if state.books.blocks_for(len(tokens)) <= free:
-            return foresight is None or foresight.fits(request)
-        # Sharing what a row holds takes nothing, so a prompt that is known may fit all the same.
-        if free <= 0 or not manager.content.has_first(tokens, request.root):
-            return False
-    manager.growth.draw_promised()
-    if not _has_seats(state, step, request) or not fits(state, step, request) or state.outstanding.keeps_out(request):
-        return False
-    return foresight is None or foresight.fits(request)
+def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState]) -> RequestState | None:
+    """The first of these waiting requests for which there are seats and memory, now and, where the policy looks ahead, later, and that has
+    its tokens; None: none."""
+    manager, foresight, free = state.manager, state.foresight, None
+    has_seat = state.running_rows.num < state.limits.max_sequences
+    for request in requests:
+        if has_seat and _is_ordinary(state, step, request):
+            # Blocks that are promised need not be drawn for most requests: one draw a step, `benchmarks/compare.py --only churn`.
+            if step.seats <= 0:
+                return None
+            tokens, free = request.first_tokens, state.books.num_free() if free is None else free
+            if state.books.blocks_for(len(tokens)) <= free:
+                if foresight is None or foresight.fits(request):
+                    return request
+                continue
+            # Sharing what a row holds takes nothing, so a prompt that is known may fit all the same.
+            if free <= 0 or not manager.content.has_first(tokens, request.root):
+                continue
+        manager.growth.draw_promised()
+        fits_now = _has_seats(state, step, request) and fits(state, step, request)
+        if fits_now and not state.outstanding.keeps_out(request) and (foresight is None or foresight.fits(request)):
+            return request
+    return None
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
@@ -218,7 +223,7 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
     if request.num_live > step.seats:
         return False
     num_free = state.limits.max_sequences - request.num_live
-    if state.running_rows.count() <= num_free:
+    if state.running_rows.num <= num_free:
         return True
     rows, manager = state.books.running_rows(), state.manager
     # Rows that wait for tokens from the caller take no seat.

@@ -21,6 +21,7 @@ from paged.base.copying import Uncopyable
 from paged.base.growing import rising_from
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
+from paged.block_manager.moves import NO_MOVES
 from paged.errors import (
     DuplicateRequest,
     ForeignBatch,
@@ -575,9 +576,9 @@ class Scheduler(Uncopyable):
         if step.draft_counts is not None:
             counts = step.draft_counts + 1
             positions = rising_from(positions, counts)
-        has_more = bool(state.pending_outputs or step.loads or any(len(moves) for moves in step.moves))
+        has_more = bool(state.pending_outputs or step.loads) or (bool(step.moves) and any(map(len, step.moves)))
         composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
-        if len(composed.moves):
+        if composed.moves is not NO_MOVES and len(composed.moves):
             step.moves.append(composed.moves)
         chunks = [chunk[0] for chunk in step.chunks]
         covers_running = state.running_rows.keep(decodes, chunks, composed.flight.rows)

@@ -375,8 +375,8 @@ def _end(
     state.admission_blocked = False
     state.queues.leave(request, has_left_rows=has_left_rows)
     state.outstanding.hold_loading(request)
-    for sequence in range(len(request.rows)):
-        if state.delivers(request, sequence):
+    for sequence, row in enumerate(request.rows):
+        if row >= 0 or request.tokens[sequence] is not None:
             _release(state, request, sequence, has_finished=has_finished)
     if request.is_bounded:
         state.books.lift_bound(request)
@@ -394,7 +394,7 @@ def _release(state: State, request: RequestState, sequence: int, *, has_finished
         state.lengths.note(num_output)
         if state.foresight is not None:
             state.foresight.finished(pause=request.longest_pause)
-        if row >= 0:
+        if row >= 0 and request.request.retention is not None:
             state.retain_content(request, row)
     request.num_output += num_output
     request.num_live -= 1

@@ -96,7 +96,7 @@ class Foresight:
         with many rows, or if that was STRIDE steps ago."""
         # Who asked between two steps asked of another moment.
         self._moment = None
-        steps, num_running = self._stats.steps, self._books.queues.running_rows.count()
+        steps, num_running = self._stats.steps, self._books.queues.running_rows.num
         if not num_placed or steps >= self._next_look:
             return True
         return not was_shut and steps >= self._next_look - STRIDE + min(STRIDE, num_running // PATIENCE)

@@ -36,9 +36,9 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         raise InvalidRequest(
             f'request "{request.id}": policy "{state.policy.name}" reserves what a request may become at worst; it has no forks.'
         )
-    if state.running_rows.count() >= seats:
+    if state.running_rows.num >= seats:
         raise InvalidRequest(
-            f'request "{request.id}": {state.running_rows.count()} sequences run already; max_sequences is {seats}.'
+            f'request "{request.id}": {state.running_rows.num} sequences run already; max_sequences is {seats}.'
         )
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)

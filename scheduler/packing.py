@@ -45,6 +45,7 @@ class Packer:
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: NDArray[np.object_] = np.empty(0, object)
         self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
+        self._usual = ones(0), rising(1), _ALL_ZERO.first(0), _ALL_TRUE.first(0)
 
     def pack(
         self,
@@ -65,20 +66,21 @@ class Packer:
         packed = self._decodes(step, composed, positions)
         if step.chunks:
             packed = self._with_chunks(step, composed, packed)
-        samples, num_samples = _samples(step, rows, silent)
-        counts, start_loc = ones(len(rows)), rising(len(rows) + 1)
+        if rows is not self._rows:
+            self._name(rows)
+        counts, start_loc, num_drafts, samples = self._usual
+        num_samples, drafts, known = len(rows), None, ends
+        if silent or step.chunks:
+            samples, num_samples = _samples(step, rows, silent)
         if step.chunks or step.draft_counts is not None:
             counts, start_loc = ends - flight.starts, np.zeros(len(rows) + 1, np.int64)
             counts.flags.writeable = False
             np.cumsum(counts, out=start_loc[1:])
-        num_drafts, drafts, known = _ALL_ZERO.first(len(rows)), None, ends
         if step.draft_counts is not None:
             num_drafts = drafts = np.zeros(len(rows), np.int64)
             num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.flags.writeable = False
             known = ends - num_drafts
-        if rows is not self._rows:
-            self._name(rows)
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         return Batch(
             number=composed.number,
@@ -120,8 +122,9 @@ class Packer:
         )
 
     def _name(self, rows: Rows) -> None:
-        """Remember which request, and which sequence of it, each of these rows serves."""
-        self._rows = rows
+        """Remember which request, and which sequence of it, each of these rows serves, and what they have if each decodes."""
+        self._rows, num = rows, len(rows)
+        self._usual = ones(num), rising(num + 1), _ALL_ZERO.first(num), _ALL_TRUE.first(num)
         self._ids = self._columns.id[rows]
         self._ids.setflags(write=False)
         if self._columns.num_later:
@@ -133,7 +136,7 @@ class Packer:
     def _decodes(self, step: Step, composed: Composed, positions: Counts) -> _Packed:
         """The rows that decode: of each its last token, and its drafts behind it."""
         count, tokens, drafts = len(step.decodes), composed.last_tokens, step.draft_tokens
-        batches, places = _NOWHERE.first(count), _NOWHERE.first(count)
+        batches = places = _NOWHERE.first(count)
         if self._outstanding.batches and count:
             tokens, batches, places = self._awaited(step, tokens)
         if step.draft_counts is not None and drafts is not None:

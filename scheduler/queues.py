@@ -126,14 +126,14 @@ class Queues:
     @property
     def num_in(self) -> int:
         """Rows that run, and requests that are away; at most, while the array of rows has to be made anew."""
-        return self.running_rows.count() + self.away.num
+        return self.running_rows.num + self.away.num
 
     def run(self, request: RequestState) -> None:
         """Let a request run that has rows and stands nowhere."""
         running, running_rows, rows = self.running, self.running_rows, request.live_rows
         place = None
         at_end = running.add(request)
-        if not at_end and len(rows) == 1 and running_rows.count() + 1 == running.num:
+        if not at_end and len(rows) == 1 and running_rows.num + 1 == running.num:
             # All others have one row each, too.
             place = running.place_of(request)
         running_rows.join(rows, at_end=at_end, place=place)

@@ -183,12 +183,9 @@ class RunningRows:
         self._joined: list[int] = []
         self._left: list[int] = []
         self._is_stale = False
-        self._num_unknown = 0
         self._mark = np.zeros(64, np.bool_)
-
-    def count(self) -> int:
-        """How many rows run; an upper bound while the array has to be made anew."""
-        return len(self._rows) + len(self._joined) - len(self._left) + self._num_unknown
+        # How many rows run; an upper bound while the array has to be made anew. An attribute, because every step asks several times.
+        self.num = 0
 
     @property
     def _is_settled(self) -> bool:
@@ -197,6 +194,7 @@ class RunningRows:
 
     def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
         """These rows run from now on; `at_end`: after all others; else after the first `place`, if that is known."""
+        self.num += len(rows)
         if self._left:
             self._mask_out()
         if at_end:
@@ -207,10 +205,10 @@ class RunningRows:
             self._rows = np.concatenate([self._rows[:place], np.array(rows, np.int64), self._rows[place:]])
         else:
             self._is_stale = True
-            self._num_unknown += len(rows)
 
     def leave(self, rows: list[int]) -> None:
         """These rows run no more."""
+        self.num -= len(rows)
         if self._joined:
             self._append()
         self._left += rows
@@ -228,7 +226,7 @@ class RunningRows:
         """Whether exactly `before`, an array that was kept, are the rows that run; if so, they are `after` from now on."""
         if before is not self._rows or not self._is_settled:
             return False
-        self._rows = after
+        self._rows, self.num = after, len(after)
         return True
 
     def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
@@ -247,7 +245,7 @@ class RunningRows:
         if self._is_stale:
             self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
             self._is_stale = False
-            self._joined, self._left, self._num_unknown = [], [], 0
+            self._joined, self._left, self.num = [], [], len(self._rows)
         elif self._left:
             self._mask_out()
         elif self._joined:

@@ -97,7 +97,7 @@ def _can_enter(state: State, step: Step, least: int) -> bool:
         return False
     state.manager.growth.draw_promised()
     blocks = state.books.num_free()
-    seats = min(step.seats, state.limits.max_sequences - state.running_rows.count())
+    seats = min(step.seats, state.limits.max_sequences - state.running_rows.num)
     tokens = step.budget
     for number, request in enumerate(state.waiting):
         if number == least:
