@@ -336,6 +336,13 @@ class Memory:
             changes,
         )
 
+    def end_step(
+        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`settle`, and `extend` by what the batch sampled: one call a step."""
+        self.settle(flight)
+        return self.extend(rows, tokens, ends)
+
     def is_placed(self, row: int) -> bool:
         """Whether the row is in the batch that is being composed."""
         return self.flights.composed.has(row)

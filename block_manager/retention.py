@@ -28,11 +28,8 @@ class Retentions:
         self._next = 1
         # A heap of retentions that end: when, their number, and their runs, last one first.
         self._ends: list[tuple[float, int, list[Run]]] = []
-
-    @property
-    def next_end(self) -> float:
-        """The first logical time at which anything ends: before it, `expire` need not be called."""
-        return self._ends[0][0] if self._ends else np.inf
+        # The first logical time at which anything ends: before it, `expire` need not be called.
+        self.next_end = np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
         """A node and all before it are kept at `level` at least, until the logical time `until` (None: as long as they live). Raises
@@ -43,6 +40,7 @@ class Retentions:
             if not self.now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
             heapq.heappush(self._ends, (until, self._next, [each for each, _ in way]))
+            self.next_end = self._ends[0][0]
         for each, last in way:
             each.retain(self._next, last, level)
         self._next += 1
@@ -59,10 +57,12 @@ class Retentions:
                 if run.retained is not None:
                     run.retained.pop(number, None)
                 self.apply_to(run)
+        self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:
         """All content is forgotten."""
         self._ends.clear()
+        self.next_end = np.inf
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """The blocks of a run's nodes are kept as its retentions say. On the device those of an open run, which its row holds, wait until
