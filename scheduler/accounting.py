@@ -53,7 +53,6 @@ class SchedulerStats(msgspec.Struct):
 
     @property
     def rejected_tokens(self) -> int:
-        """Drafts that were wrong."""
         return self.drafted_tokens - self.accepted_tokens
 
     @property

@@ -17,12 +17,9 @@ NUM_PASSING = 4
 
 
 class Admission:
-    """Admission at every step. Other strategies are subclasses.
-
-    joins       requests may join those that run
-    chunked     a prompt may be split over steps; otherwise the budget has to hold all of it
-    max_passes  how often one of the next four may pass a waiting request that does not fit
-    """
+    """Admission at every step. Other strategies are subclasses. `joins`: requests may join those that run. `chunked`: a
+    prompt may be split over steps; otherwise the budget has to hold it. `max_passes`: how often one of the next four
+    may pass a waiting request that does not fit."""
 
     joins = True
 

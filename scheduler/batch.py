@@ -29,14 +29,11 @@ class Left(NamedTuple):
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """The scheduler's own record of a batch, which no engine can change through the batch's arrays.
-
-    owner identifies the scheduler. rows int64 [n], ends int64 [n] (tokens of each after the step, without drafts) and
-    samples bool [n] are the truth. With covers_running these are all running rows, in order. flight is memory's record
-    of the batch, None if it is empty. gone: by place, shares whose rows were given back. computed_before: by place, of
-    rows that lost blocks while the batch was out, the tokens computed before it; what its share computes below is
-    waste. Only `Outstanding` changes these two.
-    """
+    """The scheduler's own record of a batch, which no engine can change through the batch's arrays. owner identifies
+    the scheduler. rows int64 [n], ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n]
+    are the truth. covers_running: these are all running rows, in order. flight is memory's record, None for an empty
+    batch. By place, gone has shares whose rows were given back; computed_before has tokens computed before the batch,
+    of rows that lost blocks since: what a share computes below is waste. Only `Outstanding` changes these two."""
 
     owner: object
     rows: NDArray[np.int64]

@@ -26,8 +26,6 @@ class Carried:
 
 
 class CarriedCopies:
-    """All carried groups, in the order in which they run."""
-
     def __init__(self, columns: RowColumns) -> None:
         self._columns = columns
         self.groups: list[Carried] = []
@@ -36,7 +34,6 @@ class CarriedCopies:
 
     @property
     def are_of_forks(self) -> bool:
-        """Whether all carried copies are of forks; True if there are none."""
         return all(group.number == _FORKS for group in self.groups)
 
     def check_cancel(self, batch: Batch, moved: bool) -> None:

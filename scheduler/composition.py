@@ -1,8 +1,5 @@
-"""What the running requests compute in a step: num_computed catches up with num_tokens.
-
-A row with one token to go decodes, with more it computes a chunk; there are no other cases. The step chooses requests
-and makes memory first, then places rows. A placed row stays.
-"""
+"""Composition of a step: num_computed catches up with num_tokens. A row with one token to go decodes, with more it
+computes a chunk. Requests and memory are settled before rows are placed; a placed row stays."""
 
 from __future__ import annotations
 
@@ -30,10 +27,8 @@ def ones(count: int) -> Counts:
 
 
 class Composition:
-    """Running requests in order, whatever each has to compute, and then newcomers. Other strategies are subclasses.
-
-    one_token_each  from some position on each row computes one token a step, even of its prompt: no drafts
-    """
+    """Running requests in order, then newcomers. Other strategies are subclasses. `one_token_each`: from some position
+    on a row computes one token a step, even of its prompt; no drafts."""
 
     one_token_each = False
 
@@ -91,14 +86,13 @@ def compose_running(state: State, step: Step) -> None:
             if is_ahead:
                 step.decodes_after = outstanding.batches[-1].number
             elif not outstanding.batches and not state.away.num and not state.reservation.is_counted:
-                # Each row has blocks for all its known tokens.
                 state.books.owe_nothing()
             return
     _compose_in_parts(state, step, rows, ones(len(rows)) if todo is None else todo)
 
 
 def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-    """Return running rows, launched tokens, and those plus one, if the latest batch samples for all and fills none."""
+    """Return (rows, launched, launched + 1) if the latest batch samples for all running rows and none gets full."""
     ticket = state.outstanding.steady_source(rows)
     if ticket is None or state.silent:
         return None
@@ -107,7 +101,7 @@ def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | Non
 
 
 def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: Counts) -> None:
-    """Place one token of each row, which has `starts` tokens launched before it. Blocks are promised, not drawn."""
+    """Place a token of each row, with `starts` launched tokens before and `ends` after. Blocks may stay promised."""
     moves = state.manager.place(rows, starts, ends, one_each=True)
     step.decodes, step.decode_starts, step.decode_ends = rows, starts, ends
     step.budget -= len(rows)
@@ -119,11 +113,8 @@ def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: C
 def place_chunk(
     state: State, step: Step, request: RequestState, row: int, most: int = UNLIMITED, *, is_fresh: bool = False
 ) -> int:
-    """Place the row's next tokens: at most `most`, the budget, and what its memory holds. Return how many.
-
-    Extends its prefix hit first unless that has just been done (`is_fresh`), and places nothing if another row of this
-    batch is about to compute what comes next.
-    """
+    """Place next tokens of the row: at most `most`, the budget, and what its memory holds. Return how many. Extends its
+    hit first unless that is done (`is_fresh`). Places none if another row of this batch computes what comes next."""
     manager = state.manager
     if not is_fresh:
         is_first_life = request.preemptions == 0
@@ -162,7 +153,6 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
 
 
 def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
-    """Return the tokens granted to each row by budget, seats and the policy's composition."""
     wanted = state.composition.wanted(state, rows, todo)
     if len(rows) <= step.seats and int(wanted.sum()) <= step.budget:
         return wanted
@@ -191,13 +181,13 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
         return granted
     if step.may_move:
         _take_from_victims(state, step, rows, granted, needs, missing)
-    # Rows that still lack blocks leave this step, last in order first. Rows that have their memory stay.
+    # Rows that still lack blocks leave this step, last in order first. Rows that have their blocks stay.
     fits = np.cumsum(needs) <= manager.device.num_available - owed
     return np.where(fits | (needs == 0), granted, 0)
 
 
 def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, needs: Counts, missing: int) -> None:
-    """Preempt until nothing is missing, in `granted` and `needs`, too. The first request in order never gives."""
+    """Preempt until nothing is missing; change `granted` and `needs`. The first request in order is no victim."""
     manager = state.manager
     place = {row: i for i, row in enumerate(rows.tolist())}
     first = next((s for s in state.running if any(row in place for row in s.rows)), None)
@@ -209,7 +199,6 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
         own = [place[row] for row in victim.live_rows if row in place]
         own_need = int(needs[own].sum())
         if not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
-            # It computes what fits without the missing blocks.
             row, left = rows.item(own[0]), own_need - missing
             holds = (manager.rows.num_blocks.item(row) + left) * manager.block_size - manager.rows.num_launched.item(
                 row

@@ -102,9 +102,9 @@ class Scheduler(Uncopyable):
     costs                what swapping and recomputing cost
     tenant_weights       shares of tenants, by name, where the policy's order is "fair"; 1 for tenants not named
     max_outstanding      batches that may be out at a time
-    resumes_known        for engines that ask the scheduler for the tokens of a row that was not in the last batch, or has
-                         other blocks: such a row computes known tokens only, and a request that gave its blocks back
-                         returns after the batches that sample for it
+    resumes_known        for engines that ask the scheduler for the tokens of a row that was not in the last batch, or
+                         has other blocks: such a row computes known tokens only, and a request that gave its blocks
+                         back returns after the batches that sample for it
 
     `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
@@ -199,9 +199,8 @@ class Scheduler(Uncopyable):
 
         Batches run in the order in which they were scheduled. A row may compute a token that an outstanding batch
         samples: `source_batches` names that batch. `drafts` guess what follows the newest token of decoding rows; they
-        get the budget and memory that are left. `now` (seconds, any origin) becomes the scheduler's time; an earlier
-        `now` counts as the latest. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest (`now` is not finite),
-        changing nothing.
+        get what budget and memory are left. `now` (seconds, any origin) becomes the scheduler's time, which never goes
+        back. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest (`now` is not finite), changing nothing.
         """
         state = self._state
         manager, limits, outstanding = state.manager, state.limits, state.outstanding
@@ -304,21 +303,18 @@ class Scheduler(Uncopyable):
 
     @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
-        """Start one more sequence of a running request, with the tokens and blocks of `sequence`. Return its number.
-
-        Numbers of ended forks are reused. The next batch copies the partial block, and makes no other moves. Outputs so
-        far count for both in the request's usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence
-        does not run, the request is private, the policy reserves, or max_sequences run already) or OutOfBlocks (no
-        block for the copy), changing nothing.
-        """
+        """Start one more sequence of a running request, with the tokens and blocks of `sequence`. Return its number,
+        which may be that of an ended fork. The next batch copies the partial block, and makes no other moves. Outputs
+        so far count for both in the usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does
+        not run, the request is private, the policy reserves or runs batches whole, or max_sequences run already) or
+        OutOfBlocks (no block for the copy), changing nothing."""
         request = self._living(request_id)
         return forks.fork(self._state, request, self._live_sequence(request, sequence))
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
-        """Add known tokens to a live sequence: a next turn, a tool's answer. A sequence that never fits then ends with
-        "rejected" in the next step. Raises UnknownRequest, RequestInFlight, InvalidRequest (no such sequence) or
-        InvalidTokens."""
+        """Add known tokens to a live sequence: a next turn, a tool's answer. If it never fits then, it ends "rejected"
+        in the next step. Raises UnknownRequest, RequestInFlight, InvalidRequest (sequence, token) or InvalidTokens."""
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
@@ -363,8 +359,7 @@ class Scheduler(Uncopyable):
     @alone
     def loaded(self, request_id: str, num_tokens: int) -> None:
         """Note that the first `num_tokens` of Batch.loads have arrived; the rest is computed. Raises UnknownRequest,
-        InvalidRequest (not loading, or fewer asked for), or RequestInFlight (another request computes a block it
-        shares)."""
+        InvalidRequest (not loading, fewer asked for), or RequestInFlight (a batch out computes a block it shares)."""
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_asked:
@@ -441,7 +436,7 @@ class Scheduler(Uncopyable):
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a row."""
+        """Requests without a row, those that wait for append() included."""
         return self._state.waiting.num + len(self._state.parked)
 
     @property
@@ -586,7 +581,6 @@ class Scheduler(Uncopyable):
         return batch
 
     def _take_carried(self, step: Step) -> None:
-        """Put the moves and loads of a cancelled batch before all others of the step."""
         state = self._state
         carried = state.carried.take()
         step.moves.insert(0, carried.moves)

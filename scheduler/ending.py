@@ -31,8 +31,7 @@ _FINISHED = tuple((Status.FINISHED, f"has finished ({reason}).") for reason in F
 def validated_tokens(
     state: State, batch: Batch, token_ids: Any, counts: Any
 ) -> tuple[NDArray[np.int32], Counts | None]:
-    """Return the new tokens, int32 [sum], and how many each row has, int64 [n] (None: one for each row that samples).
-    Raises WrongTokens if they do not fit the batch."""
+    """Return new tokens, int32 [sum], and `counts`, int64 [n], or None if usual. Raises WrongTokens."""
     ticket = batch.ticket
     try:
         tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
@@ -173,11 +172,8 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
 def _extend_unevenly(
     state: State, ticket: Ticket, rows: Rows, tokens: NDArray[np.int32], counts: Counts, picked: Counts | None
 ) -> tuple[NDArray[np.int32], Counts, Counts, Counts, NDArray[np.int8]]:
-    """Settle a batch with drafts, or whose rows got none or several tokens, and extend its rows.
-
-    `counts` are those of all rows of the batch, of which `rows` are the `picked` ones. Return the tokens kept and, of
-    each row, how many are kept, its computed tokens, its known tokens, and why it ends.
-    """
+    """Settle a batch with drafts or uneven tokens, and extend `rows`, its `picked` ones; `counts` are of all its rows.
+    Return the tokens kept and, by row, how many are kept, its computed and known tokens, and why it ends."""
     manager, stats = state.manager, state.stats
     state.columns.advance_unevenly()
     given, first, drafted, ends = counts, counts.cumsum() - counts, ticket.draft_counts, ticket.ends
@@ -203,7 +199,6 @@ def _extend_unevenly(
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
-        # Rows that wait for tokens from the caller take no seat.
         state.admission_blocked = False
         _hush(state, rows[(given == 0) & goes_on])
     return tokens, kept, ends, totals, codes

@@ -18,8 +18,8 @@ _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and co
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):
-    """A live request: tokens and blocks of all sequences together, max_tokens of each. device_blocks are block table
-    entries: a block that two of its sequences share counts twice. hit_tokens are those of its first admission."""
+    """A live request: tokens and blocks of all sequences together, max_tokens of each. device_blocks counts block table
+    entries, so shared blocks several times. hit_tokens are those of its first admission."""
 
     id: str
     status: str
@@ -33,12 +33,9 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Scheduler.explain` found. str() is the whole story.
-
-    reason is a sentence. blocks_needed: what the request lacks to go on; blocks_free: what could be drawn for it.
-    holders: other requests that hold blocks, most first, as (id, blocks). Each block counts once: a shared block for
-    the first holder in order, which gives it up last, and not at all if the request itself holds it.
-    """
+    """What `Scheduler.explain` found; str() is the whole story. blocks_needed is what the request lacks to go on,
+    blocks_free what could be drawn for it, holders the other requests with blocks, most first, as (id, blocks). A block
+    counts once: for its first holder in order, which gives it up last, and not if the request itself holds it."""
 
     id: str
     status: str
@@ -156,7 +153,6 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
         sentence = "everything that it knows is computed; it waits for append()."
     else:
         needed = books.debt_of(request)
-        # What is owed to the request is free for it.
         free += needed
         sentence = "it gets tokens in the next step, as the budget allows."
         if needed > max(0, free):

@@ -46,12 +46,12 @@ class Tenant:
 
 
 class FairQueue:
-    """A `Queue`. Within a priority: requests admitted before, in that order, then tenants by their virtual start."""
+    """A `Queue`. In a priority, requests admitted before come first, in order; then tenants by virtual start."""
 
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
         """`weights` of tenants, 1 for tenants not named; `lengths` of ended outputs."""
         self._weights, self._lengths = weights, lengths
-        # Tenants with a live request; and idle ones that were given more than those who wait, longest idle first.
+        # Tenants with a live request; and idle ones that were given more than waiting ones, longest idle first.
         self._tenants: dict[str | None, Tenant] = {}
         self._idle: OrderedDict[str | None, Tenant] = OrderedDict()
         self._entries: list[tuple[Key, Tenant]] = []
@@ -66,7 +66,6 @@ class FairQueue:
 
     def __iter__(self) -> Iterator[RequestState]:
         returned = (((state.order[0], 0, 0.0, place), state) for place, state in enumerate(self._returned))
-        # Keys are unique, so states are never compared.
         return (state for _, state in heapq.merge(returned, self._never_in()))
 
     def add(self, state: RequestState) -> bool:
@@ -162,7 +161,7 @@ class FairQueue:
         return found
 
     def _never_in(self) -> Iterator[tuple[tuple[int, int, float, int], RequestState]]:
-        """Iterate (key, request) of those never admitted, in order: each starts where the one before should leave off."""
+        """Iterate (key, request) of those never admitted, in order: each starts where the one before leaves off."""
         lanes: dict[str | None, list[RequestState]] = {}
         # Sorted, and so a heap. (priority, start, number) is unique, so tenants are never compared.
         heap = [(entry, 0, tenant) for entry, tenant in self._entries]
@@ -206,7 +205,7 @@ class FairQueue:
         return state.prompt_len + len(state.rows) * max(1, min(wish, most))
 
     def _forget_if_gone(self, tenant: Tenant) -> None:
-        """Forget a tenant without requests, unless it was given more than those who wait."""
+        """Forget a tenant without requests, unless it was given more than tenants that wait."""
         if tenant.lane.num or tenant.num_in:
             return
         del self._tenants[tenant.name]

@@ -50,7 +50,6 @@ class Foresight:
         self._knows = policy.foresight == "expected"
         self.quantile = self._base = policy.quantile
         self._next_look = 0
-        # The last result of `_those_in`, and its key.
         self._moment: tuple[int, int, int, int, float] | None = None
         self._in: tuple[Counts, Counts] = (np.empty(0, np.int64), np.empty(0, np.int64))
         self._newcomer = 0
@@ -85,7 +84,7 @@ class Foresight:
         return min(most, max(least, quantile))
 
     def looks_now(self, num_placed: int, was_shut: bool) -> bool:
-        """Return whether to look now: no row is placed, STRIDE steps have passed, or, with a delay by rows, a change."""
+        """Whether to look who fits: no row is placed, a change came (later with many rows), or STRIDE steps passed."""
         # A result from between two steps is stale.
         self._moment = None
         steps, num_running = self._stats.steps, self._books.queues.running_rows.num
@@ -94,7 +93,6 @@ class Foresight:
         return not was_shut and steps >= self._next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
 
     def note_none_fits(self) -> None:
-        """Note that no request fits: the next look is STRIDE steps away."""
         self._next_look = self._stats.steps + STRIDE
 
     @property
@@ -103,7 +101,7 @@ class Foresight:
         return max(0, self._next_look - self._stats.steps)
 
     def fits(self, request: RequestState) -> bool:
-        """Whether the pool holds it and all admitted requests at their peak. The first few always fit."""
+        """Whether the pool holds it and all admitted requests at their peak; True for the first few requests."""
         manager, columns, num_in = self._books.manager, self._books.columns, self._books.queues.num_in
         is_early = self._lengths.num_noted + num_in < min(ROWS, self._policy.known_outputs)
         if not num_in or (is_early and not self._knows):
@@ -154,7 +152,7 @@ class Foresight:
         return peak(held, remaining)
 
     def _those_in(self) -> tuple[Counts, Counts]:
-        """Return held tokens of admitted sequences, and tokens to come, int64 [n + 1] each; the last is a newcomer's."""
+        """Return held and coming tokens of admitted sequences, int64 [n + 1] each, with a last place for a newcomer."""
         books, columns, manager = self._books, self._books.columns, self._books.manager
         queues = books.queues
         moment = manager.batch, queues.running.num, queues.away.num, len(books.bounded), self.quantile

@@ -14,7 +14,6 @@ from .request import RequestState, replaced
 from .state import State
 from .status import Status
 
-# Fields of RequestState with a value for each sequence.
 _BY_SEQUENCE = ("max_total", "high_water", "appended", "is_quiet")
 
 
@@ -37,7 +36,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         )
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
-    # An outstanding batch may be cancelled, and its moves would then mix with copies made now.
+    # An outstanding batch may be cancelled: its moves would run together with copies made now.
     state.manager.copy_content(not state.outstanding.batches and state.carried.are_of_forks)
     child, moves = state.manager.fork_to_write(row)
     request.is_plain = False

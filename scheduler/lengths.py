@@ -18,8 +18,7 @@ class OutputLengths:
     share `quantile` lies within the guess for a sequence that has written g tokens."""
 
     def __init__(self, cap: int, assumed: int = 0) -> None:
-        """`cap`: most tokens of an output. `assumed`: initial guesses, log-uniform; each ended output replaces one."""
-        # The number noted, and the sum of those in the ring.
+        """`cap`: most tokens of an output. `assumed`: log-uniform guesses; each ended output replaces one."""
         self._num = self._sum = 0
         # An unknown length is 0, below any other.
         self._ring = [0] * WINDOW
@@ -68,8 +67,7 @@ class OutputLengths:
         return means
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
-        """Return the tokens to come after `written`, int64 [n], at the quantile; below 1 where only an immediate end is
-        known."""
+        """Return the tokens to come after `written`, int64 [n]; below 1 if only an immediate end is known."""
         unwritten = -written
         rising = np.frombuffer(self._rising, np.int64)
         # The first length that at most the share 1 - quantile of the lengths above `written` exceed.

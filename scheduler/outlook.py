@@ -19,8 +19,8 @@ class Outlook(msgspec.Struct, frozen=True):
     num_sequences        of each; 1 for admitted ones
     held                 tokens for which each has slots, or takes them when it enters
     todo                 tokens to compute before the next output; 1 for a decode
-    left                 outputs to come of each sequence: by `expected_tokens`, else by the mean of longer ones that ended,
-                         else half of what is left of max_tokens
+    left                 outputs to come of each sequence: by `expected_tokens`, else by the mean of longer ones that
+                         ended, else half of what is left of max_tokens
     num_running, num_suspended  sequences of each kind
     mean_output          outputs of a new request; None: none has ended
     max_total            tokens of a sequence, prompt and outputs
@@ -72,7 +72,6 @@ def outlook(state: State) -> Outlook:
         columns.expected_total[rows],
     )
     known, before, most, expected = np.hstack([np.array(in_rows), np.array(waiting, np.int64).reshape(-1, 4).T])
-    # The last one is of a new request.
     mean = state.lengths.mean_remaining(np.append(known - before, 0), (known - before)[: len(running)])
     guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
     left = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))

@@ -1,4 +1,4 @@
-"""Outstanding batches: whose shares they hold, and where tokens come from that are not sampled yet.
+"""Outstanding batches: whose shares they hold, and where unsampled tokens come from.
 
     batch 7 | row 3 samples at place 0 |      batch 8 | row 3 computes that token: its value comes from (7, 0) |
 
@@ -23,7 +23,7 @@ Source = tuple[int, int]
 
 
 class Awaited:
-    """Samples that are out, by row: their number, the latest one's batch and place, and whether drafts are undecided."""
+    """Outstanding samples by row: how many, batch and place of the latest, and whether drafts are undecided."""
 
     def __init__(self, num_rows: int, batches: list[Batch]) -> None:
         self.num = np.zeros(num_rows, np.int64)
@@ -118,7 +118,7 @@ class Outstanding:
         return [(batch.number, place) for batch, place in shares if batch.ticket.samples[place]]
 
     def total_of(self, row: int) -> int:
-        """Upper bound of the row's known tokens once all batches have ended; what is launched if it cannot go on yet."""
+        """Upper bound of the row's known tokens after all batches; its launched tokens if it cannot go on yet."""
         manager = self._manager
         if not self.batches:
             return int(manager.rows.num_tokens[row])

@@ -56,8 +56,7 @@ class Packer:
         covers_running: bool,
         has_outputs: bool,
     ) -> Batch:
-        """Build the batch of a committed step. `positions`: of its decodes and drafts; `silent`: rows that do not
-        sample."""
+        """Build the batch of a committed step. `positions` are of decodes and drafts; `silent` rows do not sample."""
         flight = composed.flight
         rows, ends = flight.rows, flight.ends
         packed = self._decodes(step, composed, positions)

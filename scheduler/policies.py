@@ -41,28 +41,26 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     name             how it is called
     summary          one sentence for people
-    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority,
-                     then the tenant (Request.tenant) that was given least for its weight
+    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by
+                     priority, then the tenant (Request.tenant) that was given least for its weight
     reservation      what each sequence asks for before it enters: "prompt": blocks of its prompt; "max": of prompt and
-                     max_tokens; "expected": of prompt and expected_tokens, or max_tokens if these are unknown or reached
-    foresight        what room admission asks for: "none": for today's use; "predicted": at the peak if outputs become as
-                     long as others did; "expected": as long as Request.expected_tokens says, else as others
-    known_outputs    ended outputs from which on their lengths alone count; before, as many assumed ones stand in, spread
-                     evenly over the logarithms of all lengths, and the quantile is more careful
-    quantile         share of outputs taken to end within the guess, with 16 rows: 0 is bold, 1 careful. With more rows it
-                     is nearer to 0.25, with fewer farther from it
+                     max_tokens; "expected": of prompt and expected_tokens, or max_tokens if unknown or reached
+    foresight        what room admission asks for: "none": today's use; "predicted": the peak if outputs become as long
+                     as others did; "expected": as long as Request.expected_tokens says, else as others
+    known_outputs    ended outputs from which on their lengths alone count; before, as many assumed ones stand in,
+                     log-uniform, and the quantile is more careful
+    quantile         share of outputs within the guess for 16 rows: 0 is bold, 1 careful; nearer 0.25 for more rows
     waste_target     recomputed and swapped share of computed tokens at which the quantile stays; more makes it careful,
                      less bold. None: no effect
     stall_target     share of ended sequences that may have stood still for more than `stall_limit` steps for lack of
                      blocks; each makes the quantile careful, each other one a little bolder. None: no effect
     quantile_range   limits of the quantile
     max_passes       how often one of the next four may pass a waiting request that does not fit
-    layout           how more than the prompt is reserved: "blocks": drawn at entry; "counted": kept by count, drawn when
-                     needed; "region": in one piece, which needs `strategies` (see paged.study)
+    layout           how more than the prompt is reserved: "blocks": drawn at entry; "counted": kept by count, drawn
+                     when needed; "region": in one piece, which needs `strategies` (see paged.study)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
-    watermark        share of the pool that admission and return leave available while anything runs; with foresight and
-                     n > 16 rows, √(16 ÷ n) of that
+    watermark        share of the pool kept from entry and return while anything runs; foresight: √(16 ÷ n) of it, n > 16
     victim           which running request gives blocks up first: the "latest" in order, or that with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of them: "recompute", "swap", or "cheapest" of the two by cost

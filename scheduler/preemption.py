@@ -24,8 +24,8 @@ Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
 
 
 class Victims:
-    """The latest in order first. `takes_whole`: a victim loses all its blocks, not only missing ones off its tail.
-    `swaps`: what becomes of them. Other strategies are subclasses."""
+    """The latest in order first. Other strategies are subclasses. `takes_whole`: a victim loses all blocks, not only
+    missing ones off its tail. `swaps`: what becomes of them."""
 
     def __init__(self, *, takes_whole: bool, swaps: Swaps) -> None:
         self.takes_whole, self.swaps = takes_whole, swaps
@@ -51,8 +51,7 @@ def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
 def victims(
     state: State, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
 ) -> Iterator[RequestState]:
-    """Iterate requests that may give blocks up: paused ones, followers, then running ones by the policy; none that is
-    placed in this batch. Each may be preempted when it comes."""
+    """Iterate victims that are not placed: paused, followers, then running ones by policy. Each may be preempted."""
     for victim in reversed(list(state.away)):
         if victim.status is Status.PAUSED and may_give(victim):
             yield victim
@@ -65,9 +64,8 @@ def victims(
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int) -> int:
-    """Take `num_missing` blocks off the victim's tail (all blocks of a group, or if the policy says so), and stop it.
-    Return how many blocks became available. A victim from which nothing is taken pauses, and does not count as
-    preempted."""
+    """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it.
+    Return how many became available. A victim that loses none pauses and does not count as preempted."""
     manager, rows = state.manager, victim.live_rows
     # An idle victim stays out until the caller appends tokens: computed again, it would sample again.
     is_idle = victim.status is Status.RUNNING and state.outstanding.is_idle(victim)

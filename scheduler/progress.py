@@ -1,4 +1,4 @@
-"""Progress of a step that would compute nothing: the first request that can run gets what it needs."""
+"""Progress where a step would compute nothing: the first request able to run gets what it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:
-    """Run the first request that has work and can get room; end those that outgrew the pool. Nothing is in flight."""
+    """Run the first request that has work and can get room; end those that outgrew the pool."""
     while able := sorted((r for r in _admitted(state) if _has_todo(state, r)), key=lambda request: request.order):
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):

@@ -40,7 +40,7 @@ class Queue(Protocol):
     def __iter__(self) -> Iterator[RequestState]: ...
 
     def add(self, state: RequestState) -> bool:
-        """Put a request in its place. Returns whether that is known to be the last one."""
+        """Put a request in its place. Return whether that is known to be the last one."""
 
     def head(self) -> RequestState:
         """Return the first request; there is one."""
@@ -126,28 +126,24 @@ class Queues:
         return self.running_rows.num + self.away.num
 
     def run(self, request: RequestState) -> None:
-        """Let a request run that has rows and is in no queue."""
         running, running_rows, rows = self.running, self.running_rows, request.live_rows
         place = None
         at_end = running.add(request)
         if not at_end and len(rows) == 1 and running_rows.num + 1 == running.num:
-            # All others have one row each, too.
             place = running.place_of(request)
         running_rows.join(rows, at_end=at_end, place=place)
         _turn(request, Status.RUNNING)
 
     def suspend(self, request: RequestState, status: Status) -> None:
-        """Put a request that is in no queue away: loading, paused or swapped."""
         _turn(request, status)
         self.away.add(request)
 
     def wait(self, request: RequestState) -> None:
-        """Let a request wait that is in no queue and has no rows."""
         _turn(request, Status.WAITING)
         self.waiting.add(request)
 
     def park(self, request: RequestState) -> None:
-        """Let a request that is in no queue and has no rows wait for tokens from the caller."""
+        """Let a request without rows wait for tokens from the caller."""
         _turn(request, Status.WAITING)
         self.parked[request.id] = request
 

@@ -23,11 +23,8 @@ _USUAL = (0, 0, 1, 0)
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a finished sequence's content is kept: evicted after all content of lower priority.
-
-    priority  from 1 to 3; what is not retained has 0
-    lasts     time from its end on, in the unit of `now`; None or infinity: no end
-    """
+    """How a finished sequence's content is kept: evicted after all of lower priority. `priority`: from 1 to 3; other
+    content has 0. `lasts`: time from its end on, in the unit of `now`; None or infinity: no limit."""
 
     priority: int = 1
     lasts: float | None = None
@@ -57,8 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reads_cache      off: everything is computed, though it may be cached (prompt log-probabilities)
     writes_cache     off: no other request finds what is computed for it
     retention        how its content is kept when it has finished; None: as any other
-    tenant           whose share it takes under fair policies; None is a tenant of its own. It does not separate content:
-                     that is what `salt` is for
+    tenant           whose share fair policies count it to; None is a tenant, too. Unlike `salt` it separates no content
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Reservations: what a request needs before it may enter or return, and what is kept for it from then on."""
+"""What a request needs before it may enter or return, and what is kept for it from then on."""
 
 from __future__ import annotations
 
@@ -107,7 +107,6 @@ def most(books: Books, request: RequestState, sequence: int) -> int:
 
 
 def expected(books: Books, request: RequestState, sequence: int) -> int:
-    """Prompt and expected_tokens."""
     return total_with(request, sequence, expected_left(books, request, sequence))
 
 
@@ -145,7 +144,6 @@ class Books:
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         # The watermark of foresight, and the number of requests that it is for.
         self._spread = (0, 0)
-        # Blocks owed in this step; None: not counted yet.
         self._owed: int | None = None
 
     def running_rows(self) -> Rows:
@@ -185,7 +183,6 @@ class Books:
         totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
         if self.is_due(request):
             return sum(self.blocks_for(max(total, request.max_total[i])) for i, total in zip(live, totals, strict=True))
-        # Other sequences share what the first one computes.
         shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
         return sum(map(self.blocks_for, totals)) - shared
 
@@ -255,7 +252,6 @@ class Books:
         return self._spread[1]
 
     def has_room(self, request: RequestState) -> bool:
-        """Whether there is memory for a waiting request now."""
         if self.manager.device.num_available <= self.watermark():
             # Each entry draws at least one block, so what is owed need not be counted.
             return False
@@ -314,7 +310,6 @@ class Books:
             self.bounded.append(request)
 
     def lift_bound(self, request: RequestState) -> None:
-        """Give up the reservation of the request's worst case."""
         if request.is_bounded:
             request.is_bounded = False
             self.bounded.remove(request)

@@ -11,8 +11,7 @@ from .request import RequestState
 
 Rows = NDArray[np.int64]
 
-# Most stop ids of a row in a column. A row with more has all in one sorted array: each step compares as many places as
-# the longest row in the column has.
+# Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
 
 _NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence", "has_stops")
@@ -51,7 +50,6 @@ class RowColumns:
         self.num_with_stops = 0
         # Rows none of which reaches its full length before the first of them has so many tokens.
         self._unfilled: tuple[Rows, int] | None = None
-        # Rows that serve later sequences of a request.
         self.num_later = 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
@@ -111,7 +109,6 @@ class RowColumns:
         self._unfilled = None
 
     def release(self, row: int, sequence: int) -> None:
-        """Free the columns of a row that served this sequence of its request."""
         num_stops = len(self.owner[row].stops)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)
@@ -165,12 +162,9 @@ class RowColumns:
 
 
 class RunningRows:
-    """The rows of running requests in their order, int64 [n], kept as an array between steps.
-
-    A batch that has them all gives its own array (`keep`), without rows that end with it (`replace`). Otherwise rows
-    that join at the end are appended and rows that leave are masked out, once a step. A row that joins in the middle is
-    inserted at its place, if that is known; if not, the array is made anew.
-    """
+    """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
+    its own array (`keep`), without rows that end with it (`replace`). Otherwise rows are appended and masked out once a
+    step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
         self._rows: Rows = np.empty(0, np.int64)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .strategies import Strategies
 
 _NO_COUNTS: NDArray[np.int64] = np.empty(0, np.int64)
-# Ended requests that `explain` and `status` still answer for.
+# Ended requests that are remembered.
 _REMEMBERED = 10_000
 
 
@@ -140,7 +140,6 @@ class State:
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
     def start_running(self, state: RequestState) -> None:
-        """Run a request that has rows and is in no queue."""
         if state.has_given:
             state.has_given = False
             state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
@@ -178,7 +177,6 @@ class State:
         self.columns.release(row, sequence)
 
     def retain_content(self, state: RequestState, row: int) -> None:
-        """Retain the content of a finished row as its request wishes."""
         retention = state.request.retention
         if retention is not None:
             until = math.inf if retention.lasts is None else self.now + retention.lasts

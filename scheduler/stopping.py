@@ -17,8 +17,7 @@ _NO_PLACES: NDArray[np.int64] = np.empty(0, np.int64)
 def finish_codes(
     columns: RowColumns, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]
 ) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    """Return why each row ends after its newest token `tokens[i]` made it `totals[i]` tokens long, int8 [n], 0 if it
-    goes on; and the places of rows that end, int64 [k]."""
+    """Return why each row, `totals` long with `tokens`, ends, int8 [n], or 0; and the places of ends, int64 [k]."""
     codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
     done = _NO_PLACES
     if columns.reach_length(rows, totals):

@@ -69,8 +69,6 @@ class Fair(ByPriority):
 
 
 class Strategies(NamedTuple):
-    """The five strategies of a policy."""
-
     reservation: Reservation
     admission: Admission
     composition: Composition
