@@ -60,7 +60,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                      when needed; "region": in one piece, which needs `strategies` (see paged.study)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
-    watermark        share of the pool kept from entry and return while anything runs; foresight: √(16 ÷ n) of it, n > 16
+    watermark        share of the pool kept from entry and return while anything runs; with foresight and n > 16 rows,
+                     √(16 ÷ n) of that
     victim           which running request gives blocks up first: the "latest" in order, or that with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
     preemption       what becomes of them: "recompute", "swap", or "cheapest" of the two by cost
