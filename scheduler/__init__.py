@@ -1,7 +1,4 @@
-"""Decisions for a paged KV cache: who runs, who waits, who gives blocks up.
-
-Needs numpy, msgspec and block_manager.
-"""
+"""Decisions for a paged KV cache: which requests run, wait and give blocks up. Needs numpy, msgspec, block_manager."""
 
 from .accounting import SchedulerStats
 from .admission import Admission

@@ -1,4 +1,4 @@
-"""Every token accounted: computed, shared, wasted, emitted."""
+"""Totals of every token: computed, shared, wasted, emitted."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import msgspec
 
 
 class SchedulerStats(msgspec.Struct):
-    """Totals since the scheduler was made. Tokens unless said otherwise.
+    """Totals since the scheduler was made, in tokens unless said otherwise.
 
     steps                    batches that ran
-    computed_tokens          tokens computed in updated batches, recomputed ones included
-    recomputed_tokens        of them, computed before and lost to a preemption
-    prompt_tokens            of the requests admitted for the first time
-    hit_tokens               of prompt_tokens, found in the prefix cache
-    host_hit_tokens          of hit_tokens, copied back from the host
-    shared_in_flight_tokens  of hit_tokens, still being computed by another row of the same batch when found
+    computed_tokens          in updated batches, recomputed ones included
+    recomputed_tokens        of computed_tokens: computed before, and lost to a preemption
+    prompt_tokens            of requests admitted for the first time
+    hit_tokens               of prompt_tokens: found in the prefix cache
+    host_hit_tokens          of hit_tokens: copied back from the host
+    shared_in_flight_tokens  of hit_tokens: another row of the same batch was still computing them
     output_tokens            sampled and delivered
-    voided_tokens            of computed_tokens, those of sequences that had ended, or got no token, in a batch before
-    drafted_tokens           drafts in updated batches; of these, accepted_tokens were right, and the rest is rejected
+    voided_tokens            of computed_tokens: of sequences that had ended, or got no token in an earlier batch
+    drafted_tokens           drafts in updated batches; accepted_tokens of them were right, the others are rejected
     cancelled_tokens         in flight in cancelled batches
-    swapped_out_blocks, swapped_in_blocks
-                             blocks copied to the host and back
-    preemptions_recompute, preemptions_swap
-                             requests that stopped running for want of memory, by what became of their tail
-    max_preemptions          the largest number that one request has suffered
-    admitted, finished, rejected, aborted
-                             requests; admitted counts first admissions
+    swapped_out_blocks, swapped_in_blocks    blocks copied to the host and back
+    preemptions_recompute, preemptions_swap  requests that lost blocks for want of memory, by what became of their tail
+    max_preemptions          most preemptions of one request
+    admitted, finished, rejected, aborted    requests; admitted counts first admissions
     """
 
     steps: int = 0
@@ -52,15 +49,13 @@ class SchedulerStats(msgspec.Struct):
 
     @property
     def preemptions(self) -> int:
-        """Preemptions of both kinds."""
         return self.preemptions_recompute + self.preemptions_swap
 
     @property
     def rejected_tokens(self) -> int:
-        """Drafts that were wrong."""
         return self.drafted_tokens - self.accepted_tokens
 
     @property
     def wasted_share(self) -> float:
-        """recomputed_tokens ÷ computed_tokens; 0 before the first."""
+        """recomputed_tokens ÷ computed_tokens; 0 before any are computed."""
         return self.recomputed_tokens / self.computed_tokens if self.computed_tokens else 0.0

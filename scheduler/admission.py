@@ -1,7 +1,4 @@
-"""Who comes in: paused and swapped requests return first, then waiting ones are admitted, both in order.
-
-A strategy is a subclass of `Admission`. Does not preempt: a waiting request takes nothing from anyone.
-"""
+"""Admission of requests: first those that return, then those that wait, both in order. It never preempts."""
 
 from __future__ import annotations
 
@@ -20,12 +17,9 @@ NUM_PASSING = 4
 
 
 class Admission:
-    """This one lets requests join at every step.
-
-    joins       requests join those that run
-    chunked     a prompt may be split over steps; else a request comes in when the budget is enough for all of it
-    max_passes  how often a waiting request that does not fit is passed by one of the next four
-    """
+    """Admission at every step. Other strategies are subclasses. `joins`: requests may join those that run. `chunked`: a
+    prompt may be split over steps; otherwise the budget has to hold it. `max_passes`: how often one of the next four
+    may pass a waiting request that does not fit."""
 
     joins = True
 
@@ -33,10 +27,10 @@ class Admission:
         self.chunked, self.max_passes = policy.chunked, policy.max_passes
 
     def let_in(self, state: State, step: Step) -> None:
-        """Return and admit as budget, seats and memory allow; who does not fit is overtaken as often as the policy says."""
+        """Return and admit requests as budget, seats and memory allow. The policy says how often one may be passed."""
         was_shut, state.admission_blocked = state.admission_blocked, False
         if step.is_short or not step.may_move:
-            # Memory was short a moment ago: a request that came in now would be the next victim.
+            # Memory was just short: a request admitted now would be the next victim.
             return
         was_empty = not state.running.num and not state.away.num
         for request in list(state.away):
@@ -52,7 +46,7 @@ class Admission:
         self.admit_waiting(state, step, was_empty=was_empty, was_shut=was_shut)
 
     def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
-        """Admit from the queue. `was_empty`: nothing ran or was away before this step; `was_shut`: none could be admitted in the last one."""
+        """Admit from the queue. `was_empty`: nothing ran or was away; `was_shut`: the last step could admit none."""
         foresight, waiting = state.foresight, state.waiting
         if foresight is not None and not foresight.looks_now(step.num_rows, was_shut):
             state.admission_blocked = was_shut
@@ -64,8 +58,7 @@ class Admission:
                 if head.passed < self.max_passes and step.seats > 0:
                     request = _first_to_enter(state, step, waiting.behind(NUM_PASSING))
                 if request is None:
-                    # An update lets in who waits for samples, though no request ends. Where prompts are computed whole, one that comes in
-                    # this step may have left too little of the budget for the next one.
+                    # Samples may come without the end of a request, and whole prompts may have used up this budget.
                     if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
                         shut(state, step, head)
                     return
@@ -73,16 +66,15 @@ class Admission:
             admit(state, step, request)
 
     def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
-        """These waiting requests, with which nothing runs, are about to be admitted."""
+        """Prepare for the admission of these waiting requests while nothing runs."""
 
     def reason(self, state: State) -> str | None:
-        """Why requests for which there is room wait; None if they do not."""
+        """Return why requests wait though there is room for them; None if they do not."""
         return None
 
 
 def shut(state: State, step: Step, request: RequestState | None = None) -> None:
-    """A request lacks memory or a seat. Steps that only decode make none: unless what the rows decode is what this request begins
-    with."""
+    """Block admission while steps only decode, unless they may compute a prefix that `request` can hit."""
     if step.preempted or step.moves:
         return
     if state.foresight is not None:
@@ -92,18 +84,17 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
 
 
 def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
-    """Whether the request may enter in parts with its prompt's blocks, and has no leader to follow."""
+    """Whether the request enters in parts with blocks for its prompt, and has no leader to follow."""
     return request.is_plain and state.enters_in_parts and not step.leaders and not state.books.bounded
 
 
 def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState]) -> RequestState | None:
-    """The first of these waiting requests for which there are seats and memory, now and, where the policy looks ahead, later, and that has
-    its tokens; None: none."""
+    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen."""
     manager, foresight, free = state.manager, state.foresight, None
     has_seat = state.running_rows.num < state.limits.max_sequences
     for request in requests:
         if has_seat and _is_ordinary(state, step, request):
-            # Blocks that are promised need not be drawn for most requests: one draw a step, `benchmarks/compare.py --only churn`.
+            # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
             if step.seats <= 0:
                 return None
             tokens, free = request.first_tokens, state.books.num_free() if free is None else free
@@ -111,7 +102,7 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState]) 
                 if foresight is None or foresight.fits(request):
                     return request
                 continue
-            # Sharing what a row holds takes nothing, so a prompt that is known may fit all the same.
+            # A prompt that a row holds takes no free block, so it may still fit.
             if free <= 0 or not manager.content.has_first(tokens, request.root):
                 continue
         manager.growth.draw_promised()
@@ -122,7 +113,7 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState]) 
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
-    """A paused or swapped request, for which there is room, runs again."""
+    """Run a paused or swapped request again; there is room for it."""
     state.queues.leave(request)
     state.books.bound_if_due(request)
     moves = state.manager.take_from_host(np.array(request.live_rows))
@@ -137,7 +128,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 
 
 def admit(state: State, step: Step, request: RequestState) -> None:
-    """Give a waiting request, for which there is room, its rows, and let them compute what the budget allows."""
+    """Give a waiting request its rows and place what the budget allows; there is room for it."""
     manager, stats = state.manager, state.stats
     state.waiting.let_in(request)
     step.admitted.append(request.id)
@@ -172,7 +163,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.reservation.take(state.books, request, sequence)
         is_loading = request.wants_load and _ask_for_load(state, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
-            # The next sequence of the group looks for what this one computes, so it has to be placed first.
+            # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
     if request.is_new:
         stats.admitted += 1
@@ -185,7 +176,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
 
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
-    """Let a request with rows run, and place those that are not placed yet."""
+    """Run a request that has rows, and place those that are not placed yet."""
     state.start_running(request)
     manager, rows = state.manager, request.live_rows
     follows, is_whole = None, not (request.is_bounded or state.reservation.is_counted)
@@ -202,7 +193,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
 
 
 def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> bool:
-    """List the blocks for tokens whose KV exists elsewhere; the request is loading until they are reported. Returns whether there are any."""
+    """List the blocks for tokens whose KV exists elsewhere. Return whether there are any."""
     manager, size = state.manager, state.manager.block_size
     request.wants_load = False
     have = manager.rows.num_launched.item(row)
@@ -219,7 +210,6 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
 
 
 def _has_seats(state: State, step: Step, request: RequestState) -> bool:
-    """Whether its sequences may be in flight beside those that run."""
     if request.num_live > step.seats:
         return False
     num_free = state.limits.max_sequences - request.num_live
@@ -233,7 +223,7 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
 
 
 def fits(state: State, step: Step, request: RequestState) -> bool:
-    """Whether there is memory for a waiting request now, and budget where its prompt has to be computed whole."""
+    """Whether memory holds a waiting request now, and the budget its prompt where that is computed whole."""
     if not state.books.has_room(request):
         return False
     if state.admission.chunked or not step.num_rows:

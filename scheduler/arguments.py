@@ -1,4 +1,4 @@
-"""What callers pass as numbers: checked once at the door, and Python's own from there on."""
+"""Numbers from callers, checked and converted to Python numbers once."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ UNLIMITED = 2**62
 
 
 def is_number(value: object) -> bool:
-    """Whether the value is a number of Python's, no bool, that a float holds; infinity is one, NaN is none."""
+    """Whether the value is a Python number, no bool, that fits a float. Infinity is a number, NaN is not."""
     return isinstance(value, (int, float)) and is_real(value)
 
 
 def count_of(value: Any) -> int:
-    """An integer as Python's own, at most UNLIMITED: numpy's small ones wrap, and larger ones do not fit int64."""
+    """Return an integer as a Python int of at most UNLIMITED: numpy integers wrap, larger ones exceed int64."""
     return min(int(value), UNLIMITED)
 
 
 def finite_time(now: Any) -> float:
-    """`now` (seconds, any origin) as a number of Python's. Raises InvalidRequest for anything but a finite number."""
+    """Return `now` (seconds, any origin) as a Python number. Raises InvalidRequest unless it is finite."""
     if not is_real(now) or math.isinf(now):
         raise InvalidRequest(f"now has to be a finite number of seconds; got {now!r}.")
     return int(now) if is_integer(now) else float(now)
 
 
 def latest_time(now: Any, latest: float) -> float:
-    """The later of `now` and `latest`, the latest time so far. Raises InvalidRequest for anything but a finite number."""
+    """Return the later of `now` and `latest`. Raises InvalidRequest unless `now` is a finite number."""
     if isinstance(now, float) and latest <= now < math.inf:
         return now
     return max(latest, finite_time(now))

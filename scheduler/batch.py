@@ -21,8 +21,7 @@ NO_LOADS.flags.writeable = False
 
 
 class Left(NamedTuple):
-    """A share whose row was given back while its batch was out: the request and the sequence that it belongs to. It is void where that has
-    ended, or got no token that it rests on."""
+    """A share that outlives its row; void if its sequence has ended, or if it rests on a token that did not come."""
 
     request: RequestState
     sequence: int
@@ -30,15 +29,11 @@ class Left(NamedTuple):
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What the scheduler itself knows of a batch that it gave away: whatever an engine does to the batch's arrays stays there.
-
-    owner says whose it is; rows int64 [n], ends int64 [n] (tokens of each after the step) and samples bool [n] are the truth. With
-    covers_running these are all rows that run, in their order. flight is memory's book of the batch, None for an empty one. ends do not count
-    drafts.
-
-    gone: by place, shares that their rows do not hold any more. computed_before: by place, tokens of rows that lost blocks while the batch
-    was out, that had been computed before it: what of its share lies below is waste. Only `Outstanding` changes either.
-    """
+    """The scheduler's own record of a batch, which no engine can change through the batch's arrays. owner identifies
+    the scheduler. rows int64 [n], ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n]
+    are the truth. covers_running: these are all running rows, in order. flight is memory's record, None for an empty
+    batch. By place, gone has shares whose rows were given back; computed_before has tokens computed before the batch,
+    of rows that lost blocks since: what a share computes below is waste. Only `Outstanding` changes these two."""
 
     owner: object
     rows: NDArray[np.int64]
@@ -54,12 +49,11 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     computed_before: dict[int, int]
 
     def place_of(self, row: int) -> int:
-        """The place of a row that its sequence still holds; -1 where it has none."""
+        """Return the place of a row that its sequence still holds, else -1."""
         found = (self.rows == row).nonzero()[0]
         return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
 
     def has_drafts(self, place: int) -> bool:
-        """Whether the row at this place has any."""
         return self.draft_counts is not None and bool(self.draft_counts[place] > 0)
 
     def places_sampled(self) -> NDArray[np.int64]:
@@ -72,41 +66,35 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to run, to move or to deliver."""
         return self.flight is None
 
     @property
     def all_sample(self) -> bool:
-        """Whether every row samples."""
         return self.num_samples == len(self.rows)
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     """One step's work. n rows, T tokens; `torch.from_numpy` takes each array without a copy.
 
-    Moves run first (device→host, host→device, device→device), then the forward pass, in which every K and V of the batch is
-    written before anyone attends.
+    Moves run first (device→host, host→device, device→device), then the forward pass. It writes every K and V of the
+    batch before any token attends.
 
     number        counts the scheduler's batches
-    rows          int64 [n]; the row of each, an index into block_tables; leaders stand before those that share with them
+    rows          int64 [n]; index of each into block_tables; leaders stand before the rows that share with them
     num_tokens    int64 [n]; tokens of each in this step
-    query_start_loc
-                  int64 [n + 1]; row i's tokens are query_start_loc[i] to query_start_loc[i + 1] - 1 of the packed arrays
-    token_ids     int32 [T]; -1 where a batch that has not ended samples the token, and for a draft that the engine is to guess
-    source_batches, source_places
-                  int64 [T]; where such a value comes from: what batch number source_batches[t] samples for its row at place
-                  source_places[t]; -1, -1 where the value is in token_ids
+    query_start_loc  int64 [n + 1]; row i has the packed tokens query_start_loc[i] to query_start_loc[i + 1] - 1
+    token_ids     int32 [T]; -1 where an outstanding batch samples the token, and for a draft that the engine guesses
+    source_batches, source_places  int64 [T]; batch number, and place among its rows, that sample the token; else -1, -1
     positions     int64 [T]
     slot_mapping  int64 [T]; block * block_size + offset
     seq_lens      int64 [n]; tokens of each after this step, what its last token attends to
-    samples       bool [n]; whether a token is to be sampled after the row's last one
-    num_drafts    int64 [n]; of its tokens, the last ones that are drafts: a row with any samples after each of its last num_drafts + 1
-                  tokens, and `update` takes the drafts that were right and the token after them
-    ids           object [n]; request ids, and sequences int64 [n], which sequence of it
-    block_tables  int32 [rows, columns], a read-only view, valid until the next `schedule`: for an engine that does not run behind
-    table_rows, table_columns, table_blocks
-                  every entry of the block tables that changed since the last batch, in order; applied when the batch runs, they are
-                  all that an engine needs to keep its own tables
+    samples       bool [n]; whether to sample a token after the row's last one
+    num_drafts    int64 [n]; how many of its last tokens are drafts. A row with drafts samples after each of its last
+                  num_drafts + 1 tokens, and `update` takes the drafts that were right and the token after them
+    ids, sequences  object [n], int64 [n]; request ids, and which sequence of the request
+    block_tables  int32 [rows, columns]; a read-only view, valid until the next `schedule`: not for engines that lag
+    table_rows, table_columns, table_blocks  all changes of block tables since the last batch, in order. An engine that
+                  keeps its own tables applies these when the batch runs, and needs nothing else
     moves         copies to make first
     loads         int32 [k, 3]: row, first token, destination block, for tokens whose KV exists elsewhere
     has_outputs   requests have ended outside any batch; the update of this one delivers their outputs
@@ -114,8 +102,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     admitted      ids of this step, returning ones among them
     ticket        the scheduler's own
 
-    Arrays that batches share are read-only: samples, num_tokens, ids, sequences, table changes, moves and loads; query_start_loc
-    where all rows decode, and sources where all tokens are known.
+    Arrays that batches share are read-only: samples, num_tokens, ids, sequences, table changes, moves and loads;
+    query_start_loc where all rows decode, and sources where all tokens are known.
     """
 
     number: int
@@ -145,20 +133,17 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens of all rows."""
         return len(self.token_ids)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to run, to move or to deliver: such a batch needs no end."""
+        """Whether there is nothing to run, move or deliver; such a batch needs no end."""
         return self.ticket.is_empty
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):
-    """What a request took, told with the last output of its last sequence. Tokens, but for preemptions and blocks.
-
-    hit_tokens were found in the prefix cache at its first admission, recomputed_tokens computed again after preemptions.
-    """
+    """What a request took, delivered with its last output: tokens, blocks, times preempted. hit_tokens were found in
+    the prefix cache at its first admission, recomputed_tokens computed again after preemptions."""
 
     prompt_tokens: int
     output_tokens: int
@@ -181,12 +166,12 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 class Outputs(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What became of each sequence in an ended batch, complete, as arrays; iterating makes one Output a sequence.
 
-    ids        object [m], sequences int64 [m]: whose
-    counts     int64 [m]: new tokens of each
-    token_ids  int32 [counts.sum()], packed
-    finish     int8 [m]: index into FINISH_REASONS, 0 while it goes on
-    usage      by index, for requests that ended
-    others     outputs of requests that ended without a row in this batch
+    ids, sequences  object [m], int64 [m]: whose
+    counts          int64 [m]: new tokens of each
+    token_ids       int32 [counts.sum()], packed
+    finish          int8 [m]: index into FINISH_REASONS, 0 while the sequence goes on
+    usage           by index, for requests that ended
+    others          outputs of requests that ended without a row in this batch
     """
 
     ids: NDArray[np.object_]

@@ -1,7 +1,4 @@
-"""The scheduler's invariants, recomputed from its rows and queues. Trusts none of its counters; changes nothing.
-
-The numbers are those of docs/invariants.md.
-"""
+"""The scheduler's invariants, recomputed from rows and queues, not counters; numbered as in docs/invariants.md."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from .status import Status
 
 
 def violations_of(state: State) -> list[str]:
-    """Every violation as a sentence that begins with the invariant's number; the memory layer's own come after."""
+    """Return each violation as a sentence that begins with its invariant's number, the memory layer's last."""
     found: list[str] = []
     queues: dict[str, tuple[Iterable[RequestState], set[Status]]] = {
         "waiting": (state.waiting, {Status.WAITING}),
@@ -70,7 +67,7 @@ def _rows(state: State) -> list[str]:
     running = [row for request in state.running for row in request.live_rows]
     if state.running_rows.array(state.running).tolist() != running:
         found.append("9: the array of running rows differs from the running requests.")
-    # What several of them share counts once.
+    # A block that several of them share counts once.
     held = {
         block
         for request in state.books.bounded
@@ -111,6 +108,6 @@ def _in_flight(state: State) -> list[str]:
 
 
 def _computes(batch: Batch, row: int) -> bool:
-    # A share whose sample is void may still compute tokens that the row knows: blocks were taken from it, and it runs again.
+    # A void share may still compute known tokens: its row lost blocks, and runs again.
     ticket = batch.ticket
     return ticket.place_of(row) >= 0 or (ticket.flight is not None and ticket.flight.share_of(row) is not None)

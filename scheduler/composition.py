@@ -1,9 +1,5 @@
-"""What the running requests do in this step: one recurrence, by which num_computed catches up with num_tokens.
-
-A row with one token to go is a decode, with more a chunk of its prompt; resuming, a prefix hit and draft tokens need
-no case of their own. Who runs is decided first, and memory made for it; then rows are placed, and nothing placed is
-taken out again. A strategy is a subclass of `Composition`.
-"""
+"""Composition of a step: num_computed catches up with num_tokens. A row with one token to go decodes, with more it
+computes a chunk. Requests and memory are settled before rows are placed; a placed row stays."""
 
 from __future__ import annotations
 
@@ -26,39 +22,36 @@ _ONES = GrowingView(lambda length: np.ones(length, np.int64))
 
 
 def ones(count: int) -> Counts:
-    """int64 [count] of 1, a read-only view that all batches of the process share."""
+    """Return int64 [count] of 1, a read-only view that all batches of the process share."""
     return _ONES.first(count)
 
 
 class Composition:
-    """This one serves the running requests in order, whatever each has to compute, and then newcomers.
-
-    one_token_each  from some position on each row computes one token a step, also in the middle of its prompt: no drafts
-    """
+    """Running requests in order, then newcomers. Other strategies are subclasses. `one_token_each`: from some position
+    on a row computes one token a step, even of its prompt; no drafts."""
 
     one_token_each = False
 
     def compose(self, state: State, step: Step) -> None:
-        """Fill the step."""
         if state.running.num:
             compose_running(state, step)
         if state.waiting.num or state.away.num:
             state.admission.let_in(state, step)
 
     def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
-        """Tokens that each row may compute in one step, of those that it has to, whatever the budget."""
+        """Return the tokens that each row may compute in one step of its `todo`, whatever the budget."""
         return np.minimum(todo, state.limits.max_chunk)
 
     def ranked(self, todo: Counts) -> Counts:
-        """The places of rows with so many tokens to go, in the order in which they get the budget."""
+        """Return the places of rows with `todo` tokens to go, in the order in which they get the budget."""
         return np.arange(len(todo))
 
     def most(self, state: State, num_launched: int) -> int:
-        """Tokens that one row may compute in one step, after so many."""
+        """Return how many tokens one row may compute in one step after `num_launched`."""
         return state.limits.max_chunk
 
     def reason(self, state: State) -> str | None:
-        """Why requests for which there is room wait; None if they do not."""
+        """Return why requests wait though there is room for them; None if they do not."""
         return None
 
 
@@ -71,7 +64,7 @@ class DecodesFirst(Composition):
 
 
 def compose_running(state: State, step: Step) -> None:
-    """Place the running requests' rows, decodes first, as budget, seats and memory allow. Their blocks may be promised only."""
+    """Place the running rows as budget, seats and memory allow, decodes first. Their blocks may stay promised."""
     manager, outstanding, rows = state.manager, state.outstanding, state.running_rows.array(state.running)
     decodes, state.steady = state.steady, None
     todo: Counts | None = None
@@ -79,7 +72,7 @@ def compose_running(state: State, step: Step) -> None:
         decodes = _steady_ahead(state, rows)
     is_ahead = outstanding.batches and decodes is not None
     if decodes is None or decodes[0] is not rows:
-        # Else nothing need be gathered: a decode step of 1,024 rows in `paged bench scheduler`.
+        # Otherwise nothing is gathered: a decode step of 1,024 rows in `paged bench scheduler`.
         launched = manager.rows.num_launched[rows]
         todo = outstanding.totals_of(rows) - launched
         decodes = None if np.count_nonzero(todo != 1) else (rows, launched, launched + 1)
@@ -87,21 +80,19 @@ def compose_running(state: State, step: Step) -> None:
         try:
             _place_decodes(state, step, *decodes)
         except OutOfBlocks:
-            # Nothing changed: a victim has to give blocks up first.
+            # Nothing changed; victims give up blocks below.
             pass
         else:
             if is_ahead:
                 step.decodes_after = outstanding.batches[-1].number
             elif not outstanding.batches and not state.away.num and not state.reservation.is_counted:
-                # Each has the blocks for all that it knows.
                 state.books.owe_nothing()
             return
     _compose_in_parts(state, step, rows, ones(len(rows)) if todo is None else todo)
 
 
 def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-    """The running rows with what each has launched and one token more, where the batch before has them all, a token is sampled for
-    each of them there, and none ends with it at its full length."""
+    """Return (rows, launched, launched + 1) if the latest batch samples for all running rows and none gets full."""
     ticket = state.outstanding.steady_source(rows)
     if ticket is None or state.silent:
         return None
@@ -110,7 +101,7 @@ def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | Non
 
 
 def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: Counts) -> None:
-    """Put a token of each row in flight, `starts` before it and `ends` with it. Their blocks are promised."""
+    """Place a token of each row, with `starts` launched tokens before and `ends` after. Blocks may stay promised."""
     moves = state.manager.place(rows, starts, ends, one_each=True)
     step.decodes, step.decode_starts, step.decode_ends = rows, starts, ends
     step.budget -= len(rows)
@@ -122,11 +113,8 @@ def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: C
 def place_chunk(
     state: State, step: Step, request: RequestState, row: int, most: int = UNLIMITED, *, is_fresh: bool = False
 ) -> int:
-    """Put the row's next tokens in flight, at most `most`, the budget and what its memory holds. Returns how many.
-
-    Looks its prefix up again first, unless that has just been done (`is_fresh`), and places nothing if another row of this
-    batch is about to compute what comes next.
-    """
+    """Place next tokens of the row: at most `most`, the budget, and what its memory holds. Return how many. Extends its
+    hit first unless that is done (`is_fresh`). Places none if another row of this batch computes what comes next."""
     manager = state.manager
     if not is_fresh:
         is_first_life = request.preemptions == 0
@@ -151,7 +139,6 @@ def place_chunk(
 
 
 def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> None:
-    """Place what fits of rows that have so many tokens to go."""
     is_ready = todo > 0
     rows, todo = rows[is_ready], todo[is_ready]
     granted = _fitted(state, step, rows, _granted(state, step, rows, todo))
@@ -166,7 +153,6 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
 
 
 def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
-    """Tokens for each row by budget, seats and the policy's composition."""
     wanted = state.composition.wanted(state, rows, todo)
     if len(rows) <= step.seats and int(wanted.sum()) <= step.budget:
         return wanted
@@ -179,7 +165,7 @@ def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
 
 
 def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
-    """What of `granted` memory can hold, after taking from victims what is missing."""
+    """Return what memory can hold of `granted`, after victims gave up the missing blocks."""
     manager, books, owed = state.manager, state.books, 0
     needs = books.lacking(rows, manager.rows.num_launched[rows] + granted)
     if books.bounded:
@@ -188,23 +174,20 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
             # Their blocks are reserved: they neither compete nor count.
             needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
         else:
-            # A cancelled batch took back what one of them shared: until it is whole again it competes as everybody does.
+            # A cancelled batch took back shared blocks. Until the reservation is whole again, its request competes.
             owed = 0
     missing = int(needs.sum()) - (manager.device.num_available - owed)
     if missing <= 0:
         return granted
     if step.may_move:
         _take_from_victims(state, step, rows, granted, needs, missing)
-    # Rows that still lack blocks stay out of this step, the last in order first; who owns its memory already stays in.
+    # Rows that still lack blocks leave this step, last in order first. Rows that have their blocks stay.
     fits = np.cumsum(needs) <= manager.device.num_available - owed
     return np.where(fits | (needs == 0), granted, 0)
 
 
 def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, needs: Counts, missing: int) -> None:
-    """Preempt until nothing is missing; a victim's own need goes first. Changes `granted` and `needs`.
-
-    The first request in order is never its own victim.
-    """
+    """Preempt until nothing is missing; change `granted` and `needs`. The first request in order is no victim."""
     manager = state.manager
     place = {row: i for i, row in enumerate(rows.tolist())}
     first = next((s for s in state.running if any(row in place for row in s.rows)), None)
@@ -216,7 +199,6 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
         own = [place[row] for row in victim.live_rows if row in place]
         own_need = int(needs[own].sum())
         if not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
-            # It computes what it can with fewer more blocks.
             row, left = rows.item(own[0]), own_need - missing
             holds = (manager.rows.num_blocks.item(row) + left) * manager.block_size - manager.rows.num_launched.item(
                 row
@@ -232,13 +214,13 @@ def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, ne
 
 
 def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str | None:
-    """The request, placed in this very batch, whose prompt goes on past it with this row's next block; None if there is none."""
+    """Return the id of a request in this batch whose prompt goes on with this row's next block, or None."""
     manager, size = state.manager, state.manager.block_size
     if not step.leaders or not manager.prefix_caching or not request.request.reads_cache:
         return None
     have = manager.rows.num_blocks.item(row)
     start, stop = have * size, (have + 1) * size
-    # Only a row that stands on nodes alone can take another block by content, and one token is always computed.
+    # Only a row that holds nodes alone can share by content, and every row computes at least one token.
     if manager.rows.num_launched[row] != start or stop > manager.rows.num_tokens[row] - 1:
         return None
     tokens, table = manager.rows.tokens, manager.rows.block_tables

@@ -1,9 +1,6 @@
-"""The scheduler: the public door of decisions.
-
-`schedule` puts rows in flight, `update` or `cancel` ends the batch; everything else is about one request. The same
-calls give the same decisions, byte for byte: time is an argument. Calls are serialised by the caller; one that begins
-while another runs is refused.
-"""
+"""The scheduler's public calls. `schedule` puts rows in flight, `update` or `cancel` ends the batch; the others concern
+one request. The same calls give the same decisions, byte for byte: time is an argument. The caller serialises calls:
+one that begins while another runs is refused."""
 
 from __future__ import annotations
 
@@ -61,12 +58,10 @@ from .status import ABORT, LENGTH, STOP, Status
 from .strategies import strategies_of
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
-# With which the caller may end a sequence.
 _REASONS = {"stop": STOP, "length": LENGTH}
 
 
 def _checked_count(name: str, value: Any) -> int:
-    """Raises InvalidConfig, which begins with `name`, for what is no integer of at least 1."""
     return count_of(checked_integer(name, value, 1))
 
 
@@ -95,7 +90,7 @@ def _checked_id(request_id: object) -> str:
 
 
 class Scheduler(Uncopyable):
-    """Decides what each step runs on the memory of `manager`, which it has for itself.
+    """Decides what each step runs on the memory of `manager`, which no other scheduler may use.
 
     policy               a name in POLICIES, or a Policy
     max_tokens_per_step  token budget of one batch
@@ -105,11 +100,11 @@ class Scheduler(Uncopyable):
     max_chunk            tokens of one prompt in one step; None: the budget
     vocabulary_size      token ids have to be below it; None: not checked
     costs                what swapping and recomputing cost
-    tenant_weights       shares of tenants, by name, where the policy's order is "fair"; of those not named, and of None: 1
-    max_outstanding      batches that are out at a time
-    resumes_known        for engines that take a row's tokens from the scheduler when the row was not in the batch before, or has other
-                         blocks: such a row computes no token that is not known yet, and a request that gave its blocks back returns when
-                         the batches that sample for it have ended
+    tenant_weights       shares of tenants, by name, where the policy's order is "fair"; 1 for tenants not named
+    max_outstanding      batches that may be out at a time
+    resumes_known        for engines that ask the scheduler for the tokens of a row that was not in the last batch, or
+                         has other blocks: such a row computes known tokens only, and a request that gave its blocks
+                         back returns after the batches that sample for it
 
     `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
@@ -153,7 +148,7 @@ class Scheduler(Uncopyable):
         prices, size = self.costs, manager.block_size
         memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._turns = Turns(SchedulerInUse)
-        # Says whose a batch is, without keeping the scheduler alive through it.
+        # Marks the batches of this scheduler, without a reference that keeps it alive.
         self._owner = object()
         self._packer = Packer(self._owner, memory, self._state.columns, self._state.outstanding)
         memory.growth.take_changes()
@@ -162,17 +157,15 @@ class Scheduler(Uncopyable):
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive, an output has not been delivered, or a batch has not ended."""
+        """Whether a request is alive, an output is undelivered, or a batch has not ended."""
         state = self._state
         return bool(state.requests or state.pending_outputs or state.carried.groups or state.outstanding.batches)
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
-        """Take a request that arrived at `now` (seconds, any origin), which may lie before the scheduler's time and does not change it.
-
-        Raises InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits when an empty pool, or the model, could not hold the
-        prompt and one output; such a request counts as rejected, and `explain` still answers for it.
-        """
+        """Take a request that arrived at `now` (seconds, any origin; the scheduler's own time stays). Raises
+        InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits if an empty pool, or the model, cannot hold the
+        prompt and one output. A request that never fits counts as rejected, and `explain` answers for it."""
         state = self._state
         if not isinstance(request, Request):
             raise InvalidRequest(f"a Request is needed; got {request!r}.")
@@ -202,13 +195,12 @@ class Scheduler(Uncopyable):
 
     @alone
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
-        """Decide one step and put it out, before or after the update of the one before. An empty batch needs no end.
+        """Decide one step and put it out, before or after the update of the last one. An empty batch needs no end.
 
-        Batches run in the order in which they were scheduled. A row may compute a token that a batch that is out samples: `source_batches`
-        names it. `drafts` are guesses of what comes after the newest token of rows that decode; they get what budget and memory are left.
-
-        `now` (seconds, any origin) becomes the scheduler's time, which never goes back: an earlier `now`, or none, counts as the latest one.
-        Raises TooManyOutstanding, WrongDrafts, or InvalidRequest for a time that is no finite number, changing nothing.
+        Batches run in the order in which they were scheduled. A row may compute a token that an outstanding batch
+        samples: `source_batches` names that batch. `drafts` guess what follows the newest token of decoding rows; they
+        get what budget and memory are left. `now` (seconds, any origin) becomes the scheduler's time, which never goes
+        back. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest (`now` is not finite), changing nothing.
         """
         state = self._state
         manager, limits, outstanding = state.manager, state.limits, state.outstanding
@@ -217,7 +209,7 @@ class Scheduler(Uncopyable):
         now = latest_time(now, state.now)
         proposed = drafts if drafts is None else validated(state, drafts)
         if state.waiting.num:
-            # Rows that this step may open: before anything changes, since it takes memory.
+            # Rows that this step may open. This takes memory, so it comes before any change.
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
         state.now = now
@@ -235,7 +227,7 @@ class Scheduler(Uncopyable):
         state.books.begin_step()
         if state.parked_late:
             report_parked(state, step)
-        # A carried group of moves is never mixed with others: nothing is placed that might copy, or write what they still have to read.
+        # Carried groups never mix with other moves: place nothing that might copy, or write what a group still reads.
         if not carried or (len(carried) == 1 and not manager.growth.any_shared_tail):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and step.may_move and not step.loads:
@@ -251,13 +243,13 @@ class Scheduler(Uncopyable):
 
     @alone
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
-        """The batch ran. Returns what became of each sequence.
+        """End a batch that ran. Return what became of each sequence.
 
-        `token_ids` are the sampled ids, packed in the order of its rows; of a row with drafts the right ones and the token after them.
-        `counts` says how many of each row, int [n] (None: one for each row that samples). A row that samples and gets 0 waits for `append`;
-        what later batches compute of a token that does not come is void. `now` is as in `schedule`.
-
-        Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch has not ended), WrongTokens, or InvalidRequest (now), changing nothing.
+        `token_ids` are the sampled ids, packed in row order; for a row with drafts, the right ones and the token after
+        them. `counts`: how many of each row, int [n]; None: one for each row that samples. A row that samples and gets
+        0 waits for `append`; what later batches compute of a token that does not come is void. `now` is as in
+        `schedule`. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch is out), WrongTokens, or
+        InvalidRequest, changing nothing.
         """
         state = self._state
         now = latest_time(now, state.now)
@@ -273,11 +265,9 @@ class Scheduler(Uncopyable):
 
     @alone
     def cancel(self, batch: Batch, moved: bool = False) -> None:
-        """The batch did not run; `moved` says whether its moves did. If not, they are in the next batch.
-
-        Admissions, preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded or BatchOutOfOrder (a later one has
-        not ended), changing nothing.
-        """
+        """End a batch that did not run. `moved`: its moves did run; otherwise the next batch makes them. Admissions,
+        preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (a later batch is out),
+        BatchError (a later batch has moved) or InvalidRequest, changing nothing."""
         if not self._is_out(batch, -1, "cancelled"):
             return
         if not isinstance(moved, (bool, np.bool_)):
@@ -290,20 +280,17 @@ class Scheduler(Uncopyable):
 
     @alone
     def abort(self, request_id: str) -> Output | None:
-        """End a request in whatever state it is. Returns its last output (one for all sequences), None if it has ended already.
-
-        Its blocks are released at once, in flight or not; those of a loading request when the batch that listed the loads has ended: stop the
-        loader first. Its id is free when the last batch with a share of it has ended. Raises UnknownRequest.
-        """
+        """End a request in any state. Return its last output (one for all sequences), None if it has ended already. Its
+        blocks are released at once, even in flight; blocks being loaded, when the batch that listed the loads ends:
+        stop the loader first. Its id is free when the last batch with a share of it ends. Raises UnknownRequest."""
         request = self._known(request_id)
         return None if request is None else ending.end_request(self._state, request, ABORT, "was aborted.")[-1]
 
     @alone
     def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
-        """End one sequence in whatever state it is, for the reason "stop" (a string was found, say) or "length". What a batch that is out
-        samples for it is ignored. Returns its last output, with the usage if no other sequence of the request goes on; None if it has ended
-        already. Raises UnknownRequest, or InvalidRequest (no such sequence, or another reason).
-        """
+        """End one sequence in any state, for the reason "stop" (a string was found, say) or "length". Outstanding
+        batches' samples for it are ignored. Return its last output, with the usage if the request ends with it; None if
+        it has ended already. Raises UnknownRequest, or InvalidRequest (no such sequence or reason)."""
         state, request = self._state, self._known(request_id)
         code = _REASONS.get(reason) if isinstance(reason, str) else None
         if code is None:
@@ -316,20 +303,18 @@ class Scheduler(Uncopyable):
 
     @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
-        """Start one more sequence of a request that runs, which knows all that `sequence` does and shares its blocks. Returns its number; a fork
-        that is gone leaves its number to the next one.
-
-        Its partial block is copied by the next batch, with which no other moves run. Outputs so far count for both in the request's usage.
-        Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does not run, its request is private, the policy reserves worst
-        cases, or max_sequences run already) or OutOfBlocks (none for the copy), changing nothing.
-        """
+        """Start one more sequence of a running request, with the tokens and blocks of `sequence`. Return its number,
+        which may be that of an ended fork. The next batch copies the partial block, and makes no other moves. Outputs
+        so far count for both in the usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does
+        not run, the request is private, the policy reserves or runs batches whole, or max_sequences run already) or
+        OutOfBlocks (no block for the copy), changing nothing."""
         request = self._living(request_id)
         return forks.fork(self._state, request, self._live_sequence(request, sequence))
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
-        """Add known tokens to a live sequence: the next turn of a conversation, a tool's answer. What brings it over what can ever fit ends
-        it with "rejected" in the next step. Raises UnknownRequest, RequestInFlight, InvalidRequest (no such sequence) or InvalidTokens."""
+        """Add known tokens to a live sequence: a next turn, a tool's answer. If it never fits then, it ends "rejected"
+        in the next step. Raises UnknownRequest, RequestInFlight, InvalidRequest (sequence, token) or InvalidTokens."""
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
@@ -340,14 +325,14 @@ class Scheduler(Uncopyable):
             )
         sequence = self._live_sequence(request, sequence)
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
-            # A void share counts, too: the rule is one that the caller can tell from its batches.
+            # A void share counts, too, so that the caller can predict the refusal from its batches.
             raise RequestInFlight(request_id)
         row, known, have = request.rows[sequence], request.tokens[sequence], state.books.num_known(request, sequence)
         longest = state.books.max_total_of(len(request.rows))
-        # What can never fit ends the request; its tokens are not kept until then, or the tables of all rows would grow by them.
+        # A sequence that never fits ends. Its excess tokens are not kept, or all rows' tables would grow by them.
         array = array[: max(0, longest - have)]
         num_more = len(array)
-        # First of all: there may be no memory to keep them in.
+        # This comes first: memory for the tokens may be short.
         if known is None:
             state.manager.append_row(row, array)
         else:
@@ -358,7 +343,7 @@ class Scheduler(Uncopyable):
         request.is_quiet = replaced(request.is_quiet, sequence, False)
         state.silent.discard(row)
         if num_more:
-            # What was reserved for it was the worst case of what it knew.
+            # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)
             state.queues.unpark(request)
         request.appended = replaced(request.appended, sequence, request.appended[sequence] + num_more)
@@ -373,9 +358,8 @@ class Scheduler(Uncopyable):
 
     @alone
     def loaded(self, request_id: str, num_tokens: int) -> None:
-        """The first `num_tokens` of the tokens listed in Batch.loads have arrived; the rest will be computed. Raises UnknownRequest,
-        InvalidRequest when the request is not loading or fewer were asked for, or RequestInFlight while it shares a block that another
-        request's batch is still computing."""
+        """Note that the first `num_tokens` of Batch.loads have arrived; the rest is computed. Raises UnknownRequest,
+        InvalidRequest (not loading, fewer asked for), or RequestInFlight (a batch out computes a block it shares)."""
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_asked:
@@ -384,7 +368,7 @@ class Scheduler(Uncopyable):
             )
         row = request.live_rows[0]
         if manager.is_unconfirmed(row):
-            # Its nodes would be confirmed below ones that are only pending.
+            # Its nodes would be confirmed below pending ones.
             raise RequestInFlight(request_id)
         hit, asked = int(manager.rows.num_launched[row]), request.num_asked
         if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
@@ -399,38 +383,38 @@ class Scheduler(Uncopyable):
         state.start_running(request)
 
     def explain(self, request_id: str) -> Explanation:
-        """Why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
+        """Return why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
         return explain(self._state, _checked_id(request_id))
 
     def outlook(self) -> Outlook:
-        """Who runs and who waits, without those that wait for append(): what `paged.engine.forecast` begins with."""
+        """Return who runs and who waits, without requests that wait for append(); input of `paged.engine.forecast`."""
         return outlook(self._state)
 
     def reason(self, request_id: str) -> str:
-        """The sentence of `explain` alone, for those who ask of many requests. Raises UnknownRequest."""
+        """Return the sentence of `explain` alone, at less cost. Raises UnknownRequest."""
         return reason(self._state, _checked_id(request_id))
 
     def requests(self, limit: int) -> list[RequestView]:
-        """The figures of up to `limit` requests that are alive: running, then suspended, then waiting ones. Raises InvalidConfig."""
+        """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
         return listed(self._state, checked_integer("limit", limit, 0, 2**62))
 
     def request(self, request_id: str) -> RequestView:
-        """The figures of a request that is alive. Raises UnknownRequest."""
+        """Return the figures of a live request. Raises UnknownRequest."""
         return view_of(self._state, self._living(request_id))
 
     @property
     def next_id(self) -> str | None:
-        """The waiting request that is served next; None where none waits."""
+        """The waiting request that is served next; None if none waits."""
         waiting = self._state.waiting
         return waiting.head().id if waiting.num else None
 
     def status(self, request_id: str) -> str:
-        """The request's state. Raises UnknownRequest."""
+        """Return the request's state. Raises UnknownRequest."""
         request = self._known(request_id)
         return (self._state.ended[request_id][0] if request is None else request.status).value
 
     def counts(self) -> dict[str, int]:
-        """Requests by state; submitted is the sum of the others."""
+        """Return requests by state; submitted is the sum of the others."""
         state, stats = self._state, self._state.stats
         away = [request.status for request in state.away]
         return {
@@ -447,12 +431,12 @@ class Scheduler(Uncopyable):
 
     @property
     def num_reserved(self) -> int:
-        """Blocks kept by count for those who run, beyond those that they hold."""
+        """Blocks kept by count for running requests, beyond those that they hold."""
         return self._state.books.reserved()
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a row."""
+        """Requests without a row, those that wait for append() included."""
         return self._state.waiting.num + len(self._state.parked)
 
     @property
@@ -461,44 +445,44 @@ class Scheduler(Uncopyable):
         return self._state.running.num
 
     def waiting_ids(self) -> list[str]:
-        """Ids of waiting requests, in order, and after them those that wait for append()."""
+        """Return ids of waiting requests, in order, and then of those that wait for append()."""
         return [*(request.id for request in self._state.waiting), *self._state.parked]
 
     def running_ids(self) -> list[str]:
-        """Ids of running requests, in order."""
+        """Return ids of running requests, in order."""
         return [request.id for request in self._state.running]
 
     def running_rows(self) -> NDArray[np.int64]:
-        """The rows of running requests, in order, int64 [n]: those that may take drafts; a copy."""
+        """Return a copy of the running rows, in order, int64 [n]: those that may take drafts."""
         return self._state.books.running_rows().copy()
 
     def id_of(self, row: int) -> str | None:
-        """The id of the request that the row serves, None for a row that serves none."""
+        """Return the id of the request that the row serves; None if it serves none."""
         if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
             return None
         owner: RequestState | None = self._state.columns.owner[row]
         return None if owner is None else owner.id
 
     def rows_of(self, request_id: str) -> list[int]:
-        """The rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
+        """Return the rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
         return self._living(request_id).live_rows
 
     def row_of(self, request_id: str, sequence: int = 0) -> int:
-        """The row of a sequence; -1 while it has none. Raises UnknownRequest, or InvalidRequest (no such sequence)."""
+        """Return the row of a sequence, -1 if it has none. Raises UnknownRequest or InvalidRequest (no sequence)."""
         rows = self._living(request_id).rows
         if not is_integer(sequence) or not 0 <= sequence < len(rows):
             raise InvalidRequest(f'request "{request_id}" has {len(rows)} sequences; there is no {sequence!r}.')
         return rows[sequence]
 
     def tokens_of(self, request_id: str, sequence: int = 0) -> NDArray[np.int32]:
-        """All tokens that a live sequence knows, prompt and outputs, int32 [n]; a copy. Raises UnknownRequest or InvalidRequest."""
+        """Return a copy of a live sequence's known tokens, int32 [n]. Raises UnknownRequest or InvalidRequest."""
         request = self._living(request_id)
         sequence = self._live_sequence(request, sequence)
         known, manager, row = request.tokens[sequence], self._state.manager, request.rows[sequence]
         return (manager.rows.tokens[row, : manager.rows.num_tokens[row]] if known is None else known).copy()
 
     def stats(self) -> SchedulerStats:
-        """Totals so far; a copy."""
+        """Return a copy of the totals so far."""
         state = self._state
         figures = state.manager.content.hit_figures()
         state.stats.hit_tokens, state.stats.host_hit_tokens = figures.hit_tokens, figures.host_hit_tokens
@@ -506,7 +490,7 @@ class Scheduler(Uncopyable):
         return msgspec.structs.replace(state.stats)
 
     def check(self) -> list[str]:
-        """Every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
+        """Return every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
         found = violations_of(self._state)
         counts = self.counts()
         if counts.pop("submitted") != sum(counts.values()):
@@ -514,7 +498,6 @@ class Scheduler(Uncopyable):
         return found
 
     def _known(self, request_id: str) -> RequestState | None:
-        """The request; None where it has ended. Raises UnknownRequest."""
         request = self._state.requests.get(_checked_id(request_id))
         if request is None and request_id not in self._state.ended:
             raise UnknownRequest(request_id)
@@ -533,8 +516,7 @@ class Scheduler(Uncopyable):
         return int(sequence)
 
     def _is_out(self, batch: object, place: int, verb: str) -> bool:
-        """Whether the batch is the outstanding one at `place`; an empty one, which needs no end, is not. Raises InvalidRequest, ForeignBatch,
-        BatchEnded or BatchOutOfOrder."""
+        """Whether the batch needs an end. Raises unless it is ours and, if it does, outstanding at `place`."""
         if not isinstance(batch, Batch):
             raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
@@ -544,7 +526,7 @@ class Scheduler(Uncopyable):
         return not batch.ticket.is_empty
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
-        """Raise NeverFits, and count the request as rejected, if the model or an empty pool has no room for its prompt and one output."""
+        """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
         state, books, error = self._state, self._state.books, None
         model, num_blocks = state.limits.max_model_len, state.manager.num_blocks
         needed = books.blocks_for(num_tokens + 1) * new.num_live
@@ -571,7 +553,7 @@ class Scheduler(Uncopyable):
             raise error
 
     def _put_out(self, step: Step) -> Batch:
-        """The batch of a step that is decided, which is out from now on unless there is nothing in it."""
+        """Build the batch of a decided step; unless empty, it is outstanding from now on."""
         state, decodes, positions, counts = self._state, step.decodes, step.decode_starts, None
         if step.draft_counts is not None:
             counts = step.draft_counts + 1
@@ -599,7 +581,6 @@ class Scheduler(Uncopyable):
         return batch
 
     def _take_carried(self, step: Step) -> None:
-        """Moves that a cancelled batch left run with this one, before anything else of it."""
         state = self._state
         carried = state.carried.take()
         step.moves.insert(0, carried.moves)

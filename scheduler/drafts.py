@@ -1,8 +1,8 @@
-"""Drafts: guessed tokens beyond the known ones, computed in the same step as the token before them.
+"""Drafts: guessed tokens after the known ones, computed in the same step as the token before them.
 
-    row 3 | known ... 17 | drafts 5 9 2 |   update: 5 and 9 were right, 4 comes after them → known ... 17 5 9 4, one slot to overwrite
+    row 3 | known ... 17 | drafts 5 9 2 |   update: 5 and 9 were right, 4 follows → known ... 17 5 9 4, 1 slot reused
 
-Drafts are the first to go: they take what budget, memory and a row's full length leave room for.
+They take only the budget, memory and length that all else leaves.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ UNKNOWN_DRAFT = -1
 
 
 class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Drafts of k rows: rows int64 [k], as batches name them; counts int64 [k]; token_ids int32 [counts.sum()], packed in that order, each a
-    token id or UNKNOWN_DRAFT."""
+    """Drafts of k rows: rows, counts int64 [k]; token_ids int32 [counts.sum()], packed, ids or UNKNOWN_DRAFT."""
 
     rows: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -38,10 +37,8 @@ class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None:
-    """Drafts as arrays once every row of them belongs to a running request; None where there are none.
-
-    A mapping has request ids, or (id, sequence), for keys and token ids for values. Raises WrongDrafts.
-    """
+    """Return drafts as arrays if every row belongs to a running request; None if there are none. A mapping has request
+    ids, or (id, sequence), for keys and token ids for values. Raises WrongDrafts."""
     if isinstance(drafts, Mapping):
         drafts = _by_rows(state, drafts)
     if not isinstance(drafts, Drafts):
@@ -62,8 +59,7 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
 
 
 def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
-    """Lengthen the decodes of this step by their drafts, as far as there are budget and blocks after all else, and the row's full length
-    allows."""
+    """Lengthen the decodes of this step by their drafts, as the rows' full length and the leftovers allow."""
     rows, manager = step.decodes, state.manager
     if not len(rows) or state.composition.one_token_each or step.budget <= 0:
         return
@@ -73,18 +69,17 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
         index = _places_in(drafts.rows, rows, len(manager.rows.num_tokens))
         proposed, first = np.where(index >= 0, proposed[index], 0), first[index]
     ends = step.decode_ends
-    # With the token after them they make the row as long as it may be, and no longer.
+    # With the token after them, drafts make the row at most as long as it may be.
     wanted = np.minimum(proposed, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
     if state.silent:
         wanted = np.where(np.isin(rows, list(state.silent)), 0, wanted)
     total = int(wanted.sum())
     if total > step.budget:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
-    # Their blocks are drawn, or promised to the decodes.
     have = np.maximum(manager.rows.num_blocks[rows], (ends + size - 1) // size)
     room = have * size - ends
     needs = np.maximum(wanted - room + size - 1, 0) // size
-    # What admitted requests still need, and the watermark, come before drafts.
+    # Admitted requests' needs and the watermark come before drafts.
     available = max(0, state.books.num_free())
     if int(needs.sum()) > available:
         wanted = np.where(needs.cumsum() <= available, wanted, np.clip(room, 0, wanted))
@@ -100,7 +95,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
 
 
 def _places_in(given: Counts, rows: Counts, num_rows: int) -> Counts:
-    """Of each of `rows`, its place among those given, -1 where it is not."""
+    """Return the place of each of `rows` among those given, -1 if it is not there."""
     place = np.full(num_rows, -1, np.int64)
     place[given] = np.arange(len(given))
     return place[rows]

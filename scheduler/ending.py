@@ -1,4 +1,4 @@
-"""How a batch ends: what was sampled is written down, who has ended goes, and a cancelled batch leaves no trace."""
+"""The end of a batch: its samples become tokens and ends of sequences, or a cancel takes it back."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ _FINISHED = tuple((Status.FINISHED, f"has finished ({reason}).") for reason in F
 def validated_tokens(
     state: State, batch: Batch, token_ids: Any, counts: Any
 ) -> tuple[NDArray[np.int32], Counts | None]:
-    """The new tokens as int32 [sum], and how many of each row as int64 [n] (None: one for each row that samples).
-
-    Raises WrongTokens when they do not fit the batch.
-    """
+    """Return new tokens, int32 [sum], and `counts`, int64 [n], or None if usual. Raises WrongTokens."""
     ticket = batch.ticket
     try:
         tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
@@ -62,12 +59,12 @@ def validated_tokens(
         raise WrongTokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
-    # One for each row that samples, said explicitly, is told by its bytes: a reduction costs more.
+    # The usual counts are recognised by their bytes: a reduction costs more.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return tokens, None
     if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
-        # Sums of larger ones wrap.
+        # Sums of larger counts wrap.
         raise WrongTokens(
             f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
         )
@@ -98,7 +95,7 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
         )
     if int(counts.sum()) != len(tokens):
         return
-    # Of a row with drafts all tokens but the last were drafts, its first ones.
+    # All tokens of a row with drafts, except the last, are its first drafts.
     expected = draft_tokens.take(rising_from(drafted.cumsum() - drafted, counts), mode="clip")
     is_wrong = (tokens != expected) & (expected != UNKNOWN_DRAFT)
     is_wrong[counts.cumsum()[counts > 0] - 1] = False
@@ -111,7 +108,7 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
 
 
 def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
-    """Raise WrongTokens where a row gets several tokens, and a later batch counts on one."""
+    """Raise WrongTokens if a row gets several tokens and a later batch counts on one."""
     for later in state.outstanding.batches:
         places = later.source_places[later.source_batches == batch.number]
         wrong = places[counts[places] > 1]
@@ -123,7 +120,7 @@ def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
 
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
-    """The batch, the oldest that is out, ran: confirm its tokens, append what was sampled, end who has ended."""
+    """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
     _account(state, batch)
     state.outstanding.release_loading(batch.number)
@@ -147,7 +144,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
     state.stats.output_tokens += len(tokens)
-    # A token to go for each of these rows: what leaves or joins from now on makes another array, and so is told from this one by identity.
+    # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
     if len(done):
@@ -174,11 +171,8 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
 def _extend_unevenly(
     state: State, ticket: Ticket, rows: Rows, tokens: NDArray[np.int32], counts: Counts, picked: Counts | None
 ) -> tuple[NDArray[np.int32], Counts, Counts, Counts, NDArray[np.int8]]:
-    """Settle the batch and extend its rows, which got none or several tokens, or had drafts.
-
-    `counts` are those of all rows of the batch, of which `rows` are the `picked` ones. Returns the tokens that are kept, and of each row how
-    many these are, its tokens that are computed and known, and why it ends.
-    """
+    """Settle a batch with drafts or uneven tokens, and extend `rows`, its `picked` ones; `counts` are of all its rows.
+    Return the tokens kept and, by row, how many are kept, its computed and known tokens, and why it ends."""
     manager, stats = state.manager, state.stats
     state.columns.advance_unevenly()
     given, first, drafted, ends = counts, counts.cumsum() - counts, ticket.draft_counts, ticket.ends
@@ -204,14 +198,13 @@ def _extend_unevenly(
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
-        # Who waits for tokens from the caller takes no seat.
         state.admission_blocked = False
         _hush(state, rows[(given == 0) & goes_on])
     return tokens, kept, ends, totals, codes
 
 
 def _accepted_elsewhere(ticket: Ticket, counts: Counts) -> int:
-    """Drafts that were right, of sequences that gave their rows back."""
+    """Return the number of right drafts of sequences that gave their rows back."""
     drafted = ticket.draft_counts
     assert drafted is not None, "the batch has drafts"
     places = [place for place, left in ticket.gone.items() if not left.is_void]
@@ -223,8 +216,7 @@ def _is_running(state: State, row: int) -> bool:
 
 
 def _hush(state: State, rows: Rows) -> None:
-    """These rows got no token, and wait for the caller's: what of their known tokens is still to be computed, or may be again, does not
-    sample again."""
+    """Mark rows that got no token: until the caller appends some, what they compute does not sample."""
     manager = state.manager
     for row in rows.tolist():
         is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
@@ -238,7 +230,7 @@ def _hush(state: State, rows: Rows) -> None:
 
 
 def _park(state: State, request: RequestState) -> None:
-    """A request that was preempted has nothing to return for until the caller appends tokens: it gives its blocks back, and stays out."""
+    """Take the blocks of a preempted request that has nothing to compute until the caller appends tokens."""
     state.remember_high_water(request)
     state.queues.leave(request)
     state.books.lift_bound(request)
@@ -249,8 +241,7 @@ def _park(state: State, request: RequestState) -> None:
 
 
 def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
-    """The sequence got no token, or other ones than batches that are out count on: what they compute beyond those that it knows is void,
-    also what they compute in a row that it gave back."""
+    """Void what outstanding batches compute beyond the known tokens of a sequence: a token did not come."""
     manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
     num_known = int(manager.rows.num_tokens[row]) if row >= 0 or known is None else len(known)
     state.outstanding.void_beyond(request, sequence, num_known)
@@ -261,7 +252,7 @@ def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
 def _sampled_elsewhere(
     ticket: Ticket, tokens: NDArray[np.int32], counts: Counts | None
 ) -> list[tuple[Left, list[int]]]:
-    """What the batch sampled for sequences that gave their rows back while it was out."""
+    """Return what the batch sampled for sequences that gave their rows back while it was out."""
     found: list[tuple[Left, list[int]]] = []
     each = ticket.samples.astype(np.int64) if counts is None else counts
     stops = np.cumsum(each)
@@ -272,11 +263,11 @@ def _sampled_elsewhere(
 
 
 def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
-    """Tokens of a sequence that lost its row after they were placed: it knows them now, wherever it is."""
+    """Append tokens to a sequence that lost its row after they were placed, wherever it is now."""
     (request, sequence, _), manager = left, state.manager
     row, known = request.rows[sequence], request.tokens[sequence]
     if not sampled:
-        # It waits for tokens from the caller: computed again, it does not sample again.
+        # Computed again, it must not sample: it waits for tokens from the caller.
         request.is_quiet = replaced(request.is_quiet, sequence, True)
         _void_unknown(state, request, sequence)
         if row >= 0:
@@ -306,8 +297,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
-    """The batch, the latest that is out, did not run: what it put in flight is taken back, and its moves are carried over if they did
-    not run."""
+    """Take back what the latest batch, which did not run, put in flight. Carry its moves over unless they ran."""
     manager, ticket = state.manager, batch.ticket
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
@@ -324,30 +314,27 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
 
 
 def take_pending(state: State) -> list[Output]:
-    """Outputs of requests that ended outside a batch and have not been delivered."""
+    """Remove and return the outputs of requests that ended outside a batch."""
     pending, state.pending_outputs = state.pending_outputs, []
     return pending
 
 
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
-    """End the request now, in flight or not. Returns the last output of each live sequence, the last one with the usage."""
+    """End the request in any state. Return the last output of each live sequence, the usage with the last one."""
     live = [sequence for sequence in range(len(request.rows)) if state.delivers(request, sequence)]
     usage = _end(state, request, (_STATUS.get(code, Status.FINISHED), sentence))
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
 
 
 def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
-    """End a live sequence now, in flight or not. Returns its last output, with the usage if no other sequence goes on."""
+    """End a live sequence in any state. Return its last output, with the usage if its request ends with it."""
     return Output(request.id, sequence, [], FINISH_REASONS[code], _finish(state, request, sequence, code))
 
 
 def _finish(
     state: State, request: RequestState, sequence: int, code: int, *, has_left_rows: bool = False
 ) -> RequestUsage | None:
-    """End a live sequence, and with the last one its request. Returns what the request took if it has ended.
-
-    `has_left_rows`: its row is no running one any more.
-    """
+    """End a live sequence, and its request with the last. Return the usage if the request has ended."""
     if request.num_live == 1:
         return _end(state, request, _FINISHED[code], has_finished=True, has_left_rows=has_left_rows)
     state.admission_blocked = False
@@ -370,7 +357,7 @@ def _end(
     has_finished: bool = False,
     has_left_rows: bool = False,
 ) -> RequestUsage:
-    """End the request and release what it holds. Returns what it took."""
+    """End the request and release what it holds. Return its usage."""
     state.admission_blocked = False
     state.queues.leave(request, has_left_rows=has_left_rows)
     state.outstanding.hold_loading(request)
@@ -386,7 +373,7 @@ def _end(
 
 
 def _release(state: State, request: RequestState, sequence: int, *, has_finished: bool) -> None:
-    """Release what a live sequence holds. If it `has_finished`, its length is learnt from, and its content kept as its request wishes."""
+    """Release what a live sequence holds. If it `has_finished`, note its length and retain its content."""
     row = request.rows[sequence]
     num_output = state.books.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
     if has_finished:
@@ -427,7 +414,7 @@ def _account(state: State, batch: Batch) -> None:
 
 
 def _count_recomputed(state: State, batch: Batch, place: int, high: int, request: RequestState) -> None:
-    """Of the row at this place so many tokens had been computed before."""
+    """Count tokens of the row at this place below `high`: they had been computed before."""
     ticket = batch.ticket
     stop = int(ticket.ends[place])
     num_drafts = 0 if ticket.draft_counts is None else int(ticket.draft_counts[place])
@@ -437,7 +424,7 @@ def _count_recomputed(state: State, batch: Batch, place: int, high: int, request
 
 
 def _ask_again(state: State, request: RequestState) -> None:
-    """A loading request lost blocks before those that were to be loaded: it asks again when it is admitted again."""
+    """Let a loading request that lost blocks wait again; it asks for its loads when it is admitted again."""
     state.queues.leave(request)
     drop_rows(state, request)
     request.num_asked = 0

@@ -1,4 +1,4 @@
-"""What an operator sees of a request: its figures, and why it is not running. Reads everything, changes nothing."""
+"""What an operator sees of a request: its figures, and why it is not running. Changes nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and co
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):
-    """A request that is alive. Tokens and blocks of all its sequences together; max_tokens is that of each sequence.
-
-    device_blocks are entries of its block tables, so that a block which two of its sequences share counts twice. hit_tokens were found in
-    the prefix cache at its first admission.
-    """
+    """A live request: tokens and blocks of all sequences together, max_tokens of each. device_blocks counts block table
+    entries, so shared blocks several times. hit_tokens are those of its first admission."""
 
     id: str
     status: str
@@ -36,12 +33,9 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Scheduler.explain` found.
-
-    reason is a sentence; blocks_needed what the request lacks to go on (blocks), blocks_free what could be drawn for it, and holders
-    the other requests that hold blocks, most first, as (id, blocks). Each block counts once: one that several share for the first of
-    them in order, which gives it up last, and none that the request itself holds. str() is the whole story.
-    """
+    """What `Scheduler.explain` found; str() is the whole story. blocks_needed is what the request lacks to go on,
+    blocks_free what could be drawn for it, holders the other requests with blocks, most first, as (id, blocks). A block
+    counts once: for its first holder in order, which gives it up last, and not if the request itself holds it."""
 
     id: str
     status: str
@@ -59,14 +53,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listed(state: State, limit: int) -> list[RequestView]:
-    """Up to `limit` requests: those that run, those that were suspended, those that wait, and those that wait for append()."""
+    """Return up to `limit` requests: running, suspended, waiting, and then those that wait for append()."""
     waiting = [] if not state.waiting.num else [state.waiting.head(), *state.waiting.behind(limit)]
     every = chain(state.running, state.away, waiting, state.parked.values())
     return [view_of(state, request) for request in islice(every, limit)]
 
 
 def view_of(state: State, request: RequestState) -> RequestView:
-    """The figures of one that is alive."""
     num_output = request.num_output
     for sequence, appended in enumerate(request.appended):
         if state.delivers(request, sequence):
@@ -84,13 +77,13 @@ def view_of(state: State, request: RequestState) -> RequestView:
 
 
 def _blocks_of(state: State, request: RequestState) -> tuple[int, int]:
-    """Entries of its block tables, and blocks on the host."""
+    """Return the entries of its block tables, and its blocks on the host."""
     manager, rows = state.manager, request.live_rows
     return sum(manager.rows.num_blocks.item(row) for row in rows), sum(map(manager.tiers.num_on_host, rows))
 
 
 def explain(state: State, request_id: str) -> Explanation:
-    """Why the request is where it is. Raises UnknownRequest."""
+    """Return why the request is where it is. Raises UnknownRequest."""
     request = state.requests.get(request_id)
     if request is None:
         status, sentence = _ended(state, request_id)
@@ -107,7 +100,7 @@ def explain(state: State, request_id: str) -> Explanation:
 
 
 def reason(state: State, request_id: str) -> str:
-    """The sentence of `explain` by itself, which costs no look at other requests' blocks. Raises UnknownRequest."""
+    """Return the sentence of `explain` without counting other requests' blocks. Raises UnknownRequest."""
     request = state.requests.get(request_id)
     return _ended(state, request_id)[1] if request is None else _found(state, request)[0]
 
@@ -119,7 +112,7 @@ def _ended(state: State, request_id: str) -> tuple[Status, str]:
 
 
 def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
-    """The other requests that hold blocks, and how many, each block counted once; most first."""
+    """Return (id, blocks) of other requests that hold blocks, each block counted once, most first."""
     is_counted = np.zeros(state.manager.num_blocks, np.bool_)
     held: dict[str, int] = {}
     for other in (request, *sorted(state.requests.values(), key=lambda other: other.order)):
@@ -133,7 +126,7 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
 
 
 def _found(state: State, request: RequestState) -> tuple[str, int, int]:
-    """A sentence, blocks that the request lacks to go on, and blocks that could be drawn for it."""
+    """Return a sentence, the blocks that the request lacks to go on, and those that could be drawn for it."""
     books, outstanding = state.books, state.outstanding
     free, needed = state.manager.device.num_available - books.owed(), 0
     if request.status is Status.WAITING:
@@ -160,7 +153,6 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
         sentence = "everything that it knows is computed; it waits for append()."
     else:
         needed = books.debt_of(request)
-        # What is owed to it is not kept from it.
         free += needed
         sentence = "it gets tokens in the next step, as the budget allows."
         if needed > max(0, free):
@@ -172,7 +164,7 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
 
 
 def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -> str:
-    """The sentence for a waiting request that needs so many blocks, the watermark's among them, of which so many are free."""
+    """Return the sentence for a waiting request; `needed` includes the watermark."""
     foresight, limit, kept = state.foresight, state.limits.max_sequences, state.books.watermark()
     returning = [other for other in state.away if other.status is not Status.LOADING]
     ahead = list(takewhile(lambda other: other is not request, state.waiting))

@@ -1,13 +1,13 @@
-"""Tenants in turn: of those who wait, the tenant that was given least for its weight comes first.
+"""Tenants in fair order: first the tenant that was given least for its weight.
 
     tenant   weight   given per weight        waits
     a             1   |==============|        a7 a8 a9        the queue: b3 c1 b4 a7 ...
-    b             2   |========|              b3 b4           each that is let in lengthens its tenant's bar
+    b             2   |========|              b3 b4           each admission lengthens its tenant's bar
     c             1   |========|              c1              by (prompt + expected outputs) ÷ weight
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) of tokens: the end of a tenant's bar is the virtual start of its
-next request. A bar grows when a request is let in, not when it comes, as in the Virtual Token Counter (Sheng et al.,
-2024): a wrong guess moves the tenant's next request.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) of tokens: a bar ends at the virtual start of the tenant's next
+request. It grows at admission, not at arrival, as in the Virtual Token Counter (Sheng et al., 2024): a wrong guess
+moves the tenant's next request.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ MOST_IDLE = 1000
 
 
 class Tenant:
-    """What is kept of a tenant.
-
-    start    virtual time at which its next request starts: tokens per weight
-    lane     its requests that wait and were never let in, by priority and arrival
-    entry    (priority, start, number) of the first of them, by which tenants are sorted; None: it has none
-    num_in   its requests that were let in and have not ended
+    """start    virtual time at which its next request starts: tokens per weight
+    lane     its waiting requests that were never admitted, by priority and arrival
+    entry    (priority, start, number) of the first of them, the key of the tenant's place; None: there is none
+    num_in   its requests that were admitted and have not ended
     """
 
     __slots__ = ("entry", "lane", "name", "num_in", "start", "weight")
@@ -48,18 +46,17 @@ class Tenant:
 
 
 class FairQueue:
-    """A `Queue`. Within a priority, first those that were let in before, in the order in which they were; then the first of each tenant,
-    the smallest virtual start first."""
+    """A `Queue`. In a priority, requests admitted before come first, in order; then tenants by virtual start."""
 
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
-        """`weights`: of tenants; of those not named, 1. `lengths`: of the outputs that ended."""
+        """`weights` of tenants, 1 for tenants not named; `lengths` of ended outputs."""
         self._weights, self._lengths = weights, lengths
-        # Tenants with a request that is alive, and others that were given more than those who wait, the longest idle first.
+        # Tenants with a live request; and idle ones that were given more than waiting ones, longest idle first.
         self._tenants: dict[str | None, Tenant] = {}
         self._idle: OrderedDict[str | None, Tenant] = OrderedDict()
         self._entries: list[tuple[Key, Tenant]] = []
         self._returned = OrderedQueue()
-        # The largest virtual start of those that were let in, and how many that were.
+        # The largest virtual start of admitted requests, and their number.
         self._virtual_time = 0.0
         self._turn = 0
         self.num = 0
@@ -69,7 +66,6 @@ class FairQueue:
 
     def __iter__(self) -> Iterator[RequestState]:
         returned = (((state.order[0], 0, 0.0, place), state) for place, state in enumerate(self._returned))
-        # Keys are unique, so states are never compared.
         return (state for _, state in heapq.merge(returned, self._never_in()))
 
     def add(self, state: RequestState) -> bool:
@@ -83,7 +79,7 @@ class FairQueue:
             tenant = self._idle.pop(name, None) or Tenant(name, weight)
             self._tenants[name] = tenant
         if not tenant.lane.num:
-            # What it did not ask for while it had nothing waiting is no credit.
+            # A tenant gains no credit while it has nothing waiting.
             tenant.start = max(tenant.start, self._least_start(state.order[0]))
         tenant.lane.add(state)
         self._stand(tenant)
@@ -110,7 +106,7 @@ class FairQueue:
         self._forget_if_gone(tenant)
 
     def let_in(self, state: RequestState) -> None:
-        """Take a request out that is admitted. The first time its tenant is given what it is expected to take, and its turn becomes its order."""
+        """Remove an admitted request. At its first admission, charge its tenant, and order it by its turn."""
         if not state.is_new:
             self.remove(state)
             return
@@ -124,7 +120,7 @@ class FairQueue:
         state.order = (state.order[0], float(self._turn), state.order[2])
 
     def ended(self, state: RequestState) -> None:
-        """A request has ended: what it took stands for what it was expected to take. One that was never let in took nothing."""
+        """Replace what the ended request was expected to take by what it took; nothing if it was never admitted."""
         if state.is_new:
             return
         tenant = self._tenants[state.request.tenant]
@@ -134,7 +130,7 @@ class FairQueue:
         self._forget_if_gone(tenant)
 
     def violations(self, requests: Iterable[RequestState], parked: Collection[str]) -> list[str]:
-        """What of the tenants' books, and of the order of the queue, differs from what these requests, all that are alive, say."""
+        """Return where tenants' books or the order of the queue differ from these requests, all that are alive."""
         waiting: dict[str | None, set[str]] = {}
         num_in: dict[str | None, int] = {}
         returned = set()
@@ -165,9 +161,9 @@ class FairQueue:
         return found
 
     def _never_in(self) -> Iterator[tuple[tuple[int, int, float, int], RequestState]]:
-        """Requests that were never let in, in order, with their keys: each starts where its tenant's one before it is expected to leave off."""
+        """Iterate (key, request) of those never admitted, in order: each starts where the one before leaves off."""
         lanes: dict[str | None, list[RequestState]] = {}
-        # In order, and so a heap. (priority, start, number) is unique, so tenants are never compared.
+        # Sorted, and so a heap. (priority, start, number) is unique, so tenants are never compared.
         heap = [(entry, 0, tenant) for entry, tenant in self._entries]
         while heap:
             (priority, start, number), place, tenant = heap[0]
@@ -182,7 +178,7 @@ class FairQueue:
             heapq.heapreplace(heap, ((behind[0], start, behind[2]), place + 1, tenant))
 
     def _stand(self, tenant: Tenant) -> None:
-        """Put the tenant where its first waiting request belongs."""
+        """Move the tenant to the place of its first waiting request."""
         entry = _entry_of(tenant)
         if entry == tenant.entry:
             return
@@ -193,7 +189,7 @@ class FairQueue:
         tenant.entry = entry
 
     def _least_start(self, priority: int) -> float:
-        """Where a tenant begins of which nothing is known: with the first who waits with that priority, not past the one let in last."""
+        """Where an unknown tenant starts: with the first waiting one of the priority, at most at the virtual time."""
         entries = self._entries
         place = bisect_left(entries, ((priority, -math.inf, 0),))
         if place < len(entries) and entries[place][0][0] == priority:
@@ -201,7 +197,7 @@ class FairQueue:
         return self._virtual_time
 
     def _expected_cost(self, state: RequestState) -> int:
-        """Tokens that a request will take, which was never let in: its prompt once, and the outputs of each sequence."""
+        """Tokens that a request will take: its prompt once, and the outputs of each sequence."""
         most, wish = state.max_total[0] - state.prompt_len, state.request.expected_tokens
         if wish is None:
             mean = self._lengths.mean
@@ -209,7 +205,7 @@ class FairQueue:
         return state.prompt_len + len(state.rows) * max(1, min(wish, most))
 
     def _forget_if_gone(self, tenant: Tenant) -> None:
-        """Forget a tenant without requests, unless it was given more than those who wait and anyone has a request."""
+        """Forget a tenant without requests, unless it was given more than tenants that wait."""
         if tenant.lane.num or tenant.num_in:
             return
         del self._tenants[tenant.name]
@@ -229,7 +225,7 @@ def _entry_of(tenant: Tenant) -> Key | None:
 
 
 def taken_by(state: RequestState) -> int:
-    """Tokens that a request took, which has ended: what had to be computed once, and its outputs."""
+    """Tokens that an ended request took: what had to be computed once, and its outputs."""
     num_sequences = state.request.num_sequences
     known = num_sequences * state.prompt_len + sum(state.appended[:num_sequences]) - state.hit_tokens
     return max(0, known) + state.num_output

@@ -1,8 +1,5 @@
-"""Admission that looks ahead: whether the pool suffices at the moment at which those who are in will need most of it.
-
-With remaining outputs r₁ ≥ r₂ ≥ … and the tokens c that they hold, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ)
-(Past-Future, Gong et al., 2025). Does not admit requests.
-"""
+"""Admission by foresight: whether the pool suffices when the admitted requests need most of it. With remaining outputs
+r₁ ≥ r₂ ≥ … and held tokens c, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al., 2025)."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ MIDDLE = 0.25
 
 
 def peak(held: Counts, remaining: Counts) -> int:
-    """Tokens in memory at the fullest moment, of sequences that hold so many and go on for so many more, int64 [n] each."""
+    """Return the peak of tokens in memory, of sequences with `held` tokens and `remaining` ones to come, int64 [n]."""
     # Among equals the last one decides, whichever it is.
     order = remaining.argsort()[::-1]
     most = remaining[order]
@@ -48,23 +45,19 @@ def peak(held: Counts, remaining: Counts) -> int:
 
 
 class Foresight:
-    """What a scheduler whose policy looks ahead remembers between steps."""
-
     def __init__(self, policy: Policy, books: Books, lengths: OutputLengths, stats: SchedulerStats) -> None:
         self._policy, self._books, self._lengths, self._stats = policy, books, lengths, stats
         self._knows = policy.foresight == "expected"
         self.quantile = self._base = policy.quantile
         self._next_look = 0
-        # What `_those_in` found last, and when.
         self._moment: tuple[int, int, int, int, float] | None = None
         self._in: tuple[Counts, Counts] = (np.empty(0, np.int64), np.empty(0, np.int64))
         self._newcomer = 0
-        # Totals at the last finish, and the decaying sums.
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
 
     def finished(self, *, pause: int) -> None:
-        """A sequence has ended that stood still for `pause` steps at the longest: set how boldly the next ones are let in."""
+        """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
         policy, stats = self._policy, self._stats
         if policy.waste_target is None and policy.stall_target is None:
             return
@@ -77,7 +70,7 @@ class Foresight:
                 self._base + (RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share))
             )
         if computed != was_computed or wasted != was_wasted:
-            # Else another sequence has ended in the same step.
+            # Otherwise another sequence has ended in the same step.
             kept = math.exp((was_computed - computed) / MEMORY)
             self._computed = self._computed * kept + (computed - was_computed)
             self._wasted = self._wasted * kept + (wasted - was_wasted)
@@ -87,14 +80,12 @@ class Foresight:
         self.quantile = self._within(self._base + GAIN * excess)
 
     def _within(self, quantile: float) -> float:
-        """As much of it as the policy's range allows."""
         least, most = self._policy.quantile_range
         return min(most, max(least, quantile))
 
     def looks_now(self, num_placed: int, was_shut: bool) -> bool:
-        """Whether to see who fits: always where no row is placed; else if something changed since it was found that none does, a little later
-        with many rows, or if that was STRIDE steps ago."""
-        # Who asked between two steps asked of another moment.
+        """Whether to look who fits: no row is placed, a change came (later with many rows), or STRIDE steps passed."""
+        # A result from between two steps is stale.
         self._moment = None
         steps, num_running = self._stats.steps, self._books.queues.running_rows.num
         if not num_placed or steps >= self._next_look:
@@ -102,17 +93,15 @@ class Foresight:
         return not was_shut and steps >= self._next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
 
     def note_none_fits(self) -> None:
-        """It was found that none fits; the next look is STRIDE steps away."""
         self._next_look = self._stats.steps + STRIDE
 
     @property
     def steps_left(self) -> int:
-        """Steps that may be taken before it is looked again."""
+        """Steps until the next look."""
         return max(0, self._next_look - self._stats.steps)
 
     def fits(self, request: RequestState) -> bool:
-        """Whether the pool holds a waiting request and all who were admitted at their fullest moment. True for one that comes in alone, or as
-        one of the very first."""
+        """Whether the pool holds it and all admitted requests at their peak; True for the first few requests."""
         manager, columns, num_in = self._books.manager, self._books.columns, self._books.queues.num_in
         is_early = self._lengths.num_noted + num_in < min(ROWS, self._policy.known_outputs)
         if not num_in or (is_early and not self._knows):
@@ -121,18 +110,18 @@ class Foresight:
         slots = manager.num_blocks * size
         worst = columns.sum_max_total + sum(request.max_total)
         if worst + (columns.num_bound + request.num_live) * size <= slots:
-            # Even if all become as long as they may: most need not be looked at any closer where memory is ample.
+            # All fit at full length: the usual case where memory is ample.
             return True
         most = self.peak_with(request)
-        # What rows share comes on top, so it need not always be counted.
+        # Shared blocks add to the slots, so they are counted only if needed.
         if most <= slots:
             return True
-        # It may share what is promised to one who came in just now.
+        # The request may share blocks promised in this step.
         manager.growth.draw_promised()
         return most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
-        """Tokens for which there are slots; what rows share counts for each of them."""
+        """Return the slots for tokens. A shared block counts once for each row that shares it."""
         manager = self._books.manager
         tables = int(manager.rows.num_blocks[self._rows()].sum())
         shared = tables - manager.device.num_used
@@ -141,7 +130,7 @@ class Foresight:
         return (manager.num_blocks + shared) * manager.block_size
 
     def peak_with(self, request: RequestState) -> int:
-        """Tokens in memory at the fullest moment, if the waiting request came in now."""
+        """Return the peak of tokens in memory if the waiting request is admitted now."""
         held, remaining = self._those_in()
         more_held, more_remaining = [], []
         wish, slack = request.request.expected_tokens, self._books.manager.block_size // 2
@@ -163,15 +152,13 @@ class Foresight:
         return peak(held, remaining)
 
     def _those_in(self) -> tuple[Counts, Counts]:
-        """Tokens that those who were admitted hold, and for how many more they are taken to go on, int64 [n + 1] each, with a place at the
-        end for one who comes. Found once for several candidates of which none comes in."""
+        """Return held and coming tokens of admitted sequences, int64 [n + 1] each, with a last place for a newcomer."""
         books, columns, manager = self._books, self._books.columns, self._books.manager
         queues = books.queues
         moment = manager.batch, queues.running.num, queues.away.num, len(books.bounded), self.quantile
         if moment == self._moment:
             return self._in
         rows = self._rows()
-        # The last one is a newcomer, which has written nothing.
         held, written = np.zeros(len(rows) + 1, np.int64), np.zeros(len(rows) + 1, np.int64)
         held[:-1] = known = manager.rows.num_tokens[rows]
         np.subtract(known, columns.prompt_total[rows], out=written[:-1])
@@ -186,16 +173,16 @@ class Foresight:
         np.minimum(theirs, most, out=theirs)
         np.maximum(theirs, 1, out=theirs)
         for other in books.bounded:
-            # All that they may need is reserved.
+            # Everything up to their full length is reserved.
             is_theirs = np.isin(rows, other.live_rows)
             theirs[is_theirs] = most[is_theirs]
-        # A last block is half empty in the mean.
+        # On average half of a last block is empty.
         held += manager.block_size // 2
         self._moment, self._in = moment, (held, remaining)
         return self._in
 
     def _quantile_now(self) -> float:
-        """The quantile for as many rows as there are, and careful as long as few outputs have ended."""
+        """The quantile for the number of rows, more careful while few outputs have ended."""
         policy, num_noted = self._policy, self._lengths.num_noted
         quantile = self._within(MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / max(1, self._books.queues.num_in)))
         if num_noted >= policy.known_outputs:

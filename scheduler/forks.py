@@ -1,10 +1,9 @@
-"""Forks: one more sequence of a request that runs, from where one of its sequences is.
+"""Forks: one more sequence of a running request, from the state of one of its sequences.
 
     r1 / 0 | known ... 17 |   fork   | r1 / 0 | ... 17 |
                                      | r1 / 1 | ... 17 |
 
-A beam search forks the sequences that go on best. All full blocks are shared; the partial one is copied at once, because both go on to
-write it, and the copy runs before the next batch.
+Full blocks are shared. The partial one is copied before the next batch, because both sequences will write it.
 """
 
 from __future__ import annotations
@@ -15,16 +14,11 @@ from .request import RequestState, replaced
 from .state import State
 from .status import Status
 
-# What a request's state says of each of its sequences.
 _BY_SEQUENCE = ("max_total", "high_water", "appended", "is_quiet")
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:
-    """A new sequence of the request, which knows what this live one does. Returns its number.
-
-    Raises InvalidRequest (the sequence does not run, its request is private, the policy reserves or runs batches whole, or there is no
-    seat), RequestInFlight, or OutOfBlocks (no block for the copy), changing nothing.
-    """
+    """Fork a live sequence. Return the number of the new one. Raises as `Scheduler.fork` does, changing nothing."""
     if request.status is not Status.RUNNING:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
     if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
@@ -42,12 +36,12 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         )
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
-    # A batch that is out may be cancelled: its moves would run with what leaves the device now.
+    # An outstanding batch may be cancelled: its moves would run together with copies made now.
     state.manager.copy_content(not state.outstanding.batches and state.carried.are_of_forks)
     child, moves = state.manager.fork_to_write(row)
     request.is_plain = False
     request.num_live += 1
-    # Numbers of forks that are gone are given again, or a search would have ever more of them.
+    # Numbers of ended forks are reused, or a search would need ever more of them.
     own, num = request.request.num_sequences, len(request.rows)
     number = next((number for number in range(own, num) if not state.delivers(request, number)), num)
     if number == num:
@@ -63,7 +57,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     if row in state.recovering:
         state.recovering[child] = state.recovering[row]
     state.running_rows.join([child], at_end=False)
-    # What was known of the rows that run, and of the request's worst case, was of the sequences that it had.
+    # What is cached of the running rows and of the worst case does not count the new sequence.
     state.books.lift_bound(request)
     state.steady = None
     state.columns.advance_unevenly()

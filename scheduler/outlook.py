@@ -1,4 +1,4 @@
-"""Who runs and who waits, as arrays of numbers: what a forecast of admissions begins with."""
+"""Arrays of running and waiting requests, from which a forecast of admissions begins."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ Counts = NDArray[np.int64]
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """Sequences that run, then those that were suspended and return first, then the requests that wait, in their order; int64 [n] each.
+    """Running sequences, then suspended ones, which return first, then waiting requests, in order; int64 [n] each.
 
-    num_sequences        of each; 1 for those that were let in
+    num_sequences        of each; 1 for admitted ones
     held                 tokens for which each has slots, or takes them when it enters
-    todo                 tokens to compute before the next output; 1 for one that decodes
-    left                 outputs to come of each sequence: by `expected_tokens`, else as many as others had that were longer than what is
-                         written, and before any was half of what is left of max_tokens
-    num_running          sequences that run
-    num_suspended        and those that were suspended
-    mean_output          outputs of a request that comes new; None: none has ended
+    todo                 tokens to compute before the next output; 1 for a decode
+    left                 outputs to come of each sequence: by `expected_tokens`, else by the mean of longer ones that
+                         ended, else half of what is left of max_tokens
+    num_running, num_suspended  sequences of each kind
+    mean_output          outputs of a new request; None: none has ended
     max_total            tokens of a sequence, prompt and outputs
     slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves
     block_size           tokens of a block
@@ -53,7 +52,6 @@ class Outlook(msgspec.Struct, frozen=True):
 
 
 def outlook(state: State) -> Outlook:
-    """The outlook of now."""
     manager, columns, books, size = state.manager, state.columns, state.books, state.manager.block_size
     running = books.running_rows()
     suspended = np.array([row for request in state.away for row in request.live_rows], np.int64)
@@ -74,16 +72,15 @@ def outlook(state: State) -> Outlook:
         columns.expected_total[rows],
     )
     known, before, most, expected = np.hstack([np.array(in_rows), np.array(waiting, np.int64).reshape(-1, 4).T])
-    # The last one is of a request that comes new.
     mean = state.lengths.mean_remaining(np.append(known - before, 0), (known - before)[: len(running)])
     guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
     left = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))
     num_sequences = np.array(num, np.int64)
-    # A group computes its prompt once where it can be shared.
+    # A group computes a shared prompt once.
     todo = known * (1 if manager.prefix_caching else num_sequences)
     behind = known[:num_rows] - manager.rows.num_launched[rows]
     todo[:num_rows] = np.maximum(1, behind)
-    # What a batch that is out samples has come.
+    # Samples of outstanding batches count as received.
     left[:num_rows] = np.maximum(1, left[:num_rows] + np.minimum(0, behind - 1))
     on_device = manager.rows.num_blocks[rows] * size
     kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]

@@ -1,8 +1,8 @@
-"""The batches that are out: whose shares they hold, and where the samples come from that nobody knows yet.
+"""Outstanding batches: whose shares they hold, and where unsampled tokens come from.
 
     batch 7 | row 3 samples at place 0 |      batch 8 | row 3 computes that token: its value comes from (7, 0) |
 
-The only code that changes a ticket. A sequence that gives its row back keeps its shares until their batches end, or until they are void.
+The only code that changes a ticket. A sequence that gives its row back keeps its shares until they end or are void.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Source = tuple[int, int]
 
 
 class Awaited:
-    """Of each row, int64 [rows]: samples that are out, and where the latest one comes from; and bool [rows], whether it has drafts of
-    which it is not known yet how many are right."""
+    """Outstanding samples by row: how many, batch and place of the latest, and whether drafts are undecided."""
 
     def __init__(self, num_rows: int, batches: list[Batch]) -> None:
         self.num = np.zeros(num_rows, np.int64)
@@ -50,62 +49,58 @@ class Awaited:
 
 
 class Outstanding:
-    """Batches between `schedule` and their end, oldest first in `batches`.
-
-    With `resumes_known` a row goes on from a sample that is out only if the batch before has it, in the blocks that it has now.
-    """
+    """Batches between `schedule` and their end, oldest first in `batches`. With `resumes_known` a row goes on from an
+    awaited sample only if the latest batch has the row, in the blocks that it has now."""
 
     def __init__(self, manager: Memory, columns: RowColumns, *, resumes_known: bool) -> None:
         self._manager, self._columns, self._resumes_known = manager, columns, resumes_known
         self.batches: list[Batch] = []
-        # Of the step that is made: what rows wait for, and, with `resumes_known`, rows whose blocks are not those of the batch before.
+        # Of the current step: what rows wait for; with `resumes_known`, rows whose blocks changed since the last batch.
         self._awaited: Awaited | None = None
         self._retold: set[int] = set()
-        # Blocks into which a batch loads for a request that was aborted: (batch, id of the request, blocks).
+        # Blocks into which a batch loads for an aborted request: (batch, id of the request, blocks).
         self._loading: list[tuple[int, str, NDArray[np.int64]]] = []
 
     def begin_step(self) -> None:
-        """A step is about to be made: call it before any table grows."""
+        """Begin a step, before any table grows."""
         self._awaited = None
         if self._resumes_known:
             self._retold = self._manager.growth.changed_rows if self.batches else set()
 
     def put_out(self, batch: Batch) -> None:
-        """The batch, the latest, is out from now on."""
         self.batches.append(batch)
 
     def end(self, batch: Batch) -> None:
-        """The batch, the oldest or the latest, is out no more."""
         self.batches.remove(batch)
 
     def must_be(self, batch: Batch, place: int, verb: str) -> None:
-        """Raise BatchEnded or BatchOutOfOrder unless the batch is the one at `place`: 0 the oldest, -1 the latest."""
+        """Raise BatchEnded or BatchOutOfOrder unless the batch is at `place`: 0 the oldest, -1 the latest."""
         if batch not in self.batches:
             raise BatchEnded(batch.number)
         if self.batches[place] is not batch:
             raise BatchOutOfOrder(batch.number, self.batches[place].number, verb)
 
     def awaited(self) -> Awaited | None:
-        """What the rows of the step that is made wait for; None while no batch is out."""
+        """Return what rows wait for in the current step; None while no batch is out."""
         if self._awaited is None and self.batches:
             self._awaited = Awaited(len(self._manager.rows.num_tokens), self.batches)
         return self._awaited
 
     def steady_source(self, rows: Rows) -> Ticket | None:
-        """The ticket of the latest batch if a token is sampled there for each of `rows`, an array that it shares, and each goes on from there."""
+        """Return the latest ticket if it has this very array of rows, samples for each, and each goes on from there."""
         last = self.batches[-1]
         ticket = last.ticket
         if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
             return None
         if ticket.draft_counts is not None:
-            # How many of them are right decides where those rows go on.
+            # The number of right drafts decides where those rows go on.
             return None
         if self._resumes_known and (self._retold or last.number != self._batch_before):
             return None
         return ticket
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
-        """(batch, place) of each share of the sequence that is not void: in the row that it has, or in one that it gave back."""
+        """Return (batch, place) of each share of the sequence that is not void, in its row or one it gave back."""
         row = request.rows[sequence]
         found: list[tuple[Batch, int]] = []
         for batch in self.batches:
@@ -118,12 +113,12 @@ class Outstanding:
         return found
 
     def sources_of(self, request: RequestState, sequence: int) -> list[Source]:
-        """Where the tokens come from that the sequence will know when all batches have ended, in order."""
+        """Return the sources of the sequence's outstanding samples, in order."""
         shares = self.shares_of(request, sequence)
         return [(batch.number, place) for batch, place in shares if batch.ticket.samples[place]]
 
     def total_of(self, row: int) -> int:
-        """Upper bound of the row's known tokens once all batches have ended; those that are launched where it goes on from an unknown place."""
+        """Upper bound of the row's known tokens after all batches; its launched tokens if it cannot go on yet."""
         manager = self._manager
         if not self.batches:
             return int(manager.rows.num_tokens[row])
@@ -139,7 +134,6 @@ class Outstanding:
         return total
 
     def totals_of(self, rows: Rows) -> Counts:
-        """`total_of` each of these rows, int64 [n]."""
         known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known
@@ -155,15 +149,14 @@ class Outstanding:
         return np.where(ends, np.minimum(totals, self._manager.rows.num_launched[rows]), totals)
 
     def keeps_out(self, request: RequestState) -> bool:
-        """Whether the request, which does not run, comes in again only when batches have sampled for it."""
+        """Whether the suspended or waiting request returns only after batches have sampled for it."""
         return self._resumes_known and self._samples_for(request)
 
     def computes(self, request: RequestState) -> bool:
-        """Whether a batch computes for the request, or samples for it."""
         return bool(self.batches) and any(self.shares_of(request, i) for i in range(len(request.rows)))
 
     def is_idle(self, request: RequestState) -> bool:
-        """Whether nothing can become of a request with rows until the caller appends tokens."""
+        """Whether a request with rows can compute nothing until the caller appends tokens."""
         manager = self._manager
         return all(
             manager.rows.num_tokens[row] == manager.rows.num_launched[row] for row in request.live_rows
@@ -180,24 +173,24 @@ class Outstanding:
         )
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
-        """The sequence has no row from now on: its shares are its own, or void where it has ended."""
+        """Keep the shares of a sequence that gives its row back, or void them if it has ended."""
         for batch, place in self.shares_of(request, sequence):
             batch.ticket.gone[place] = Left(request, sequence, has_ended)
 
     def void_beyond(self, request: RequestState, sequence: int, num_known: int) -> None:
-        """Void shares of the sequence that end beyond its first `num_known` tokens: they rest on a token that did not come."""
+        """Void shares that end beyond the first `num_known` tokens: they rest on a token that did not come."""
         for batch, place in self.shares_of(request, sequence):
             if batch.ticket.ends[place] > num_known:
                 batch.ticket.gone[place] = Left(request, sequence, True)
 
     def note_computed(self, row: int, num_tokens: int) -> None:
-        """The row, of which so many tokens had been computed before the batches, is about to lose blocks."""
+        """Note how many tokens were computed before, of a row that is about to lose blocks."""
         for batch in self.batches:
             if (place := batch.ticket.place_of(row)) >= 0:
                 batch.ticket.computed_before.setdefault(place, num_tokens)
 
     def hold_loading(self, request: RequestState) -> None:
-        """The request ends while it loads: if the batch that lists the loads is out, hold the blocks until that has ended."""
+        """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""
         if not request.num_asked or all(batch.number != request.load_batch for batch in self.batches):
             return
         for row in request.live_rows:
@@ -206,13 +199,12 @@ class Outstanding:
             self._loading.append((request.load_batch, request.id, blocks))
 
     def release_loading(self, number: int) -> None:
-        """Batch `number` has ended: release the blocks into which it loaded."""
+        """Release the blocks into which batch `number`, which has ended, loaded."""
         for held in [held for held in self._loading if held[0] == number] if self._loading else ():
             self._loading.remove(held)
             self._manager.device.let_go(held[2])
 
     def _is_undecided(self, request: RequestState, sequence: int) -> bool:
-        """Whether a batch has drafts of the sequence: how many are right decides where it goes on."""
         return any(batch.ticket.has_drafts(place) for batch, place in self.shares_of(request, sequence))
 
     def _samples_for(self, request: RequestState) -> bool:
@@ -220,5 +212,5 @@ class Outstanding:
 
     @property
     def _batch_before(self) -> int:
-        """The number of the batch before the step that is made; it may have been empty, or have ended."""
+        """The number of the batch before the current step, which may be empty or ended."""
         return self._manager.batch - 1

@@ -1,4 +1,4 @@
-"""A decided step as the arrays that a model runner needs. Decides and changes nothing."""
+"""A decided step as the arrays that a model runner needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_VALUE = GrowingView(lambda length: np.full(length, -1, np.int32))
 
 
 class _Packed(NamedTuple):
-    """Of each token its id, where it comes from, its position and its slot."""
+    """Of each token its id, its source, its position and its slot."""
 
     token_ids: Tokens
     batches: Counts
@@ -37,10 +37,9 @@ class _Packed(NamedTuple):
 
 
 class Packer:
-    """Builds batches; keeps the names of the rows that the last one had, because in a steady stretch they stay the same."""
+    """Builds batches. Keeps the names of the last batch's rows, because steady steps have the same rows."""
 
     def __init__(self, owner: object, manager: Memory, columns: RowColumns, outstanding: Outstanding) -> None:
-        """`owner`: whose the batches are."""
         self._owner, self._manager, self._columns, self._outstanding = owner, manager, columns, outstanding
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: NDArray[np.object_] = np.empty(0, object)
@@ -57,10 +56,7 @@ class Packer:
         covers_running: bool,
         has_outputs: bool,
     ) -> Batch:
-        """The batch of a step that is committed to memory as `composed`.
-
-        `positions` are those of its decodes and their drafts; `silent` rows sample nothing.
-        """
+        """Build the batch of a committed step. `positions` are of decodes and drafts; `silent` rows do not sample."""
         flight = composed.flight
         rows, ends = flight.rows, flight.ends
         packed = self._decodes(step, composed, positions)
@@ -114,7 +110,7 @@ class Packer:
         )
 
     def _name(self, rows: Rows) -> None:
-        """Remember which request, and which sequence of it, each of these rows serves, and what they have if each decodes."""
+        """Remember which sequence each row serves, and the arrays of a batch where each row decodes."""
         self._rows, num = rows, len(rows)
         self._usual = ones(num), rising(num + 1), _ALL_ZERO.first(num), _ALL_TRUE.first(num)
         self._ids = self._columns.id[rows]
@@ -126,7 +122,7 @@ class Packer:
             self._sequences = _ALL_ZERO.first(len(rows))
 
     def _decodes(self, step: Step, composed: Composed, positions: Counts) -> _Packed:
-        """The rows that decode: of each its last token, and its drafts behind it."""
+        """Pack the last token of each decode and its drafts."""
         count, tokens, drafts = len(step.decodes), composed.last_tokens, step.draft_tokens
         batches = places = _NOWHERE.first(count)
         if self._outstanding.batches and count:
@@ -144,7 +140,7 @@ class Packer:
         return _Packed(tokens, batches, places, positions, composed.slots)
 
     def _awaited(self, step: Step, tokens: Tokens) -> tuple[Tokens, Counts, Counts]:
-        """The last token of each decode as far as it is known, -1 where it is not, and the batch and the place that it comes from."""
+        """Return the last token of each decode, -1 if unknown, and the batch and place that sample it."""
         count = len(tokens)
         if step.decodes_after >= 0:
             return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
@@ -156,11 +152,11 @@ class Packer:
         return np.where(is_known, tokens, np.int32(-1)), batches, places
 
     def _with_chunks(self, step: Step, composed: Composed, decodes: _Packed) -> _Packed:
-        """The same, and behind the decodes the chunks of prompts."""
+        """Pack the chunks of prompts behind the decodes."""
         tables, size, known = self._manager.rows.block_tables, self._manager.block_size, self._manager.rows.tokens
         spans = [(row, first, first + count) for row, first, count, _ in step.chunks]
         columns = [tables[row, first // size : -(-end // size)] for row, first, end in spans]
-        # All slots of all blocks that they touch. Casts, products and sums apart: numpy does one that mixes types piece by piece, in buffers.
+        # All slots of all touched blocks. Cast, product and sum are apart: numpy buffers an operation on mixed types.
         bases = np.concatenate(columns).astype(np.int64)
         bases *= size
         touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
@@ -183,7 +179,7 @@ class Packer:
         return self._with_sources(packed, decodes, spans) if self._outstanding.batches else packed
 
     def _with_sources(self, packed: _Packed, decodes: _Packed, spans: list[tuple[int, int, int]]) -> _Packed:
-        """The same, and where tokens come from that batches which are out sample: of those the ids are -1."""
+        """Add the sources of tokens that outstanding batches sample, and set their ids to -1."""
         start = len(decodes.batches)
         batches, places = packed.batches.copy(), packed.places.copy()
         batches[:start], places[:start] = decodes.batches, decodes.places
@@ -199,7 +195,7 @@ class Packer:
 
 
 def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
-    """The loads and the moves of a step, read-only: a cancel carries them over as they are."""
+    """Return the step's loads and moves, read-only because a cancel carries them over as they are."""
     loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
     for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
         carried.flags.writeable = False
@@ -207,7 +203,7 @@ def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
 
 
 def _samples(step: Step, rows: Rows, silent: set[int]) -> tuple[NDArray[np.bool_], int]:
-    """Whether each row samples, read-only, and how many do: not in the middle of a prompt, and none that is silent."""
+    """Return which rows sample, read-only, and how many: not in the middle of a prompt, and none that is silent."""
     partial = []
     if step.chunks:
         partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
@@ -220,7 +216,7 @@ def _samples(step: Step, rows: Rows, silent: set[int]) -> tuple[NDArray[np.bool_
 
 
 def _spread(sources: Counts, begins: Counts, total: int) -> Counts:
-    """Where each row's last token comes from, where the row begins, and nowhere for its drafts."""
+    """Spread the sources of rows' last tokens over all tokens; drafts have none."""
     if _NOWHERE.holds(sources):
         return _NOWHERE.first(total)
     spread = np.full(total, -1, np.int64)

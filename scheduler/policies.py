@@ -1,7 +1,5 @@
-"""Policies are data: each named system is one line that combines small strategies.
-
-Where each comes from stands in docs/policies.md, and the class of each word in strategies.py. `paged.study` registers more systems.
-"""
+"""Policies as data: each named system is one line that combines strategies. docs/policies.md says where each comes
+from, strategies.py has the class of each word, and `paged.study` registers more systems."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from paged.errors import InvalidConfig, UnknownPolicy
 
 from .arguments import is_number
 
-# What a strategy makes no sense without.
+# Words that need a certain word in another field.
 _GOES_WITH = (
     (("layout", "counted"), ("reservation", ("max", "expected"))),
     (("layout", "region"), ("reservation", ("max", "expected"))),
     (("foresight", "predicted"), ("reservation", ("prompt",))),
     (("foresight", "expected"), ("reservation", ("prompt",))),
-    # A region is given back as it was taken, in one piece.
+    # A region is released whole.
     (("layout", "region"), ("take", ("whole",))),
     (("layout", "region"), ("preemption", ("recompute",))),
 )
@@ -43,35 +41,34 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     name             how it is called
     summary          one sentence for people
-    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by priority, then the tenant
-                     (Request.tenant) that was given least for its weight
-    reservation      what each sequence asks for before it enters: "prompt": blocks of its prompt; "max": of prompt and max_tokens;
-                     "expected": of prompt and Request.expected_tokens, or max_tokens where these are unknown or reached
-    foresight        whether admission asks for room at the fullest moment to come: "none": today's use decides; "predicted": outputs
-                     become as long as others were; "expected": as long as Request.expected_tokens says, else as others were
-    known_outputs    outputs that have to have ended before their lengths alone count; it begins with so many assumed ones, evenly spread
-                     over the logarithms of all lengths, and with the most careful quantile
-    quantile         share of outputs that are taken to end within the guess, with 16 rows: 0 is bold, 1 careful. With more rows it is
-                     nearer to 0.25, with fewer farther from it
-    waste_target     share of computed tokens that were recomputed or swapped at which the quantile is as said; more makes it careful,
-                     less bold. None: that says nothing
-    stall_target     share of ended sequences whose request may have stood still for more than `stall_limit` steps, because blocks were
-                     taken from it; each makes the quantile careful, each other one a little bolder. None: that says nothing
-    quantile_range   between which it moves
-    max_passes       how often a waiting request that does not fit is passed by one of the next four
-    layout           how more than the prompt is reserved: "blocks": drawn at entry; "counted": kept by count and drawn when tokens need
-                     it; "region": in one piece, which needs `strategies` (see paged.study)
+    order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by
+                     priority, then the tenant (Request.tenant) that was given least for its weight
+    reservation      what each sequence asks for before it enters: "prompt": blocks of its prompt; "max": of prompt and
+                     max_tokens; "expected": of prompt and expected_tokens, or max_tokens if unknown or reached
+    foresight        what room admission asks for: "none": today's use; "predicted": the peak if outputs become as long
+                     as others did; "expected": as long as Request.expected_tokens says, else as others
+    known_outputs    ended outputs from which on their lengths alone count; before, as many assumed ones stand in,
+                     log-uniform, and the quantile is more careful
+    quantile         share of outputs within the guess for 16 rows: 0 is bold, 1 careful; nearer 0.25 for more rows
+    waste_target     recomputed and swapped share of computed tokens at which the quantile stays; more makes it careful,
+                     less bold. None: no effect
+    stall_target     share of ended sequences that may have stood still for more than `stall_limit` steps for lack of
+                     blocks; each makes the quantile careful, each other one a little bolder. None: no effect
+    quantile_range   limits of the quantile
+    max_passes       how often one of the next four may pass a waiting request that does not fit
+    layout           how more than the prompt is reserved: "blocks": drawn at entry; "counted": kept by count, drawn
+                     when needed; "region": in one piece, which needs `strategies` (see paged.study)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
-    watermark        share of the pool that admission and return leave available while anything runs; with foresight and n rows, more
-                     than 16, √(16 ÷ n) of that
-    victim           who gives blocks up first among the running: "latest" in order, or the one with "fewest_blocks"
+    watermark        share of the pool kept from entry and return while anything runs; with foresight and n > 16 rows,
+                     √(16 ÷ n) of that
+    victim           which running request gives blocks up first: the "latest" in order, or that with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
-    preemption       what becomes of it: "recompute", "swap", or "cheapest" of the two by cost
+    preemption       what becomes of them: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
-    default_budget   tokens a step of the named system, for information: the scheduler's is max_tokens_per_step. None: no such limit
-    strategies       called once a scheduler with this policy, the `Strategies` that its words name, and the blocks of the pool; returns
-                     the Strategies to use, such as `usual._replace(order=Mine())`. None: the usual ones
+    default_budget   the named system's tokens a step, for information only; None: no such limit
+    strategies       called once a scheduler with the policy, the `Strategies` of its words, and the blocks of the pool;
+                     returns the Strategies to use, such as `usual._replace(order=Mine())`. None: those of its words
     """
 
     name: str
@@ -162,7 +159,7 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
 
 
 def register_policy(policy: Policy) -> None:
-    """Let schedulers, and whoever lists policies, know this one by its name. Raises InvalidConfig where the name is taken."""
+    """Register a policy under its name, for schedulers and lists. Raises InvalidConfig if the name is taken."""
     if not isinstance(policy, Policy):
         raise InvalidConfig(f"a Policy is needed; got {policy!r}.")
     if policy.name in POLICIES:
@@ -171,7 +168,7 @@ def register_policy(policy: Policy) -> None:
 
 
 def policy_named(policy: str | Policy) -> Policy:
-    """The policy of that name, or the policy itself. Raises UnknownPolicy with the list of known ones."""
+    """Return the policy of that name, or the policy itself. Raises UnknownPolicy, which lists the known ones."""
     if isinstance(policy, Policy):
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
@@ -180,12 +177,10 @@ def policy_named(policy: str | Policy) -> Policy:
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What giving blocks up costs, in seconds; only the ratio decides.
-
-    A block that is swapped travels twice (out and in), one of content that comes back on a hit once more. Recomputing tokens from position a to b costs
-    `seconds_per_token` · (b - a) · (1 + (a + b) / 2 / attention_knee): beyond the knee (tokens) attention outweighs the linear
-    layers. The defaults resemble an 8B model on one A100: 2 MiB a block over 25 GB/s, 8,000 prompt tokens a second.
-    """
+    """What giving blocks up costs, in seconds; only the ratio decides. A swapped block is copied twice (out and in),
+    cached content that comes back on a hit once more. Recomputing positions a to b costs `seconds_per_token` · (b - a)
+    · (1 + (a + b) / 2 / attention_knee): beyond the knee (tokens) attention outweighs the linear layers. The defaults
+    resemble an 8B model on one A100: 2 MiB a block over 25 GB/s, 8,000 prompt tokens a second."""
 
     seconds_per_swapped_block: float = 84e-6
     seconds_per_token: float = 125e-6

@@ -1,9 +1,7 @@
-"""Taking blocks from requests that were admitted: who gives, how much, and what becomes of it.
+"""Preemption: which admitted requests give blocks up, how many, and what becomes of the blocks.
 
-A strategy is a subclass of `Victims`.
-
-    running ── tail given up ──> paused ── all given up ──> waiting (dropped: recomputed later)
-                                                       └──> swapped (copied to the host)
+running ── tail given up ──> paused ── all given up ──> waiting (dropped: recomputed later)
+                                                   └──> swapped (copied to the host)
 """
 
 from __future__ import annotations
@@ -26,22 +24,19 @@ Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
 
 
 class Victims:
-    """This one takes from the latest in order first.
-
-    takes_whole  a victim loses all its blocks, else only the missing ones off its tail
-    swaps        what becomes of them
-    """
+    """The latest in order first. Other strategies are subclasses. `takes_whole`: a victim loses all blocks, not only
+    missing ones off its tail. `swaps`: what becomes of them."""
 
     def __init__(self, *, takes_whole: bool, swaps: Swaps) -> None:
         self.takes_whole, self.swaps = takes_whole, swaps
 
     def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
-        """Running requests, the latest first, in the order in which they give blocks up."""
+        """Return running requests, given latest first, in the order in which they give blocks up."""
         return running
 
 
 class FewestBlocks(Victims):
-    """Those that hold the fewest blocks first, and of equals the latest."""
+    """The holder of the fewest blocks first, and of equals the latest."""
 
     def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
         num_blocks = state.manager.rows.num_blocks
@@ -49,15 +44,14 @@ class FewestBlocks(Victims):
 
 
 def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
-    """Whether their bytes over the link cost less than computing them again."""
+    """Whether a swap costs less than computing the positions again."""
     return costs.swap(num_blocks) < sum(costs.recompute(start, stop) for start, stop in lost)
 
 
 def victims(
     state: State, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
 ) -> Iterator[RequestState]:
-    """Requests that may give up blocks, in the order in which they do: paused ones, followers, then running ones by the
-    policy's strategy. None that is placed in this batch. Each may be preempted when it comes."""
+    """Iterate victims that are not placed: paused, followers, then running ones by policy. Each may be preempted."""
     for victim in reversed(list(state.away)):
         if victim.status is Status.PAUSED and may_give(victim):
             yield victim
@@ -70,13 +64,10 @@ def victims(
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int) -> int:
-    """Take `num_missing` blocks off the victim's tail (or all it has, if the policy says so, or if it is a group), and stop it.
-
-    Returns the blocks that became available. A victim from which nothing is taken pauses with all its blocks: it lost its place in this
-    step and nothing else, and is not counted as preempted.
-    """
+    """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it.
+    Return how many became available. A victim that loses none pauses and does not count as preempted."""
     manager, rows = state.manager, victim.live_rows
-    # Computing it again would sample again: one that waits for tokens from the caller stays out until it has them.
+    # An idle victim stays out until the caller appends tokens: computed again, it would sample again.
     is_idle = victim.status is Status.RUNNING and state.outstanding.is_idle(victim)
     step.is_short = True
     takes_tail = not state.victims.takes_whole and not is_idle and len(rows) == 1
@@ -110,7 +101,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
 
 
 def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
-    """How many blocks the row keeps when `num_missing` are to become available off its tail; shared ones do not count."""
+    """Return how many blocks the row keeps if `num_missing` become free off its tail; shared ones do not count."""
     if num_missing <= 0:
         return manager.rows.num_blocks.item(row)
     becomes_free = manager.device.refs(manager.rows.table(row))[::-1] == 1
@@ -132,7 +123,7 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
 
 
 def drop_rows(state: State, victim: RequestState) -> None:
-    """Every sequence gives its row back and keeps its tokens."""
+    """Release the rows of a request, which keeps its tokens."""
     manager = state.manager
     for sequence, row in enumerate(victim.rows):
         if row < 0:
@@ -145,7 +136,7 @@ def drop_rows(state: State, victim: RequestState) -> None:
 
 
 def report_parked(state: State, step: Step) -> None:
-    """Requests that lost their blocks since the last batch, and had lost none before, count as preempted."""
+    """Count requests parked since the last batch as preempted, unless they count already."""
     for request in state.parked_late:
         if state.requests.get(request.id) is request:
             _note_given(state, step, request, "recompute")
@@ -153,7 +144,7 @@ def report_parked(state: State, step: Step) -> None:
 
 
 def _note_given(state: State, step: Step, victim: RequestState, kind: str) -> None:
-    """Blocks were taken from the victim, which counts as preempted if none were since it last ran."""
+    """Count the victim as preempted, unless it lost blocks before since it last ran."""
     if victim.has_given:
         return
     stats = state.stats

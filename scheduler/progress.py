@@ -1,7 +1,4 @@
-"""A step that would compute nothing, though a request could: the first in order that may gets what it needs.
-
-Is asked only when nothing is in flight.
-"""
+"""Progress where a step would compute nothing: the first request able to run gets what it needs."""
 
 from __future__ import annotations
 
@@ -18,23 +15,22 @@ from .status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:
-    """Make the first request run that has something to compute and can have room for it. If none can, the first one has outgrown the
-    pool, and is ended."""
+    """Run the first request that has work and can get room; end those that outgrew the pool."""
     while able := sorted((r for r in _admitted(state) if _has_todo(state, r)), key=lambda request: request.order):
-        # One whose worst case is reserved may stand behind one that lacks just those blocks.
+        # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
         if any(other.status is Status.LOADING for other in state.away):
-            # What they hold comes back when the caller has loaded.
+            # Their blocks come back when the caller has loaded.
             return
         state.pending_outputs += end_request(
             state, able[0], LENGTH, "ended with length: alone in the pool, it outgrew it."
         )
     if state.waiting.num:
         request = state.waiting.head()
-        # Requests that are still in the way wait for tokens from the caller.
+        # What then still holds blocks waits for tokens from the caller.
         fits = _clear(state, step, request, state.books.to_enter)
-        # A prompt that is over what its group shares comes in all the same, and ends when it has outgrown the pool.
+        # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
         is_alone = not state.running.num and all(other.status is Status.SWAPPED for other in state.away)
         may_try = is_alone and not state.reservation.reserves
         if (fits or may_try) and not step.admitted:
@@ -45,7 +41,6 @@ def force_progress(state: State, step: Step) -> None:
 
 
 def _admitted(state: State) -> list[RequestState]:
-    """Who could compute if memory allowed it."""
     return [request for request in (*state.running, *state.away) if request.status is not Status.LOADING]
 
 
@@ -55,7 +50,7 @@ def _has_todo(state: State, request: RequestState) -> bool:
 
 
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
-    """Take what the request needs from victims. Returns whether its next token fits at least; nothing is taken for one that cannot."""
+    """Take what the request needs, unless it cannot suffice. Return whether at least its next token fits."""
     books = state.books
     givers = [other for other in victims(state, partial(_may_give, state)) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
@@ -74,10 +69,7 @@ def _may_give(state: State, other: RequestState) -> bool:
 
 
 def _clear(state: State, step: Step, request: RequestState, needed: Callable[[RequestState], int]) -> bool:
-    """Take from other victims, in the order of all, until what the request needs is available. Returns whether it is.
-
-    Asked afresh each time: a block that it shares with a victim is there for nothing until that victim gives it up.
-    """
+    """Take from other victims until the `needed` blocks, which may change, are available. Return whether they are."""
     books = state.books
     may_move, step.may_move = step.may_move, False
     for victim in victims(state, partial(_may_give, state)):
@@ -91,7 +83,7 @@ def _clear(state: State, step: Step, request: RequestState, needed: Callable[[Re
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:
-    """Let the request compute what it can. Returns whether anything is in flight now."""
+    """Run the request with what it can compute. Return whether anything is in flight now."""
     if request.status in (Status.PAUSED, Status.SWAPPED):
         bring_back(state, step, request)
     for row in request.live_rows:
@@ -101,7 +93,7 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
 
 
 def reject_overgrown(state: State) -> None:
-    """End requests to which the caller appended more than the pool or the model can ever hold."""
+    """End requests that can never fit with the tokens that the caller appended."""
     for request in list(state.to_reject):
         if not state.outstanding.computes(request):
             sentence = (

@@ -1,4 +1,4 @@
-"""Where each request stands: in one of four places, each in its order.
+"""Queues of live requests: each stands in one of four, in order.
 
     waiting ──> running ⇄ away (loading, paused, swapped)
        ⇅            │
@@ -31,7 +31,7 @@ _NEXT = {
 
 
 class Queue(Protocol):
-    """Requests that wait, in the order in which they are to be let in."""
+    """Waiting requests, in the order in which they are to be admitted."""
 
     num: int
 
@@ -40,31 +40,31 @@ class Queue(Protocol):
     def __iter__(self) -> Iterator[RequestState]: ...
 
     def add(self, state: RequestState) -> bool:
-        """Put a request in its place. Returns whether that is known to be the last one."""
+        """Put a request in its place. Return whether that is known to be the last one."""
 
     def head(self) -> RequestState:
-        """The first one; there is one."""
+        """Return the first request; there is one."""
 
     def behind(self, count: int) -> list[RequestState]:
-        """Up to `count` that come after the first."""
+        """Return up to `count` requests that come after the first."""
 
     def remove(self, state: RequestState) -> None:
-        """Take a request out; it is there."""
+        """Remove a request that is there."""
 
     def let_in(self, state: RequestState) -> None:
-        """Take a request out that is admitted."""
+        """Remove a request that is admitted."""
 
 
 class OrderedQueue:
-    """A `Queue` sorted by `RequestState.order`, which is unique. In order of arrival, adding and taking the head are O(1)."""
+    """A `Queue` sorted by `RequestState.order`, which is unique. In arrival order, add and head removal are O(1)."""
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
-        # The same orders by themselves: a search compares tuples, and calls no Python.
+        # The orders of `_states`: a search compares tuples, and calls no Python.
         self._orders: list[Key] = []
-        # Heads are taken by moving this up; the lists are cut when half of them is gone.
+        # Removing the head moves this up. The lists are cut once half of them is gone.
         self._head = 0
-        # How many there are: an attribute, because every step asks several times.
+        # An attribute, because every step asks several times.
         self.num = 0
 
     def __len__(self) -> int:
@@ -86,7 +86,6 @@ class OrderedQueue:
         return False
 
     def place_of(self, state: RequestState) -> int:
-        """How many stand before a request that is there."""
         return bisect_left(self._orders, state.order, lo=self._head) - self._head
 
     def head(self) -> RequestState:
@@ -112,55 +111,49 @@ class OrderedQueue:
 
 
 class Queues:
-    """All requests that are alive, and the rows of those that run."""
-
     def __init__(self, waiting: Queue) -> None:
         self.waiting = waiting
         self.running = OrderedQueue()
-        # Requests with rows that do not run: loading, paused and swapped ones.
+        # Loading, paused and swapped requests.
         self.away = OrderedQueue()
-        # Waiting requests that have nothing to compute until the caller appends tokens: they gave their blocks up meanwhile.
+        # Requests that gave their blocks up and compute nothing until the caller appends tokens.
         self.parked: dict[str, RequestState] = {}
         self.running_rows = RunningRows()
 
     @property
     def num_in(self) -> int:
-        """Rows that run, and requests that are away; at most, while the array of rows has to be made anew."""
+        """Running rows and requests that are away; an upper bound while the array of rows is stale."""
         return self.running_rows.num + self.away.num
 
     def run(self, request: RequestState) -> None:
-        """Let a request run that has rows and stands nowhere."""
         running, running_rows, rows = self.running, self.running_rows, request.live_rows
         place = None
         at_end = running.add(request)
         if not at_end and len(rows) == 1 and running_rows.num + 1 == running.num:
-            # All others have one row each, too.
             place = running.place_of(request)
         running_rows.join(rows, at_end=at_end, place=place)
         _turn(request, Status.RUNNING)
 
     def suspend(self, request: RequestState, status: Status) -> None:
-        """Put a request away that stands nowhere: loading, paused or swapped."""
         _turn(request, status)
         self.away.add(request)
 
     def wait(self, request: RequestState) -> None:
-        """Let a request wait that stands nowhere and has no rows."""
         _turn(request, Status.WAITING)
         self.waiting.add(request)
 
     def park(self, request: RequestState) -> None:
-        """Let a request that stands nowhere and has no rows wait for tokens from the caller."""
+        """Let a request without rows wait for tokens from the caller."""
         _turn(request, Status.WAITING)
         self.parked[request.id] = request
 
     def unpark(self, request: RequestState) -> None:
-        """The request, if it is parked, has tokens to compute: it waits as the others do."""
+        """Let the request, if it is parked, wait as others do: it has tokens to compute."""
         if self.parked.pop(request.id, None) is not None:
             self.waiting.add(request)
 
     def leave(self, request: RequestState, *, has_left_rows: bool = False) -> None:
-        """Take the request out of where it stands. `has_left_rows`: its rows are no running ones any more."""
+        """Take the request out of its queue. `has_left_rows`: its rows do not run any more."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
             if not has_left_rows:
@@ -171,7 +164,6 @@ class Queues:
             self.waiting.remove(request)
 
     def end(self, request: RequestState, status: Status) -> None:
-        """The request, which stands nowhere, has ended."""
         _turn(request, status)
 
 

@@ -1,4 +1,4 @@
-"""What a user submits, and what the scheduler keeps of it."""
+"""What a user submits, and the state that the scheduler keeps of it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ _USUAL = (0, 0, 1, 0)
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How the content of a sequence that has finished is kept: evicted after all of lower priority.
-
-    priority  from 1 to 3; what is not retained has 0
-    lasts     time from its end on, in the unit of `now`; None or infinity: as long as it is known
-    """
+    """How a finished sequence's content is kept: evicted after all of lower priority. `priority`: from 1 to 3; other
+    content has 0. `lasts`: time from its end on, in the unit of `now`; None or infinity: no limit."""
 
     priority: int = 1
     lasts: float | None = None
@@ -42,25 +39,22 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prompt and what to make of it.
 
-    id                of any length; unique among the living
-    prompt            token ids, a list of int or an int32 array [n], n ≥ 1
-    max_tokens        output tokens at most, for each sequence
-    min_tokens        EOS and stop ids do not count before so many output tokens
-    eos_token_id      ends a sequence (it is kept), None: nothing does
-    stop_token_ids    more ids that do
-    priority          smaller is sooner
-    num_sequences     a group: so many sequences of one prompt, admitted, preempted and swapped together
-    num_computed      first tokens whose KV exists elsewhere; see Batch.loads
-    expected_tokens   output tokens that it is thought to take, at most max_tokens: a hint for policies that reserve by it;
-                      None: not known
-    salt, adapter, extra_key
-                      content is shared only among requests that agree in all three; the key is any nesting of None, bool,
-                      int, str, bytes and tuple
-    reads_cache       off: everything is computed, though it may be cached (prompt log-probabilities)
-    writes_cache      off: no other request finds what is computed for it
-    retention         how its content is kept when it has finished; None: as any other
-    tenant            on whose account it is, for policies that are fair between tenants; None is one of its own. Shares no content less or
-                      more for it: that is what `salt` is for
+    id               of any length; unique among live requests
+    prompt           token ids, a list of int or an int32 array [n], n ≥ 1
+    max_tokens       output tokens at most, for each sequence
+    min_tokens       output tokens before which EOS and stop ids do not count
+    eos_token_id     ends a sequence, which keeps it; None: nothing does
+    stop_token_ids   more ids that do
+    priority         smaller is sooner
+    num_sequences    a group: sequences of one prompt, admitted, preempted and swapped together
+    num_computed     first tokens whose KV exists elsewhere; see Batch.loads
+    expected_tokens  output tokens that it is thought to take, at most max_tokens: a hint for policies; None: not known
+    salt, adapter, extra_key  content is shared only among requests that agree in all three; the key is any nesting of
+                     None, bool, int, str, bytes and tuple
+    reads_cache      off: everything is computed, though it may be cached (prompt log-probabilities)
+    writes_cache     off: no other request finds what is computed for it
+    retention        how its content is kept when it has finished; None: as any other
+    tenant           whose share fair policies count it to; None is a tenant, too. Unlike `salt` it separates no content
     """
 
     id: str
@@ -83,15 +77,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_private(self) -> bool:
-        """Whether it keeps to itself in any way."""
+        """Whether it does not read, or does not write, the cache."""
         return not (self.reads_cache and self.writes_cache)
 
 
 def with_own_integers(request: Request) -> Request:
-    """The request, whose fields are checked, with every integer as Python's own and counts at most UNLIMITED; itself where they are."""
+    """Return the valid request with Python integers, counts at most UNLIMITED; itself where it has them."""
     stops, eos, hint = request.stop_token_ids, request.eos_token_id, request.expected_tokens
     counts = request.max_tokens, request.min_tokens, request.num_sequences, request.num_computed
-    # The other counts are at most max_tokens, or bounded by what the pool holds.
+    # Other counts are bounded by max_tokens or the pool.
     numbers = (*counts, request.priority, 0 if eos is None else eos, 0 if hint is None else hint, *stops)
     if request.max_tokens <= UNLIMITED and set(map(type, numbers)) == {int}:
         return request
@@ -110,7 +104,7 @@ def with_own_integers(request: Request) -> Request:
 
 
 def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[np.int32]:
-    """The prompt as int32 [n] once every field of the request is in its range. Raises InvalidRequest."""
+    """Return the prompt, int32 [n], if all fields of the request are in range. Raises InvalidRequest."""
     if type(request.id) is not str or not request.id:
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     if not _is_at_least(1, request.max_tokens):
@@ -146,7 +140,7 @@ def _check_counts(request: Request) -> None:
         request.num_sequences,
         request.num_computed,
     )
-    # Types first: an array refuses to be compared.
+    # Types first: arrays refuse to be compared.
     if type(least) is type(priority) is type(num_sequences) is type(num_computed) is int and rare == _USUAL:
         return
     most = request.max_tokens
@@ -190,12 +184,12 @@ def _prompt_array(request: Request) -> NDArray[np.int32]:
         raise _wrong(request, str(error)) from None
     if not len(tokens):
         raise _wrong(request, "the prompt is empty; at least one token is needed.")
-    # An array that is taken as it is may be the caller's.
+    # The array may be the caller's.
     return tokens.copy() if isinstance(request.prompt, np.ndarray) else tokens
 
 
 def namespace_root(request: Request) -> bytes:
-    """The encoded namespace of a request's content. Raises InvalidRequest for a type that cannot be told apart exactly."""
+    """Return the encoded namespace of a request's content. Raises InvalidRequest for a type with no exact encoding."""
     if request.salt is None and request.adapter is None and request.extra_key is None:
         return _NO_NAMESPACE
     for field in ("salt", "adapter"):
@@ -209,34 +203,33 @@ def namespace_root(request: Request) -> bytes:
 
 
 def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    """The same with `value` at `place`."""
+    """Return `values` with `value` at `place`."""
     return (*values[:place], value, *values[place + 1 :])
 
 
 class RequestState(msgspec.Struct, eq=False, gc=False):
-    """A request on its way. Nothing that it holds leads back to it, so the collector need not look.
+    """A live request. It holds no reference that leads back to it, so the garbage collector skips it.
 
-    request      what the user submitted, its integers Python's own
+    request      what the user submitted, with Python integers
     stops        ids that end a sequence, EOS among them
-    order        (priority, arrival, number): smaller is served sooner and preempted later. Where tenants are served fairly, and from when
-                 it is let in, the turn in which it was stands for the arrival
-    charged      tokens that its tenant was given for it when it was let in
-    tokens       per sequence, the tokens known while it has no row (None: it has one, or it has ended)
+    order        (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn
+                 replaces the arrival at its first admission
+    charged      tokens charged to its tenant at that admission
+    tokens       per sequence, the known tokens while it has no row (None: it has one, or it has ended)
     max_total    per sequence, the tokens at which it has its full length
     rows         per sequence, its row (-1: none)
     num_live     sequences that have not ended
     high_water   per sequence, tokens that were computed once: below it, computing is recomputing
     appended     per sequence, tokens that the caller appended
-    is_quiet     per sequence, everything that it knew was computed and sampled when it lost its row
+    is_quiet     per sequence, all known tokens were computed and sampled when it lost its row
     num_output   output tokens of the sequences that have ended
     is_new       never admitted yet
     is_plain     new, one sequence, nothing to load: most are
-    follows      id of the request whose blocks it waits to share (None: it does not)
-    has_given    blocks were taken from it since it last ran: it counts as preempted, since step `gave_at`
-    longest_pause
-                 steps that it stood still for at the longest, because blocks were taken from it
+    follows      id of the request whose blocks it waits to share (None: none)
+    has_given    blocks were taken from it, at step `gave_at`, since it last ran: it counts as preempted
+    longest_pause  most steps that it stood still because blocks were taken from it
     is_bounded   its worst case is reserved and it is no victim
-    passed       how often one behind it was admitted before it
+    passed       how often a request behind it was admitted before it
     num_asked    tokens from elsewhere that it waits for, listed in batch `load_batch`
     """
 
@@ -250,7 +243,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     num_live: int
     wants_load: bool
     is_plain: bool
-    # Tuples, because hardly any of them ever changes, and all requests can share one: see `replaced`.
+    # Tuples, because they rarely change and all requests can share one: see `replaced`.
     max_total: tuple[int, ...]
     high_water: tuple[int, ...] = (0,)
     appended: tuple[int, ...] = (0,)
@@ -274,18 +267,16 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
 
     @property
     def id(self) -> str:
-        """The request's id."""
         return self.request.id
 
     @property
     def first_tokens(self) -> NDArray[np.int32]:
-        """What the first live sequence of a waiting request knows."""
+        """Known tokens of the first live sequence of a waiting request."""
         first = self.tokens[0]
         return next(tokens for tokens in self.tokens if tokens is not None) if first is None else first
 
     @property
     def live_rows(self) -> list[int]:
-        """Rows that its sequences hold."""
         rows = self.rows
         if len(rows) == 1:
             return rows[:] if rows[0] >= 0 else []
@@ -295,7 +286,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
 def state_of(
     request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
-    """What is kept of a request that has just come, whose sequences have at most `max_total` tokens each."""
+    """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
     num, eos, wants_load = request.num_sequences, request.eos_token_id, request.num_computed > 0
     state = RequestState(
         request,

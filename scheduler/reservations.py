@@ -1,7 +1,4 @@
-"""What a request needs before it may enter or return, and what is kept for it from then on.
-
-A strategy is a subclass of `Reservation`. Does not decide who enters, and frees nothing for anyone.
-"""
+"""What a request needs before it may enter or return, and what is kept for it from then on."""
 
 from __future__ import annotations
 
@@ -29,57 +26,54 @@ ROWS = 16
 
 
 class Reservation:
-    """This one keeps nothing: a sequence enters with blocks for what it knows, and draws others when tokens need them.
-
-    reserves    blocks are kept for more than what is known
-    is_counted  they are kept by count, and drawn when tokens need them
-    """
+    """Blocks on demand: a sequence enters with blocks for its known tokens. Other strategies are subclasses.
+    `reserves`: blocks are kept for more; `is_counted`: by count, and drawn when tokens need them."""
 
     reserves = is_counted = False
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
-        """Tokens that each sequence of a group can have in an empty pool, as far as that is known before."""
+        """Return the tokens that each sequence of a group can have in an empty pool, as far as known before."""
         return manager.num_blocks * manager.block_size
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
-        """Tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
+        """Return the tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
         return books.num_known(request, sequence)
 
     def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
-        """Blocks that a group saves by sharing its prompt, against as many single sequences."""
+        """Return the blocks that a group saves by sharing its prompt."""
         if num_sequences == 1 or not books.manager.prefix_caching:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size)
 
     def has_place(self, books: Books, request: RequestState) -> bool:
-        """Whether free blocks lie as a request needs them that has no rows yet; those that have are where they are."""
+        """Whether free blocks lie as a request without rows needs them; True for one with rows."""
         return True
 
     def refusal(self, books: Books, request: RequestState) -> NeverFits | None:
-        """Why blocks cannot ever lie as a new request needs them."""
+        """Return why blocks can never lie as a new request needs them, or None."""
         return None
 
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        """A sequence that has just got its row keeps what it needs; there is room."""
+        """Keep what a sequence that has just got its row needs; there is room."""
 
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        """Blocks that a sequence with a row holds from its first step on, whatever it computes."""
+        """Return the blocks that a sequence with a row holds from its first step on, whatever it computes."""
         return 0
 
     def give_back(self, row: int) -> None:
-        """The row is about to be closed."""
+        """Give up what is kept for a row that is about to be closed."""
 
     def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
-        """Why a waiting request has no place though so many blocks are free; None if it has one."""
+        """Return why a waiting request has no place though so many blocks are free; None if it has one."""
         return None
 
     def violations(self, books: Books) -> list[str]:
-        """What of the strategy's own books is wrong."""
+        """Return what is wrong in the strategy's own books."""
         return []
 
 
 class Drawn(Reservation):
-    """Blocks for `total_of` tokens are drawn when a sequence enters, or `is_counted`."""
+    """Blocks for `total_of` tokens: drawn when a sequence enters, or `is_counted`."""
 
     reserves = True
 
@@ -94,7 +88,6 @@ class Drawn(Reservation):
         return self._total_of(books, request, sequence)
 
     def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
-        """None: each reserves its own."""
         return 0
 
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
@@ -114,12 +107,11 @@ def most(books: Books, request: RequestState, sequence: int) -> int:
 
 
 def expected(books: Books, request: RequestState, sequence: int) -> int:
-    """Prompt and expected_tokens."""
     return total_with(request, sequence, expected_left(books, request, sequence))
 
 
 def expected_left(books: Books, request: RequestState, sequence: int) -> int | None:
-    """The request's expected_tokens; None where there are none, or they are reached."""
+    """Return the request's expected_tokens; None if there are none, or they are reached."""
     outputs = request.request.expected_tokens
     num_known = books.num_known(request, sequence)
     is_reached = outputs is not None and num_known - request.prompt_len - request.appended[sequence] >= outputs
@@ -127,17 +119,14 @@ def expected_left(books: Books, request: RequestState, sequence: int) -> int | N
 
 
 def total_with(request: RequestState, sequence: int, outputs: int | None) -> int:
-    """Prompt and so many outputs; None: max_tokens of them."""
+    """Return the tokens of prompt and `outputs`; None: max_tokens of them."""
     longest = request.max_total[sequence]
     return longest if outputs is None else min(longest, request.prompt_len + request.appended[sequence] + outputs)
 
 
 class Books:
-    """Block arithmetic: what requests need and owe, and what is there for them.
-
-    max_total  tokens that a sequence alone in the pool can have, prompt and output
-    bounded    requests whose worst case is reserved: they are no victims
-    """
+    """Block arithmetic: what requests need and owe, and what is there for them. `max_total`: most tokens of a sequence
+    alone in the pool. `bounded`: requests whose worst case is reserved; they are no victims."""
 
     def __init__(
         self,
@@ -153,37 +142,34 @@ class Books:
         self._looks_ahead = policy.foresight != "none"
         self.bounded: list[RequestState] = []
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
-        # With so many requests in, so many blocks are left by newcomers.
+        # The watermark of foresight, and the number of requests that it is for.
         self._spread = (0, 0)
-        # Blocks owed in this step; None: not counted yet.
         self._owed: int | None = None
 
     def running_rows(self) -> Rows:
-        """The rows that run, in order, int64 [n]."""
         return self.queues.running_rows.array(self.queues.running)
 
     def max_total_of(self, num_sequences: int) -> int:
-        """Tokens that each sequence of a group alone in the pool can have, prompt and output, as far as that is known before."""
+        """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""
         return min(self.max_total, self.reservation.capacity(self.manager, num_sequences))
 
     def num_known(self, request: RequestState, sequence: int) -> int:
-        """Tokens that a live sequence knows; 0 for one that has ended."""
+        """Return the known tokens of a live sequence; 0 if it has ended."""
         row, tokens = request.rows[sequence], request.tokens[sequence]
         if row >= 0:
             return self.manager.rows.num_tokens.item(row)
         return 0 if tokens is None else len(tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
         return -(-num_tokens // self.manager.block_size)
 
     def lacking(self, rows: Rows, ends: Counts) -> Counts:
-        """Blocks that each row lacks to hold its first `ends` tokens, int64 [n]."""
+        """Return the blocks that each row lacks to hold its first `ends` tokens, int64 [n]."""
         short: Counts = -(-ends // self.manager.block_size) - self.manager.rows.num_blocks[rows]
         return np.maximum(short, 0)
 
     def kept(self, rows: Rows) -> Counts:
-        """Tokens of each row for which blocks are kept from newcomers, int64 [n]: those that it knows, or reserved by count."""
+        """Return the tokens of each row, known or reserved by count, with blocks kept from newcomers, int64 [n]."""
         known = self.manager.rows.num_tokens[rows]
         return np.maximum(known, self.columns.reserved[rows]) if self.reservation.is_counted else known
 
@@ -192,31 +178,30 @@ class Books:
         return self._max_preemptions is not None and request.preemptions >= self._max_preemptions
 
     def to_enter(self, request: RequestState) -> int:
-        """Blocks that a waiting request needs in all, shared ones included: its prompt, or what it reserves."""
+        """Return all blocks that a waiting request needs, shared ones included: for its prompt, or its reservation."""
         live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
         totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
         if self.is_due(request):
             return sum(self.blocks_for(max(total, request.max_total[i])) for i, total in zip(live, totals, strict=True))
-        # What the first sequence computes the others share.
         shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
         return sum(map(self.blocks_for, totals)) - shared
 
     def to_share(self, request: RequestState) -> int:
-        """Blocks of the prefix of a waiting request that some row holds: they take nothing from what is available."""
+        """Return the blocks of a waiting request's prefix that rows hold: sharing them draws nothing."""
         if not request.request.reads_cache:
             return 0
-        # A block that another batch may yet take back cannot stand in for one that is promised.
+        # An unconfirmed block may be taken back, so it cannot replace a promised one.
         confirmed = self.reservation.is_counted or self.is_due(request)
         return self.manager.content.held_prefix(request.first_tokens, request.root, confirmed=confirmed)
 
     def to_return(self, request: RequestState) -> int:
-        """Blocks that a paused or swapped request takes from what is available before it may run again."""
+        """Return the blocks that a paused or swapped request takes from the available ones to run again."""
         rows = np.array(request.live_rows, np.int64)
         targets = self.columns.max_total[rows] if self.is_due(request) else self.kept(rows)
         return self._to_hold(request, targets.tolist())
 
     def to_go_on(self, request: RequestState) -> int:
-        """Blocks without which an admitted request cannot compute its next token; of one that is away, one token of each row."""
+        """Return the blocks that an admitted request needs for its next token; if away, for one token of each row."""
         manager, is_running = self.manager, request.status is Status.RUNNING
         ends: list[int] = []
         for row in request.live_rows:
@@ -225,7 +210,7 @@ class Books:
         return self._to_hold(request, ends)
 
     def _to_hold(self, request: RequestState, ends: list[int]) -> int:
-        """Blocks that a request with rows takes from what is available to have all its tokens on the device, and room for `ends`."""
+        """Return the blocks that a request with rows needs to be on the device, with room for `ends` tokens."""
         manager, rows = self.manager, request.live_rows
         needed = manager.tiers.device_blocks_wanted(rows)
         for row, end in zip(rows, ends, strict=True):
@@ -234,30 +219,30 @@ class Books:
         return needed
 
     def begin_step(self) -> None:
-        """What is owed is counted anew when it is asked for."""
+        """Forget what was owed: it is counted again when needed."""
         self._owed = None
 
     def owe_nothing(self) -> None:
-        """All who were admitted have the blocks that they were admitted with."""
+        """Note that all admitted requests hold the blocks that they were admitted with."""
         self._owed = 0
 
     def owe(self, request: RequestState) -> None:
-        """The request was admitted in this step, and may lack blocks."""
+        """Note that a request admitted in this step may lack blocks."""
         if request.is_bounded:
-            # Reserved beyond what it knows; counted afresh, since it is rare.
+            # Its worst case is reserved; a new count is rare enough.
             self._owed = None
         elif self._owed is not None:
             self._owed += self.debt_of(request)
 
     def num_free(self) -> int:
-        """Blocks that a newcomer may have: neither promised, nor owed to those who were admitted, nor left by the watermark."""
+        """Return the blocks for newcomers: not promised, not owed to admitted requests, not in the watermark."""
         if self._owed is None:
             self.manager.growth.draw_promised()
             self._owed = self.owed()
         return self.manager.growth.num_unpromised - self._owed - self.watermark()
 
     def watermark(self) -> int:
-        """Blocks that newcomers leave available: a share of the pool, and where admission looks ahead less of it with many rows."""
+        """Return the blocks that newcomers leave available; with foresight, fewer for many rows."""
         if not self.queues.running.num:
             return 0
         if not self._looks_ahead:
@@ -267,9 +252,8 @@ class Books:
         return self._spread[1]
 
     def has_room(self, request: RequestState) -> bool:
-        """Whether there is memory for a waiting request now."""
         if self.manager.device.num_available <= self.watermark():
-            # At least one block is always drawn, so what is owed need not even be asked.
+            # Each entry draws at least one block, so what is owed need not be counted.
             return False
         free, needed = self.num_free(), self.to_enter(request)
         if needed > free and (free <= 0 or needed - self.to_share(request) > free):
@@ -277,7 +261,7 @@ class Books:
         return self.reservation.has_place(self, request)
 
     def allowance(self, request: RequestState) -> int:
-        """Blocks that the request may draw: what others have reserved is not there for it."""
+        """Return the blocks that the request may draw, without those that others have reserved."""
         available = self.manager.device.num_available
         if not self.bounded:
             return available
@@ -285,37 +269,36 @@ class Books:
         return available - self.owed_to_bounded() + own
 
     def debt_of(self, request: RequestState) -> int:
-        """Blocks that this one request, which has rows, still needs for what it knows or has reserved by count."""
+        """Return the blocks that a request with rows still needs for what it knows or has reserved by count."""
         return self._owed_to(np.array(request.live_rows, np.int64))
 
     def debt_at_worst(self, request: RequestState) -> int:
-        """Blocks that the request's rows may still draw until all are as long as they can be."""
+        """Return the blocks that the request's rows may still draw up to their full length."""
         rows = np.array(request.live_rows, np.int64)
         return int(self.lacking(rows, self.columns.max_total[rows]).sum())
 
     def owed(self) -> int:
-        """Blocks that admitted requests still need for what they were admitted with: prompts in the middle, and what is reserved."""
+        """Return the blocks that admitted requests still need: for prompts in the middle, and reservations."""
         loading = sum(self.debt_of(request) for request in self.queues.away if request.status is Status.LOADING)
         return self._owed_to(self.running_rows()) + loading + self._owed_beyond()
 
     def reserved(self) -> int:
-        """Blocks kept by count for those who run, beyond those that they hold."""
+        """Return the blocks kept by count for running requests, beyond those that they hold."""
         counted = self._owed_to(self.running_rows()) if self.reservation.is_counted else 0
         return counted + self._owed_beyond()
 
     def owed_to_bounded(self) -> int:
-        """Blocks that requests with a reserved worst case still may draw."""
         return sum(self.debt_at_worst(request) for request in self.bounded)
 
     def _owed_to(self, rows: Rows) -> int:
         return int(self.lacking(rows, self.kept(rows)).sum())
 
     def _owed_beyond(self) -> int:
-        """Blocks for worst cases past those that are kept anyway."""
+        """Return the blocks for worst cases, without those that are kept anyway."""
         return sum(max(0, self.debt_at_worst(request) - self.debt_of(request)) for request in self.bounded)
 
     def bound_if_due(self, request: RequestState) -> None:
-        """Reserve the worst case of a request that was preempted often, if it is there: forced in without, it stays a victim."""
+        """Reserve the worst case of a request that is due, if it is available; otherwise it stays a victim."""
         if not self.is_due(request) or request.is_bounded:
             return
         if request.live_rows:
@@ -327,7 +310,6 @@ class Books:
             self.bounded.append(request)
 
     def lift_bound(self, request: RequestState) -> None:
-        """The request's worst case is not what was reserved, or is reserved no more."""
         if request.is_bounded:
             request.is_bounded = False
             self.bounded.remove(request)

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of each row, as a structure of arrays, and which rows run."""
+"""Columns by row that the scheduler keeps, and the running rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from .request import RequestState
 
 Rows = NDArray[np.int64]
 
-# Stop ids of a row that stand in a column; a row with more has them all in one sorted array. Hardly any has more than a few, and each step
-# compares every row with as many as the row that has most.
+# Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
 
 _NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence", "has_stops")
@@ -22,14 +21,13 @@ _OBJECTS = ("owner", "id")
 class RowColumns:
     """Columns by row; they grow with the memory layer's.
 
-    max_total  int64: tokens at which the sequence has its full length
-    min_total  int64: tokens before which no stop id counts
-    prompt_total, expected_total
-               int64: tokens that are not outputs, and those that it is thought to have in the end (0: not known)
-    stops      int32 [rows, k]: EOS and stop ids, -1 where there are fewer or too many; k is what the rows that there are need
-    many_stops int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
-    reserved   int64: tokens for which blocks are kept by count; only where the policy does so
-    owner      object: the RequestState; id: its id; sequence int64: which sequence of it
+    max_total   int64: tokens at which the sequence has its full length
+    min_total   int64: tokens before which no stop id counts
+    prompt_total, expected_total  int64: tokens that are not outputs, and expected in the end (0: not known)
+    stops       int32 [rows, k]: EOS and stop ids, -1 where there are fewer or too many; k is what present rows need
+    many_stops  int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
+    reserved    int64: tokens for which blocks are kept by count; only where the policy does so
+    owner, id, sequence  object, object, int64: the RequestState, its id, and which sequence of it
     """
 
     def __init__(self, num_rows: int = 64) -> None:
@@ -42,23 +40,21 @@ class RowColumns:
         self._all_stops = np.full((_MOST_IN_COLUMN, num_rows), -1, np.int32).T
         self.stops = self._all_stops[:, :1]
         self.many_stops: NDArray[np.int64] = np.empty(0, np.int64)
-        # How many rows have so many stop ids in the column.
+        # Rows by their number of stop ids in the column.
         self._num_of_width = [0] * (_MOST_IN_COLUMN + 1)
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
         self.sequence = np.zeros(num_rows, np.int64)
         self.has_stops = np.zeros(num_rows, np.bool_)
-        # Rows with any stop id: none, and a step need not look.
+        # Rows with any stop id; without any, a step skips the comparison.
         self.num_with_stops = 0
-        # Rows of which it is known that none reaches its full length before the first of them has so many tokens.
+        # Rows none of which reaches its full length before the first of them has so many tokens.
         self._unfilled: tuple[Rows, int] | None = None
-        # Rows of sequences that are not the first of their request.
         self.num_later = 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
-        """The row serves this sequence of the request from now on."""
         self.ensure(row + 1)
         request, stops = state.request, state.stops
         if len(stops) > _MOST_IN_COLUMN:
@@ -89,7 +85,7 @@ class RowColumns:
             self.stops[row, : len(stops)] = stops
 
     def prolong(self, row: int, num_appended: int, max_total: int) -> None:
-        """The caller appended so many tokens to the row, and it has its full length at `max_total` from now on."""
+        """Lengthen the row by `num_appended` tokens from the caller. It has its full length at `max_total` now."""
         self.sum_max_total += max_total - self.max_total.item(row)
         self.max_total[row] = max_total
         self.min_total[row] += num_appended
@@ -98,11 +94,8 @@ class RowColumns:
             self.expected_total[row] += num_appended
 
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
-        """Whether any of these rows has its full length, with `totals` tokens each, int64 [n].
-
-        Asked for the same array again it is known for as many steps as the nearest one has tokens to go: a caller that makes the rows advance
-        unevenly says so (`advance_unevenly`).
-        """
+        """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
+        many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
         if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
             return False
         if not len(rows):
@@ -112,11 +105,10 @@ class RowColumns:
         return slack <= 0
 
     def advance_unevenly(self) -> None:
-        """Rows that ran together do not any more, or a row's full length is another one."""
+        """Forget the kept answer: rows do not advance together any more, or a full length has changed."""
         self._unfilled = None
 
     def release(self, row: int, sequence: int) -> None:
-        """The row, which served this sequence of its request, serves none."""
         num_stops = len(self.owner[row].stops)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)
@@ -143,7 +135,7 @@ class RowColumns:
         """Whether each token is a stop id of its row, in the shape of both: [n], or rows [n, 1] and tokens [n, k]."""
         by_place = self.stops.T
         found: NDArray[np.bool_] = by_place[0][rows] == tokens
-        # A comparison for each place costs less than one of all and a reduction: there are one or two.
+        # With one or two places, this costs less than one comparison and a reduction.
         for stops in by_place[1:]:
             found |= stops[rows] == tokens
         if len(self.many_stops):
@@ -153,7 +145,7 @@ class RowColumns:
         return found
 
     def ensure(self, num_rows: int) -> None:
-        """Make room for so many rows: all columns grow, or, where memory is short (MemoryError), none."""
+        """Make room for so many rows. All columns grow, or none where memory is short (MemoryError)."""
         if num_rows <= self._num_rows:
             return
         size = max(num_rows, 2 * self._num_rows)
@@ -170,13 +162,9 @@ class RowColumns:
 
 
 class RunningRows:
-    """The rows of running requests in their order, int64 [n].
-
-    Kept as an array between steps. After a batch that had them all, the batch's own array is kept (`keep`), without the rows
-    that ended with it (`replace`). Else rows that join at the end are appended and rows that leave are masked out, both once
-    a step; one that joins in the middle (it returned, or was passed) is put there where its place is known, and else the array is made
-    anew.
-    """
+    """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
+    its own array (`keep`), without rows that end with it (`replace`). Otherwise rows are appended and masked out once a
+    step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
         self._rows: Rows = np.empty(0, np.int64)
@@ -184,16 +172,15 @@ class RunningRows:
         self._left: list[int] = []
         self._is_stale = False
         self._mark = np.zeros(64, np.bool_)
-        # How many rows run; an upper bound while the array has to be made anew. An attribute, because every step asks several times.
+        # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
 
     @property
     def _is_settled(self) -> bool:
-        """Whether the array is what runs."""
         return not (self._joined or self._left or self._is_stale)
 
     def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
-        """These rows run from now on; `at_end`: after all others; else after the first `place`, if that is known."""
+        """Add rows that run from now on: `at_end`, or after the first `place` rows, if that is known."""
         self.num += len(rows)
         if self._left:
             self._mask_out()
@@ -207,14 +194,13 @@ class RunningRows:
             self._is_stale = True
 
     def leave(self, rows: list[int]) -> None:
-        """These rows run no more."""
         self.num -= len(rows)
         if self._joined:
             self._append()
         self._left += rows
 
     def keep(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
-        """Whether `rows`, a batch's decodes and then its chunks, are all rows that run, in their order. If so that array is kept."""
+        """Keep `rows`, a batch's decodes and then chunks, if they are all running rows in order. Return whether."""
         if rows is self._rows:
             return self._is_settled
         if decodes is not self._rows or chunks != self._joined or self._left or self._is_stale:
@@ -223,14 +209,14 @@ class RunningRows:
         return True
 
     def replace(self, before: Rows, after: Rows) -> bool:
-        """Whether exactly `before`, an array that was kept, are the rows that run; if so, they are `after` from now on."""
+        """Replace the rows by `after` if the kept array is `before` and nothing has changed. Return whether."""
         if before is not self._rows or not self._is_settled:
             return False
         self._rows, self.num = after, len(after)
         return True
 
     def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
-        """Whether these are rows that run, each listed once."""
+        """Whether these are running rows, each listed once."""
         running = self.array(states)
         if rows is running or not len(rows) or (rows.shape == running.shape and rows.tobytes() == running.tobytes()):
             return True
@@ -241,7 +227,7 @@ class RunningRows:
         return bool((count <= 0).all())
 
     def array(self, states: Iterable[RequestState]) -> Rows:
-        """The rows; `states` iterates the running requests in order, for when the array has to be made anew."""
+        """Return the rows. `states` iterates the running requests in order, in case the array is made anew."""
         if self._is_stale:
             self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
             self._is_stale = False

@@ -1,7 +1,4 @@
-"""What the scheduler remembers between steps, and what it gathers while it makes one.
-
-Does not decide anything itself.
-"""
+"""What the scheduler remembers between steps, and what it gathers while it makes one."""
 
 from __future__ import annotations
 
@@ -34,14 +31,13 @@ if TYPE_CHECKING:
     from .strategies import Strategies
 
 _NO_COUNTS: NDArray[np.int64] = np.empty(0, np.int64)
-# Ended requests that `explain` and `status` still answer for.
+# Ended requests that are remembered.
 _REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Counts that a caller sets: tokens and rows of a step, tokens of a sequence, waiting requests, tokens of one prompt a step, token ids,
-    batches that are out."""
+    """Counts that a caller sets, as in `Scheduler`."""
 
     max_tokens_per_step: int
     max_sequences: int
@@ -53,36 +49,36 @@ class Limits:
 
 
 class Step(msgspec.Struct, eq=False, gc=False):
-    """One step while it is made: what is left of its budget, and what has been decided."""
+    """One step while it is made: what is left of its budget, and the decisions so far."""
 
     budget: int
     seats: int
     decodes: Rows
-    # Tokens of each of `decodes` that are launched, and one more.
+    # Launched tokens of each of `decodes`, and one more.
     decode_starts: NDArray[np.int64] = _NO_COUNTS
     decode_ends: NDArray[np.int64] = _NO_COUNTS
-    # Row, tokens launched before, tokens of this step, and whether these are all that it knows or will know.
+    # Row, launched tokens, tokens of this step, and whether these are all that it knows or will know.
     chunks: list[tuple[int, int, int, bool]] = []
-    # Rows of this batch whose prompt goes on past it, with what each had launched before: others may follow them.
+    # Rows whose prompt goes on past this batch, with their launched tokens: others may follow them.
     leaders: dict[int, int] = {}
     moves: list[Moves] = []
-    # The batch that samples what each of `decodes` computes, where all of them are its rows in its order; -1: they are not.
+    # The batch that samples what `decodes` compute, if these are its rows in its order; else -1.
     decodes_after: int = -1
-    # Drafts behind each of `decodes`, and their tokens, packed; None: there are none.
+    # Drafts of each of `decodes`, and their tokens, packed.
     draft_counts: NDArray[np.int64] | None = None
     draft_tokens: NDArray[np.int32] | None = None
     loads: list[tuple[int, int, int]] = []
     asked: list[RequestState] = []
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
-    # A row lacked memory: no request comes in.
+    # A row lacked memory: no request is admitted.
     is_short: bool = False
     may_move: bool = True
-    # A host block that this batch reads must not be written by it.
+    # The batch must not write a host block that it reads.
     has_swapped_in: bool = False
 
     def place(self, chunk: tuple[int, int, int, bool], *, leads: bool) -> None:
-        """A row computes this chunk, and takes a seat; `leads`: its prompt goes on past it, and others may follow it."""
+        """Place a row's chunk. `leads`: its prompt goes on past the chunk, and others may follow it."""
         self.chunks.append(chunk)
         self.budget -= chunk[2]
         self.seats -= 1
@@ -91,13 +87,10 @@ class Step(msgspec.Struct, eq=False, gc=False):
 
     @property
     def num_rows(self) -> int:
-        """Rows placed so far."""
         return len(self.decodes) + len(self.chunks)
 
 
 class State:
-    """All that outlives a step."""
-
     def __init__(
         self,
         manager: Memory,
@@ -111,7 +104,7 @@ class State:
         self.manager = manager
         self.policy = policy
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
-        # An ordinary request needs no more than its prompt's blocks, and not all of them at once.
+        # An ordinary request enters with blocks of its prompt, in parts.
         self.enters_in_parts = self.admission.chunked and not self.reservation.reserves
         self.limits = limits
         self.costs = costs
@@ -119,37 +112,34 @@ class State:
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
         self.columns = RowColumns()
         self.outstanding = Outstanding(manager, self.columns, resumes_known=resumes_known)
-        # Requests that gave their last blocks back in an update: the next batch says that they were preempted.
+        # Requests parked in an update: the next batch reports them as preempted.
         self.parked_late: list[RequestState] = []
         self.carried = CarriedCopies(self.columns)
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
-        # The latest time that the caller has told, which never goes back; before the first one, the earliest that there is.
+        # The latest time from the caller, at first the earliest possible.
         self.now = -sys.float_info.max
-        # After an update in which all running rows sampled a token: the rows that go on, and the tokens that each has computed
-        # and knows. While these are the running rows still, each has just one token to go.
+        # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
+        # each. While they are the running rows, each has one token to go.
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
-        # No waiting or suspended request can be admitted until a request ends, or comes: decodes make no room.
+        # No request can be admitted or return before one ends or comes: decodes make no room.
         self.admission_blocked = False
-        # Rows below their high-water mark, whose tokens are recomputed ones.
+        # Rows below their high-water mark, and that mark: their tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
-        # Rows of sequences that wait for tokens from the caller and lost their KV: computed again, they do not sample again.
+        # Rows that lost their KV and wait for tokens from the caller: computed again, they do not sample.
         self.silent: set[int] = set()
         self.stats = SchedulerStats()
         capacity = self.reservation.capacity(manager, 1)
         max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
-        # How long outputs became. Where admission looks ahead, assumed ones stand in at first.
         looks_ahead = policy.foresight != "none"
         self.lengths = OutputLengths(max_total, policy.known_outputs if looks_ahead else 0)
         self.queues = queues = Queues(self.order.queue(self.lengths))
         self.waiting, self.running, self.away, self.parked = queues.waiting, queues.running, queues.away, queues.parked
         self.running_rows = queues.running_rows
         self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
-        # What admission foresees, where the policy looks ahead.
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
     def start_running(self, state: RequestState) -> None:
-        """The request, which has rows and is in no queue, runs from now on."""
         if state.has_given:
             state.has_given = False
             state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
@@ -160,7 +150,7 @@ class State:
         return state.rows[sequence] >= 0 or state.tokens[sequence] is not None
 
     def seat(self, state: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
-        """The row, which has been opened for a sequence of a waiting request with so many tokens from the cache, is that sequence's."""
+        """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
         state.tokens[sequence] = None
         state.rows[sequence] = row
         self.columns.bind(row, state, sequence)
@@ -173,7 +163,7 @@ class State:
             self.recovering[row] = state.high_water[sequence]
 
     def release_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
-        """The sequence gives its row back and forgets its tokens."""
+        """Release the row of a sequence, without keeping its tokens."""
         row = state.rows[sequence]
         if self.outstanding.batches:
             self.outstanding.leave(state, sequence, has_ended=has_ended)
@@ -187,14 +177,13 @@ class State:
         self.columns.release(row, sequence)
 
     def retain_content(self, state: RequestState, row: int) -> None:
-        """The sequence in this row has finished: what it computed is kept as its request wishes."""
         retention = state.request.retention
         if retention is not None:
             until = math.inf if retention.lasts is None else self.now + retention.lasts
             self.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)
 
     def remember_high_water(self, state: RequestState) -> None:
-        """What has been computed of the request is about to be lost in part: computing it again is waste."""
+        """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
         for sequence, row in enumerate(state.rows):
             if row >= 0:
                 launched = int(self.manager.rows.num_launched[row])
@@ -204,14 +193,14 @@ class State:
                 self.recovering[row] = state.high_water[sequence]
 
     def end(self, state: RequestState, ending: tuple[Status, str]) -> None:
-        """The request, which holds nothing any more, has ended: its status from now on, and the sentence that `explain` says."""
+        """End a request that holds nothing any more, with its last status and the sentence of `explain`."""
         status = ending[0]
         self.queues.end(state, status)
         request_id, ended = state.request.id, self.ended
         del self.requests[request_id]
         self.order.ended(state)
         if request_id in ended:
-            # An id that was used before: this end is the latest.
+            # The id was used before: this end is the latest.
             del ended[request_id]
         elif len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
@@ -224,7 +213,6 @@ class State:
             self.stats.rejected += 1
 
     def usage_of(self, state: RequestState) -> RequestUsage:
-        """What the request took so far."""
         return RequestUsage(
             state.prompt_len,
             state.num_output,

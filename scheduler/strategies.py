@@ -1,7 +1,5 @@
-"""Five objects decide: the order of requests, who comes in, what is reserved, what a step computes, and who gives blocks up.
-
-Each is chosen here by a policy's words, once, when a scheduler is made; nothing else reads those words. `Policy.strategies` may replace any.
-"""
+"""Strategies of a policy: the order of requests, admission, reservation, composition and victims. A policy's words
+choose each here, once per scheduler, and nothing else reads these words. `Policy.strategies` may replace any."""
 
 from __future__ import annotations
 
@@ -27,21 +25,21 @@ _SWAPS: dict[str, Swaps] = {"recompute": lambda *_: False, "swap": lambda *_: Tr
 
 
 class Order:
-    """In which order requests are served: this one, as they arrive."""
+    """The order in which requests are served: as they arrive."""
 
     def key_of(self, request: Request, arrival: float, number: int) -> Key:
-        """Where a request stands that arrived at a time, as the `number`-th; smaller is sooner."""
+        """Return the key of the `number`-th request, which came at `arrival`; smaller is sooner."""
         return (0, arrival, number)
 
     def queue(self, lengths: OutputLengths) -> Queue:
-        """Where requests wait: an empty queue, of a scheduler whose outputs become so long."""
+        """Return an empty queue for waiting requests, given the `lengths` of ended outputs."""
         return OrderedQueue()
 
     def ended(self, request: RequestState) -> None:
-        """The request, which was taken, has ended: what it took is known."""
+        """Note that an admitted or waiting request has ended."""
 
     def violations(self, state: State) -> list[str]:
-        """What of the waiting queue, or of the strategy's own books, is wrong."""
+        """Return what is wrong in the waiting queue or the strategy's own books."""
         orders = [request.order for request in state.waiting]
         return [] if orders == sorted(orders) else ["11: the waiting queue is out of order."]
 
@@ -54,7 +52,7 @@ class ByPriority(Order):
 
 
 class Fair(ByPriority):
-    """Among requests of one priority, first those of the tenant that was given least for its weight."""
+    """Within a priority, the tenant first that was given least for its weight."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
@@ -71,8 +69,6 @@ class Fair(ByPriority):
 
 
 class Strategies(NamedTuple):
-    """What a policy combines."""
-
     reservation: Reservation
     admission: Admission
     composition: Composition
@@ -81,7 +77,7 @@ class Strategies(NamedTuple):
 
 
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
-    """The strategies of a policy, for a pool of so many blocks and tenants of these weights. Raises InvalidConfig."""
+    """Return the strategies of a policy, for a pool of so many blocks. Raises InvalidConfig."""
     orders = {"fcfs": Order(), "priority": ByPriority(), "fair": Fair(tenant_weights)}
     drawn = Drawn(_TOTALS.get(policy.reservation, most), is_counted=policy.layout == "counted")
     usual = Strategies(
