@@ -28,7 +28,8 @@ class Admission:
 
     def let_in(self, state: State, step: Step) -> None:
         """Return and admit requests as budget, seats and memory allow. The policy says how often one may be passed."""
-        was_shut, state.admission_blocked = state.admission_blocked, False
+        was_shut = state.queues.is_shut
+        state.queues.reopen()
         if step.is_short or not step.may_move:
             # Memory was just short: a request admitted now would be the next victim.
             return
@@ -49,7 +50,8 @@ class Admission:
         """Admit from the queue. `was_empty`: nothing ran or was away; `was_shut`: the last step could admit none."""
         foresight, waiting = state.foresight, state.waiting
         if foresight is not None and not foresight.looks_now(step.num_rows, was_shut):
-            state.admission_blocked = was_shut
+            if was_shut:
+                state.queues.shut()
             return
         while waiting.num and step.budget > 0:
             head = waiting.head()
@@ -80,7 +82,8 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
     if state.foresight is not None:
         state.foresight.note_none_fits()
     may_hit = request is not None and state.manager.content.may_be_found(request.first_tokens, request.root)
-    state.admission_blocked = not may_hit
+    if not may_hit:
+        state.queues.shut()
 
 
 def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
@@ -139,7 +142,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, 0, row, found)
         stats.prompt_tokens += len(known)
         stats.admitted += 1
-        request.is_plain = request.is_new = False
+        request.admitted()
         state.start_running(request)
         is_whole = found + count == len(known)
         step.place((row, found, count, is_whole), leads=not is_whole)
@@ -167,7 +170,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             place_chunk(state, step, request, row)
     if request.is_new:
         stats.admitted += 1
-        request.is_plain = request.is_new = False
+        request.admitted()
     if is_loading:
         state.queues.suspend(request, Status.LOADING)
         state.books.owe(request)
@@ -195,7 +198,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
 def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> bool:
     """List the blocks for tokens whose KV exists elsewhere. Return whether there are any."""
     manager, size = state.manager, state.manager.block_size
-    request.wants_load = False
+    request.ask_for(0)
     have = manager.rows.num_launched.item(row)
     wanted = min(request.request.num_computed, manager.rows.num_tokens.item(row) - 1)
     num_blocks = state.books.blocks_for(wanted)
@@ -204,7 +207,7 @@ def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> 
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
     table = manager.rows.table(row)[:num_blocks].tolist()
     step.loads += [(row, column * size, table[column]) for column in range(have // size, len(table))]
-    request.num_asked = wanted - have
+    request.ask_for(wanted - have)
     step.asked.append(request)
     return True
 

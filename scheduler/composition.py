@@ -66,7 +66,7 @@ class DecodesFirst(Composition):
 def compose_running(state: State, step: Step) -> None:
     """Place the running rows as budget, seats and memory allow, decodes first. Their blocks may stay promised."""
     manager, outstanding, rows = state.manager, state.outstanding, state.running_rows.array(state.running)
-    decodes, state.steady = state.steady, None
+    decodes = state.running_rows.take_steady()
     todo: Counts | None = None
     if outstanding.batches:
         decodes = _steady_ahead(state, rows)

@@ -48,7 +48,6 @@ from .request import (
     Request,
     RequestState,
     namespace_root,
-    replaced,
     state_of,
     validated_prompt,
     with_own_integers,
@@ -191,7 +190,7 @@ class Scheduler(Uncopyable):
         state.requests[request.id] = new
         state.queues.wait(new)
         if state.foresight is not None or state.waiting.head() is new:
-            state.admission_blocked = False
+            state.queues.reopen()
 
     @alone
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
@@ -337,18 +336,17 @@ class Scheduler(Uncopyable):
             state.manager.append_row(row, array)
         else:
             request.tokens[sequence] = np.concatenate([known, array])
-        state.steady = None
+        state.running_rows.unsettle()
         state.columns.advance_unevenly()
-        state.admission_blocked = False
-        request.is_quiet = replaced(request.is_quiet, sequence, False)
+        state.queues.reopen()
+        request.wake(sequence)
         state.silent.discard(row)
         if num_more:
             # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)
             state.queues.unpark(request)
-        request.appended = replaced(request.appended, sequence, request.appended[sequence] + num_more)
         longest_now = min(request.max_total[sequence] + num_more, longest)
-        request.max_total = replaced(request.max_total, sequence, longest_now)
+        request.grow(sequence, num_more, longest_now)
         if row >= 0:
             state.columns.prolong(row, num_more, longest_now)
             if state.reservation.is_counted:
@@ -376,8 +374,8 @@ class Scheduler(Uncopyable):
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
         state.queues.leave(request)
-        state.admission_blocked = False
-        request.num_asked = 0
+        state.queues.reopen()
+        request.ask_for(0)
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.reservation.blocks_drawn(state.books, request, 0))
         state.start_running(request)

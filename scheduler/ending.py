@@ -15,7 +15,7 @@ from .batch import Batch, Left, Output, Outputs, RequestUsage, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
-from .request import RequestState, replaced
+from .request import RequestState
 from .rows import Rows
 from .state import State
 from .status import ABORT, FINISH_REASONS, REJECTED, Status
@@ -153,7 +153,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         goes_on[done] = False
         staying = rows[goes_on]
         if may_be_steady and state.running_rows.replace(rows, staying):
-            state.steady = (staying, ends[goes_on], totals[goes_on])
+            state.running_rows.settle(staying, ends[goes_on], totals[goes_on])
         else:
             state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
         for place in done.tolist():
@@ -163,7 +163,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
             if took is not None:
                 usage[place] = took
     elif may_be_steady:
-        state.steady = (rows, ends, totals)
+        state.running_rows.settle(rows, ends, totals)
     others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
@@ -198,7 +198,7 @@ def _extend_unevenly(
         for row in rows[(given != 1) & goes_on].tolist():
             _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
-        state.admission_blocked = False
+        state.queues.reopen()
         _hush(state, rows[(given == 0) & goes_on])
     return tokens, kept, ends, totals, codes
 
@@ -222,7 +222,7 @@ def _hush(state: State, rows: Rows) -> None:
         is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
         if is_out or manager.rows.num_launched[row] < manager.rows.num_tokens[row]:
             request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
-            request.is_quiet = replaced(request.is_quiet, sequence, True)
+            request.hush(sequence)
             state.silent.add(row)
         request = state.columns.owner[row]
         if request.status in (Status.PAUSED, Status.SWAPPED) and len(request.rows) == 1 and not is_out:
@@ -235,7 +235,7 @@ def _park(state: State, request: RequestState) -> None:
     state.queues.leave(request)
     state.books.lift_bound(request)
     drop_rows(state, request)
-    request.is_quiet = (True,)
+    request.hush(0)
     state.queues.park(request)
     state.parked_late.append(request)
 
@@ -268,7 +268,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     row, known = request.rows[sequence], request.tokens[sequence]
     if not sampled:
         # Computed again, it must not sample: it waits for tokens from the caller.
-        request.is_quiet = replaced(request.is_quiet, sequence, True)
+        request.hush(sequence)
         _void_unknown(state, request, sequence)
         if row >= 0:
             state.silent.add(row)
@@ -284,11 +284,11 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     state.stats.output_tokens += count
     if row >= 0:
         manager.append_row(row, new)
-        state.steady = None
+        state.running_rows.unsettle()
     else:
         assert known is not None, "a sequence without a row keeps its tokens"
         request.tokens[sequence] = np.concatenate([known, new])
-        request.is_quiet = replaced(request.is_quiet, sequence, False)
+        request.wake(sequence)
         state.queues.unpark(request)
     usage = _finish(state, request, sequence, code) if code else None
     if not code and count != 1 and state.outstanding.batches:
@@ -302,8 +302,8 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     state.stats.cancelled_tokens += batch.num_scheduled_tokens
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
-    state.admission_blocked = False
-    state.steady = None
+    state.queues.reopen()
+    state.running_rows.unsettle()
     for row, lost in rolled_back.items():
         owner = state.columns.owner[row]
         owner.hit_tokens -= lost
@@ -337,7 +337,7 @@ def _finish(
     """End a live sequence, and its request with the last. Return the usage if the request has ended."""
     if request.num_live == 1:
         return _end(state, request, _FINISHED[code], has_finished=True, has_left_rows=has_left_rows)
-    state.admission_blocked = False
+    state.queues.reopen()
     row = request.rows[sequence]
     if row >= 0 and not has_left_rows and request.status is Status.RUNNING:
         state.running_rows.leave([row])
@@ -358,7 +358,7 @@ def _end(
     has_left_rows: bool = False,
 ) -> RequestUsage:
     """End the request and release what it holds. Return its usage."""
-    state.admission_blocked = False
+    state.queues.reopen()
     state.queues.leave(request, has_left_rows=has_left_rows)
     state.outstanding.hold_loading(request)
     for sequence, row in enumerate(request.rows):
@@ -382,8 +382,7 @@ def _release(state: State, request: RequestState, sequence: int, *, has_finished
             state.foresight.finished(pause=request.longest_pause)
         if row >= 0 and request.request.retention is not None:
             state.retain_content(request, row)
-    request.num_output += num_output
-    request.num_live -= 1
+    request.lose(num_output)
     if row >= 0:
         state.release_row(request, sequence)
         return
@@ -427,6 +426,5 @@ def _ask_again(state: State, request: RequestState) -> None:
     """Let a loading request that lost blocks wait again; it asks for its loads when it is admitted again."""
     state.queues.leave(request)
     drop_rows(state, request)
-    request.num_asked = 0
-    request.wants_load = True
+    request.ask_again()
     state.queues.wait(request)

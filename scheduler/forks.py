@@ -59,7 +59,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.running_rows.join([child], at_end=False)
     # What is cached of the running rows and of the worst case does not count the new sequence.
     state.books.lift_bound(request)
-    state.steady = None
+    state.running_rows.unsettle()
     state.columns.advance_unevenly()
     if len(moves):
         state.carried.add_copy(*moves.device_to_device[0].tolist())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paged.block_manager import Memory
 
 from .policies import Costs
-from .request import RequestState, replaced
+from .request import RequestState
 from .state import State, Step
 from .status import Status
 
@@ -131,7 +131,7 @@ def drop_rows(state: State, victim: RequestState) -> None:
         victim.tokens[sequence] = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
         is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
-            victim.is_quiet = replaced(victim.is_quiet, sequence, True)
+            victim.hush(sequence)
         state.release_row(victim, sequence, has_ended=False)
 
 
@@ -148,8 +148,7 @@ def _note_given(state: State, step: Step, victim: RequestState, kind: str) -> No
     if victim.has_given:
         return
     stats = state.stats
-    victim.has_given, victim.gave_at = True, stats.steps
-    victim.preemptions += 1
+    victim.give(stats.steps)
     stats.max_preemptions = max(stats.max_preemptions, victim.preemptions)
     if kind == "swap":
         stats.preemptions_swap += 1

@@ -119,11 +119,21 @@ class Queues:
         # Requests that gave their blocks up and compute nothing until the caller appends tokens.
         self.parked: dict[str, RequestState] = {}
         self.running_rows = RunningRows()
+        # No request can be admitted or return before one ends or comes: decodes make no room.
+        self.is_shut = False
 
     @property
     def num_in(self) -> int:
         """Running rows and requests that are away; an upper bound while the array of rows is stale."""
         return self.running_rows.num + self.away.num
+
+    def shut(self) -> None:
+        """Let nobody in until `reopen`."""
+        self.is_shut = True
+
+    def reopen(self) -> None:
+        """A request ended, came, or may need less."""
+        self.is_shut = False
 
     def run(self, request: RequestState) -> None:
         running, running_rows, rows = self.running, self.running_rows, request.live_rows

@@ -282,6 +282,51 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
             return rows[:] if rows[0] >= 0 else []
         return [row for row in rows if row >= 0]
 
+    def hush(self, sequence: int) -> None:
+        """Note that all known tokens of the sequence are computed and sampled: computing them again does not sample."""
+        self.is_quiet = replaced(self.is_quiet, sequence, True)
+
+    def wake(self, sequence: int) -> None:
+        """Note that the sequence has tokens to compute."""
+        self.is_quiet = replaced(self.is_quiet, sequence, False)
+
+    def grow(self, sequence: int, num_more: int, max_total: int) -> None:
+        """The caller appended tokens to the sequence, whose full length is `max_total` from now on."""
+        self.appended = replaced(self.appended, sequence, self.appended[sequence] + num_more)
+        self.max_total = replaced(self.max_total, sequence, max_total)
+
+    def reach(self, sequence: int, num_tokens: int) -> int:
+        """Note that so many tokens of the sequence were computed. Returns the most that ever were."""
+        most = max(self.high_water[sequence], num_tokens)
+        self.high_water = replaced(self.high_water, sequence, most)
+        return most
+
+    def admitted(self) -> None:
+        self.is_plain = self.is_new = False
+
+    def ask_for(self, num_tokens: int) -> None:
+        """Wait for so many tokens from elsewhere; 0: for none."""
+        self.wants_load, self.num_asked = False, num_tokens
+
+    def ask_again(self) -> None:
+        """Ask for tokens from elsewhere when it is admitted again."""
+        self.wants_load, self.num_asked = True, 0
+
+    def give(self, step: int) -> None:
+        """Count it as preempted in this step."""
+        self.has_given, self.gave_at = True, step
+        self.preemptions += 1
+
+    def resume(self, step: int) -> None:
+        """It runs again after blocks were taken from it."""
+        self.has_given = False
+        self.longest_pause = max(self.longest_pause, step - self.gave_at)
+
+    def lose(self, num_output: int) -> None:
+        """One of its sequences, of so many outputs, has ended."""
+        self.num_output += num_output
+        self.num_live -= 1
+
 
 def state_of(
     request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int

@@ -172,6 +172,9 @@ class RunningRows:
         self._left: list[int] = []
         self._is_stale = False
         self._mark = np.zeros(64, np.bool_)
+        # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
+        # each. While they are the running rows, each has one token to go.
+        self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
 
@@ -214,6 +217,19 @@ class RunningRows:
             return False
         self._rows, self.num = after, len(after)
         return True
+
+    def settle(self, rows: Rows, computed: NDArray[np.int64], known: NDArray[np.int64]) -> None:
+        """Remember that all these running rows sampled a token, with the computed and known tokens of each."""
+        self.steady = rows, computed, known
+
+    def unsettle(self) -> None:
+        """Forget what `settle` remembers: a row has other tokens."""
+        self.steady = None
+
+    def take_steady(self) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return what `settle` remembers, once."""
+        steady, self.steady = self.steady, None
+        return steady
 
     def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
         """Whether these are running rows, each listed once."""

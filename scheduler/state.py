@@ -22,7 +22,7 @@ from .lengths import OutputLengths
 from .outstanding import Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
-from .request import RequestState, replaced
+from .request import RequestState
 from .reservations import Books
 from .rows import RowColumns, Rows
 from .status import Status
@@ -119,11 +119,6 @@ class State:
         self.to_reject: list[RequestState] = []
         # The latest time from the caller, at first the earliest possible.
         self.now = -sys.float_info.max
-        # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
-        # each. While they are the running rows, each has one token to go.
-        self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
-        # No request can be admitted or return before one ends or comes: decodes make no room.
-        self.admission_blocked = False
         # Rows below their high-water mark, and that mark: their tokens are recomputed ones.
         self.recovering: dict[int, int] = {}
         # Rows that lost their KV and wait for tokens from the caller: computed again, they do not sample.
@@ -141,8 +136,7 @@ class State:
 
     def start_running(self, state: RequestState) -> None:
         if state.has_given:
-            state.has_given = False
-            state.longest_pause = max(state.longest_pause, self.stats.steps - state.gave_at)
+            state.resume(self.stats.steps)
         self.queues.run(state)
 
     def delivers(self, state: RequestState, sequence: int) -> bool:
@@ -189,8 +183,7 @@ class State:
                 launched = int(self.manager.rows.num_launched[row])
                 before = self.recovering.get(row, 0)
                 self.outstanding.note_computed(row, before)
-                state.high_water = replaced(state.high_water, sequence, max(state.high_water[sequence], launched))
-                self.recovering[row] = state.high_water[sequence]
+                self.recovering[row] = state.reach(sequence, launched)
 
     def end(self, state: RequestState, ending: tuple[Status, str]) -> None:
         """End a request that holds nothing any more, with its last status and the sentence of `explain`."""

@@ -84,9 +84,9 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
         raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
     state.now = now
     drawn = _skip_decodes(state.manager, rows, tokens)
-    if state.steady is not None:
-        steady, computed, ends = state.steady
-        state.steady = (steady, computed + num_steps, ends + num_steps)
+    if state.running_rows.steady is not None:
+        steady, computed, ends = state.running_rows.steady
+        state.running_rows.steady = (steady, computed + num_steps, ends + num_steps)
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
     stats = state.stats
@@ -118,7 +118,7 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
     if type(state.composition) not in _COMPOSITIONS or type(state.admission) not in (Admission, WholeBatches):
         # A strategy of the user's own may decide in any step.
         return None
-    if not state.running.num or (state.steady is None and not isinstance(state.composition, Lockstep)):
+    if not state.running.num or (state.running_rows.steady is None and not isinstance(state.composition, Lockstep)):
         return None
     rows = state.running_rows.array(state.running)
     if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
@@ -133,14 +133,14 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if not _may_skip(manager):
         return None
-    if state.steady is None:
+    if state.running_rows.steady is None:
         return state.composition.walking(state, rows) if isinstance(state.composition, Lockstep) else None
-    return (rows, len(rows)) if state.steady[0] is rows else None
+    return (rows, len(rows)) if state.running_rows.steady[0] is rows else None
 
 
 def _steps_shut(state: State) -> int:
     """How many of the coming steps surely let no request in, if the same rows decode in them."""
-    if state.admission_blocked:
+    if state.queues.is_shut:
         return UNLIMITED
     return state.composition.steps_shut(state) if isinstance(state.composition, Apart) else 0
 
