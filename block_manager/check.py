@@ -1,6 +1,6 @@
-"""The memory layer's invariants, recomputed from nothing but the tables, and every violation said in a sentence.
+"""The memory layer's invariants, recomputed from the tables alone.
 
-Trusts no counter. The numbers are those of docs/invariants.md.
+Trusts no counter. A violation is a sentence that begins with the invariant's number in docs/invariants.md.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ def violations_of(
     held: Mapping[int, int],
     held_host: Mapping[int, int],
 ) -> list[str]:
-    """Every violation as a sentence that begins with the invariant's number.
-
-    `held` and `held_host` are references that loads and copies hold beyond what the tables say, by block.
-    """
+    """Every violation. `held` and `held_host` count references beyond the tables (loads and copies), by block."""
     found: list[str] = []
     found += _free_lists(device) + _free_lists(host)
     found += _references(tables, device, host, tiers, held, held_host)
@@ -126,7 +123,7 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
 
 
 def _shares(tables: Tables, flights: Flights) -> list[str]:
-    """What batches compute of a row follows what is computed of it, oldest batch first, and ends where it is launched to."""
+    """A row's shares do not overlap, rise with the batches, and end at `num_launched` or before."""
     found: list[str] = []
     numbers = [flight.number for flight in flights.all]
     if numbers != sorted(set(numbers)):
@@ -143,7 +140,7 @@ def _shares(tables: Tables, flights: Flights) -> list[str]:
 
 
 def _pending(flights: Flights, index: PrefixIndex) -> list[str]:
-    """Nodes of closed runs wait for batches that are out, in their order."""
+    """Pending nodes of closed runs wait for batches that are out, in the order of these."""
     found: list[str] = []
     numbers = {flight.number for flight in flights.all}
     for run in index.runs.values():
@@ -184,7 +181,7 @@ def _tree(index: PrefixIndex) -> list[str]:
 
 
 def _residence(index: PrefixIndex, place: int, pool: Pool) -> list[str]:
-    """Runs and blocks agree on who resides in a place, and blocks are kept as the retentions of their runs say."""
+    """Runs and blocks agree on which node resides where, and blocks have the levels of their runs' retentions."""
     found: list[str] = []
     holder: dict[int, Run] = {}
     for run in index.runs.values():
