@@ -1,7 +1,7 @@
 """Content that is evicted later than the rest, for good or until a logical time.
 
-A retention raises the level of a node and of all before it, so that a child is never kept longer than its parent; what is not retained
-is at level 0.
+A retention raises the level of a node and of all before it: a child is never kept longer than its parent. Other content
+has level 0.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Retentions:
 
     def __init__(self, pools: Sequence[Pool]) -> None:
         self._pools = pools
-        # The latest logical time that was told.
+        # The latest logical time.
         self.now = -np.inf
         self._next = 1
-        # A heap of retentions that end: when, their number, and their runs, last one first.
+        # Heap of the retentions that end: when, their number, and their runs, last one first.
         self._ends: list[tuple[float, int, list[Run]]] = []
 
     @property
     def next_end(self) -> float:
-        """The first logical time at which anything ends: before it, `expire` need not be called."""
+        """The first logical time at which a retention ends: `expire` does nothing before it."""
         return self._ends[0][0] if self._ends else np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
-        """A node and all before it are kept at `level` at least, until the logical time `until` (None: as long as they live). Raises
-        InvalidConfig for `until`."""
+        """Keep a node and all before it at `level` or higher, until the logical time `until` (None: as long as they
+        live). Raises InvalidConfig for `until`."""
         way = list(upwards(run, at))
         if until is not None:
             until = logical_time("until", until)
@@ -46,12 +46,12 @@ class Retentions:
         for each, last in way:
             each.retain(self._next, last, level)
         self._next += 1
-        # The last node first: what is evicted first becomes old first.
+        # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
             self.apply_to(each, renewed=(last, level))
 
     def expire(self, now: float) -> None:
-        """What was to end by the logical time `now` has ended. A time before one that was told already changes nothing."""
+        """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
         self.now = max(self.now, now)
         while self._ends and self._ends[0][0] <= self.now:
             _, number, runs = heapq.heappop(self._ends)
@@ -61,16 +61,12 @@ class Retentions:
                 self.apply_to(run)
 
     def clear(self) -> None:
-        """All content is forgotten."""
         self._ends.clear()
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
-        """The blocks of a run's nodes are kept as its retentions say. On the device those of an open run, which its row holds, wait until
-        it is closed.
-
-        `renewed`, (last node, level): those up to it that are at this level already become the newest of it again, or nodes that are
-        raised to it now would outlive their parents.
-        """
+        """Set the levels of the run's blocks as its retentions say; device blocks of an open run wait until it closes.
+        `renewed`, (last node, level): blocks of nodes up to it that have this level become its newest again, or nodes
+        raised to it now would outlive their parents."""
         for pool, there in zip(self._pools, run.blocks, strict=True):
             if there is None:
                 continue
