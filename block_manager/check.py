@@ -123,7 +123,6 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
 
 
 def _shares(tables: Tables, flights: Flights) -> list[str]:
-    """A row's shares do not overlap, rise with the batches, and end at `num_launched` or before."""
     found: list[str] = []
     numbers = [flight.number for flight in flights.all]
     if numbers != sorted(set(numbers)):
@@ -140,7 +139,6 @@ def _shares(tables: Tables, flights: Flights) -> list[str]:
 
 
 def _pending(flights: Flights, index: PrefixIndex) -> list[str]:
-    """Pending nodes of closed runs wait for batches that are out, in the order of these."""
     found: list[str] = []
     numbers = {flight.number for flight in flights.all}
     for run in index.runs.values():
@@ -181,7 +179,6 @@ def _tree(index: PrefixIndex) -> list[str]:
 
 
 def _residence(index: PrefixIndex, place: int, pool: Pool) -> list[str]:
-    """Runs and blocks agree on which node resides where, and blocks have the levels of their runs' retentions."""
     found: list[str] = []
     holder: dict[int, Run] = {}
     for run in index.runs.values():

@@ -37,7 +37,6 @@ def namespace_of(root: bytes) -> Any:
 
 
 def node_prefix(run_id: int, offset: int) -> bytes:
-    """The start of the key of a block after node (`run_id`, `offset`)."""
     return NODE.pack(run_id, offset)
 
 
@@ -49,7 +48,6 @@ def extend_chain(digests: list[bytes], before: bytes, data: bytes, block_bytes: 
 
 
 def namespace_digest(root: bytes) -> bytes:
-    """The digest with which the chain of an encoded namespace begins."""
     return hashlib.sha256(root).digest()
 
 

@@ -22,8 +22,7 @@ from .tables import Tables
 _NEVER = 2**62
 # Nodes that came to a place together (True), or left it (False).
 Record = tuple[list[Span], int, bool]
-# Open runs that grew: (run, its row's block that is its first node) as object [n]; the row's tokens at which the next
-# node was due, and those that it has, int64 [n] each.
+# Open runs that grew: object [n] of (run, its first block); int64 [n] of tokens when its next node was due; and now.
 _Grown = tuple[NDArray[np.object_], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -139,8 +138,7 @@ class EventLog:
         self._was_cleared = False
         # By run and place: the span of nodes that came there and are not confirmed yet.
         self._pending: dict[tuple[Run, int], tuple[int, int]] = {}
-        # By row with an open run: its tokens at which the next node is due; the run, and the row's block of its first
-        # node.
+        # By row with an open run: its tokens when the next node is due; (run, the row's block of its first node).
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
         self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
         tables.before_growth.append(self._ensure_rows)
@@ -213,13 +211,11 @@ class EventLog:
         return Events(self._index, False, records, None)
 
     def _held(self, run: Run) -> list[Record]:
-        """Where the confirmed nodes of a run reside, without those of an open one that are not recorded yet."""
         length = self._index.confirmed_length(run)
         found: list[Record] = [(_residing(run, place, 0, length), place, True) for place in range(len(run.blocks))]
         return found if run.row < 0 else [*found, ([(run, 0, self._num_told(run.row))], DEVICE, True)]
 
     def _num_told(self, row: int) -> int:
-        """Nodes of the row's open run that are recorded."""
         first: int = self._open[row][1]
         return self._due.item(row) // self._tables.block_size - 1 - first
 

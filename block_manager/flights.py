@@ -48,7 +48,6 @@ class Flight:
 
     @property
     def is_used(self) -> bool:
-        """Whether any row was placed."""
         return bool(self._single) or len(self.rows) > 0
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, are_forks: bool = False) -> None:
@@ -72,7 +71,6 @@ class Flight:
         self._single[row] = start, end
 
     def pack(self) -> None:
-        """Move single shares into the arrays."""
         if self._single:
             rows, bounds = np.array(list(self._single)), np.array(list(self._single.values()))
             self._single = {}
@@ -160,7 +158,6 @@ class Flights:
         return flight
 
     def end(self, flight: Flight) -> None:
-        """Remove the batch, the oldest or the latest."""
         self.outstanding.remove(flight)
 
     def shares_of(self, row: int) -> list[tuple[int, Share]]:
@@ -169,7 +166,6 @@ class Flights:
         return [(number, share) for number, share in found if share is not None]
 
     def clip(self, row: int, limit: int) -> None:
-        """Void the row's shares from token `limit` on: it gives up these blocks."""
         for flight in self.all:
             flight.clip(row, limit)
 

@@ -68,13 +68,12 @@ class FreeList:
         self._stack[top : self.num_plain] = blocks
 
     def put_one(self, block: int) -> None:
-        """Add one block without content; it is taken next."""
         self._stack[self.num_plain] = block
         self.num_plain += 1
 
     def put_cached(self, blocks: Blocks, nodes: Span | None = None, level: int = 0) -> None:
-        """Add blocks with content, the first to be evicted first. `nodes` are those in them, last one first, if these
-        are one span. Takes over the array."""
+        """Add blocks, the first to be evicted first. `nodes`: in them as one span, last one first. Takes over the
+        array."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number
@@ -92,7 +91,6 @@ class FreeList:
         return np.concatenate(self.cached_by_level())
 
     def cached_by_level(self) -> list[Blocks]:
-        """`cached`, one array a level."""
         return [np.concatenate([_NO_BLOCKS, *(blocks for blocks, _ in queue.live())]) for queue in self._queues]
 
     @property

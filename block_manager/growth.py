@@ -29,8 +29,6 @@ NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
 
 
 class Growth:
-    """Draws blocks into tables and releases them."""
-
     def __init__(self, tables: Tables, device: Pool) -> None:
         self._tables = tables
         self._device = device
@@ -38,8 +36,7 @@ class Growth:
         self._changed: list[TableChanges] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # To be drawn at once, `num_promised` blocks in all: (rows, rising columns of each, count) or (row, first
-        # column, count).
+        # To be drawn at once, `num_promised` blocks: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
         # Sources of this batch's copies that no row holds: not drawn again before the copies ran.
@@ -79,7 +76,6 @@ class Growth:
 
     @property
     def num_unpromised(self) -> int:
-        """Blocks that can be drawn beyond those that are promised."""
         return self._device.num_available - self.num_promised
 
     def evict_promised(self) -> None:
@@ -114,7 +110,6 @@ class Growth:
             self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
 
     def _promised_places(self) -> tuple[Rows, NDArray[np.int64]]:
-        """Rows and columns of all promised blocks, int64 [num_promised] each."""
         rows, columns = np.empty(self.num_promised, np.int64), np.empty(self.num_promised, np.int64)
         stop = 0
         for row, column, count in self._promised:
@@ -145,9 +140,9 @@ class Growth:
             self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Give rows that are about to write a partial block their own copy, if others hold the block or it became
-        content. The last holder of a plain block writes in place. Raises OutOfBlocks, changing nothing, if the copies
-        and `num_grown` more blocks cannot be drawn."""
+        """Copy partial blocks that these rows are about to write and that others hold or that became content; else the
+        last holder writes in place. Raises OutOfBlocks, changing nothing, if copies and `num_grown` more blocks cannot
+        be drawn."""
         tables, device = self._tables, self._device
         sharing: list[tuple[int, int, int]] = []
         copies = 0
@@ -189,7 +184,7 @@ class Growth:
         return [block.item(0) for block in self._copied]
 
     def take_changes(self) -> TableChanges:
-        """Return every table entry that changed since the last call, in order, read-only. The first call starts the
+        """Return the table entries that changed since the last call, in order, read-only. The first call starts the
         record."""
         parts, self._changed = self._changed or [NO_CHANGES], []
         changes = parts[0] if len(parts) == 1 else TableChanges(*map(np.concatenate, zip(*parts, strict=True)))

@@ -117,9 +117,9 @@ class BlockManager(Uncopyable):
         return self._memory
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
-        """Whether `num_blocks` more device blocks can be drawn with `watermark` blocks left; NEVER if an empty pool
-        could not hold them. While no block is used the watermark does not count, so it never keeps the first request
-        out. Raises InvalidConfig for negative numbers."""
+        """Whether `num_blocks` more device blocks can be drawn with `watermark` left; NEVER if an empty pool could not
+        hold them. While no block is used the watermark does not count: the first request gets in. Raises InvalidConfig
+        for negatives."""
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
@@ -143,8 +143,7 @@ class BlockManager(Uncopyable):
                 raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
 
     def next_batch(self) -> int:
-        """Begin another batch, which runs after those before it and gets what is allocated from now on. Returns its
-        number."""
+        """Begin another batch, which runs after those before it: `allocate` now fills that one. Returns its number."""
         memory = self._own("next_batch")
         memory.begin_batch(memory.batch + 1)
         return memory.batch
@@ -216,9 +215,8 @@ class BlockManager(Uncopyable):
         return flight.number
 
     def cancel(self) -> dict[int, int]:
-        """Take back the latest batch, composed or outstanding: release its blocks, withdraw its pending nodes. A row
-        that shared such a node is truncated there. Returns the counted hit tokens that each such row lost. Raises
-        NothingInFlight, changing nothing."""
+        """Take back the latest batch: release its blocks, withdraw its pending nodes, truncate rows that shared these.
+        Returns the counted hit tokens that each such row lost. Raises NothingInFlight, changing nothing."""
         return self._own("cancel").take_back(self._ending(-1))
 
     def _ending(self, place: int) -> Flight:
@@ -245,9 +243,8 @@ class BlockManager(Uncopyable):
         memory.reserve_rows(array, wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
-        """Release the row's blocks from column `num_blocks` on, on the host too. Its watermarks fall, and what
-        outstanding batches compute there is lost. Raises UnknownRow or InvalidConfig (negative, or past the table's
-        end), changing nothing."""
+        """Release the row's blocks from column `num_blocks` on, on the host too; void what batches compute there. Its
+        watermarks fall. Raises UnknownRow or InvalidConfig (negative, or past the table's end), changing nothing."""
         memory = self._own("truncate")
         row = memory.tables.one(row, allow_swapped=True)
         have = int(memory.tables.num_blocks[row])
@@ -256,16 +253,15 @@ class BlockManager(Uncopyable):
         memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """End these rows, in flight or not; release their blocks tail first. Raises UnknownRow or DuplicateRow,
-        changing nothing."""
+        """End these rows, in flight or not. Raises UnknownRow or DuplicateRow, changing nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
 
     def fork(self, row: int) -> int:
-        """Open a row with the same tokens that shares every block with launched tokens, and outstanding batches up to
-        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped, changing
-        nothing."""
+        """Open a row with the same tokens that shares all blocks with launched tokens, and batches up to its known
+        tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped, changing nothing.
+        """
         memory = self._own("fork")
         return memory.fork_of(memory.tables.one(row))
 
@@ -287,8 +283,7 @@ class BlockManager(Uncopyable):
         return self._with_content(memory.take_from_host(array))
 
     def take_moves(self) -> Moves:
-        """Return copies of content that calls without moves planned; they run before the forward pass. Empty without
-        host_caching."""
+        """Return the copies that calls without moves planned; run them before the forward pass. For `host_caching`."""
         return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
@@ -343,10 +338,10 @@ class BlockManager(Uncopyable):
         return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
-        """Evict the cached prefix of these tokens, on both tiers, after all content of lower priority (1 to 3; 0 is not
-        retained). Holds until the logical time `until` (see `expire`; None: as long as a block stays known). Returns
-        the prefix's tokens. Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent
-        if none of it is cached."""
+        """Evict the cached prefix of these tokens, on both tiers, after content of lower priority (1 to 3; 0 is not
+        retained), until logical time `until` (see `expire`; None: while a block stays known). Returns the prefix's
+        tokens. Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent if none of it
+        is cached."""
         level = checked_level(priority)
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
@@ -367,9 +362,8 @@ class BlockManager(Uncopyable):
 
     def take_events(self) -> Sequence[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; empty without a
-        prefix cache. The first call begins with all content; from then on changes are kept until the next call. Applied
-        from empty, the events give exactly the confirmed content of both tiers. Hashes are computed when events are
-        read."""
+        prefix cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the
+        events give exactly the confirmed content of both tiers. Hashes are computed on reading."""
         log = self._memory.content.event_log()
         return [] if log is None else log.take()
 
@@ -392,8 +386,7 @@ class BlockManager(Uncopyable):
         return memory.extend_hit(memory.tables.one(row))
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
-        """Load content that only the host has where `is_worth_loading(first position, end)`; the rest is computed. By
-        default all is loaded."""
+        """Load content that only the host has where `is_worth_loading(start, end)` of its positions (default: always)."""
         self._memory.load_where(is_worth_loading)
 
     def _with_content(self, moves: Moves) -> Moves:

@@ -103,9 +103,9 @@ class Memory:
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens in one call. The blocks must be available; they are
-        promised: `Growth.draw_promised` comes before a table is read, and before calls other than `admit`. Returns
-        (row, tokens found, tokens placed)."""
+        """`add_counted` and `place_one` of at most `most` tokens at once; the blocks must be available. Promises them:
+        call `Growth.draw_promised` before a table is read and calls other than `admit`. Returns (row, tokens found,
+        tokens placed)."""
         sharing, size = self.sharing, self.block_size
         row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
@@ -134,12 +134,11 @@ class Memory:
         return row, computed, end - computed
 
     def take_moves(self) -> Moves:
-        """Return the copies of content planned since the last call."""
         return NO_MOVES if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append one token, int32 [n], to each of these distinct rows, which know `ends` tokens, int64 [n]. Returns the
-        new ends."""
+        """Append one token, int32 [n], to each of these distinct rows, which know `ends`, int64 [n]. Returns the new
+        ends."""
         tables = self.tables
         self._longest += 1
         if self._longest >= tables.tokens.shape[1]:
@@ -153,8 +152,7 @@ class Memory:
         return totals
 
     def extend_by(self, rows: Rows, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append `counts[i]` tokens, int64 [n], packed in `tokens`, to each of these distinct rows. Returns how many
-        they know."""
+        """Append `counts[i]` tokens, int64 [n], packed in `tokens`, to these distinct rows. Returns how many they know."""
         tables = self.tables
         known = tables.num_tokens[rows]
         totals = known + counts
@@ -174,9 +172,9 @@ class Memory:
         return totals
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
-        """Put tokens `starts[i]` to `ends[i]` - 1 of these distinct rows, which are launched to `starts`, in flight;
-        `one_each`: one token a row. Promises their blocks, as `admit` does. Returns the copies of shared partial
-        blocks. Raises OutOfBlocks, changing nothing."""
+        """Put tokens `starts[i]` to `ends[i]` - 1 of these distinct rows, launched to `starts`, in flight (`one_each`:
+        one a row). Promises blocks, as `admit`. Returns the copies of shared partial blocks. Raises OutOfBlocks,
+        changing nothing."""
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
@@ -206,7 +204,6 @@ class Memory:
         return NO_MOVES
 
     def begin_batch(self, number: int) -> None:
-        """Begin to compose the batch of this number."""
         self.batch = number
         self.device.free_list.now = self.host.free_list.now = number
         self.flights.begin(number)
@@ -221,8 +218,8 @@ class Memory:
             self._begin_pending(index, row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add these rows to the composed batch, their blocks drawn or promised; those that are not lazy look up the
-        next one."""
+        """Add these rows, their blocks drawn or promised, to the composed batch. Rows that are not lazy look a block
+        up."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
@@ -349,8 +346,7 @@ class Memory:
         return child
 
     def fork_to_write(self, row: int) -> tuple[int, Moves]:
-        """Fork a row that no batch computes, and copy its partial block for the child at once. Raises OutOfBlocks,
-        changing nothing."""
+        """Fork a row that no batch computes; copy its partial block at once. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         if tables.num_launched[row] % self.block_size:
             self.device.require(1)
@@ -390,7 +386,7 @@ class Memory:
         return slots
 
     def settle(self, flight: Flight) -> None:
-        """End the oldest batch, which ran: its tokens are confirmed, full blocks become nodes, duplicates are released."""
+        """End the oldest batch, which ran: confirm its tokens, make nodes of full blocks, release duplicates."""
         tables, index = self.tables, self.index
         self.flights.end(flight)
         rows, _, ends = flight.columns()
@@ -458,7 +454,6 @@ class Memory:
             self.growth.any_shared_tail = True
 
     def release(self, row: int) -> None:
-        """End the row and release its blocks."""
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
         first, stop = (0, 0) if self.index is None else self.index.release_path(row)
@@ -509,7 +504,6 @@ class Memory:
         return moves
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
-        """`BlockManager.load_where`."""
         if self.offload is not None:
             self.offload.is_worth_loading = is_worth_loading
 
@@ -527,7 +521,6 @@ class Memory:
         self._publish(row)
 
     def check(self) -> list[str]:
-        """`BlockManager.check`."""
         held, held_host = self.device.kept.copy(), Counter[int]()
         held.update(self.growth.copied())
         if self.offload is not None:

@@ -23,8 +23,8 @@ NO_PAIRS = _no_pairs()
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
     """Copies to make before the forward pass, int32 [n, 2] a kind: source block, destination block. Kinds run in field
-    order. A later kind may write a device block that `device_to_host` empties; else no block is both source and
-    destination."""
+    order. A later kind may write a block that `device_to_host` empties; else no block is both source and destination.
+    """
 
     device_to_host: Pairs = field(default_factory=lambda: NO_PAIRS)
     host_to_device: Pairs = field(default_factory=lambda: NO_PAIRS)

@@ -47,12 +47,10 @@ class Pool:
 
     @property
     def num_free(self) -> int:
-        """Blocks with ref count 0 and no content."""
         return self.free_list.num_plain
 
     @property
     def num_cached(self) -> int:
-        """Blocks with ref count 0 and content that a lookup can still find."""
         return self.free_list.num_cached
 
     @property
@@ -62,7 +60,6 @@ class Pool:
 
     @property
     def num_used(self) -> int:
-        """Blocks with a ref count of at least 1."""
         return self.num_blocks - self.num_available
 
     @property
@@ -71,7 +68,6 @@ class Pool:
         return self.refs(slice(None))
 
     def refs(self, blocks: Blocks | NDArray[np.int32] | slice) -> NDArray[np.int32]:
-        """int32 [n]: references to each of these blocks."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 
     def num_refs(self, block: int) -> int:
@@ -165,8 +161,7 @@ class Pool:
             self.free_list.put_cached(blocks[levels == level], level=level)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
-        """Set the levels of these distinct blocks with content. Cached ones become the newest of theirs, the last
-        evicted first."""
+        """Set levels of these distinct blocks with content. Cached ones become the newest, the last one evicted first."""
         if self.level is None:
             self.level = np.zeros(self.num_blocks, np.int8)
         cached = blocks[self.state[blocks] < 0]
@@ -195,7 +190,7 @@ class Pool:
 
     def release_run(self, blocks: Blocks, run: Run) -> bool:
         """Move these blocks to the cached queue as nodes of `run`, last one evicted first, if each has one reference
-        and no node. Return whether it did. Takes half the operations of `carry` and `release`."""
+        and no node. Return whether it did. Half the operations of `carry` and `release`."""
         count = len(blocks)
         if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
             return False

@@ -49,7 +49,6 @@ class PrefixIndex:
     def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool) -> None:
         self._tables = tables
         self._flights = flights
-        # By place.
         self.pools = (device, host)
         self.retentions = Retentions(self.pools)
         self._block_size = tables.block_size
@@ -214,7 +213,6 @@ class PrefixIndex:
         return root + block in self.runs
 
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
-        """The blocks of these nodes, which all reside in the place, in order, int64 [n]."""
         parts = [self._span_blocks(place, *span) for span in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
@@ -240,8 +238,8 @@ class PrefixIndex:
         return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 
     def begin_pending(self, row: int, end: int) -> None:
-        """Make pending nodes of the full blocks that a row computes up to token `end`, unless they are cached: in its
-        open run or a new one. The row is not lazy and fills its next block."""
+        """Make pending nodes of the full blocks that a row, which fills its next one, computes up to `end`, if not
+        cached."""
         path = self.paths[row]
         assert self.fills_next(row, end), "there is a block to look up"
         if path.open is not None:
@@ -256,9 +254,8 @@ class PrefixIndex:
             self.open_run(row, path, _prefix_after(*node) + block)
 
     def publish(self, row: int) -> list[tuple[int, Run, int]]:
-        """Make nodes of the row's confirmed full blocks, looking them up where necessary. Returns those whose content
-        resides in another device block, as (column, run, offset): the caller switches the tables that name the
-        duplicate."""
+        """Make nodes of the row's confirmed full blocks, with lookups where necessary. Returns duplicates of other
+        device blocks, as (column, run, offset): the caller switches the tables that name them."""
         path = self.paths[row]
         switches: list[tuple[int, Run, int]] = []
         if not path.writes:
@@ -294,8 +291,7 @@ class PrefixIndex:
         return switches
 
     def nodes_of_forks(self, row: int) -> list[Node]:
-        """The nodes after the row's closed path that lie in its own blocks: a fork of it published them. Changes
-        nothing."""
+        """Nodes after the row's closed path in its own blocks, which a fork of it published. Changes nothing."""
         path, tables = self.paths[row], self._tables
         found: list[Node] = []
         if path.open is not None or not path.writes:
@@ -310,8 +306,8 @@ class PrefixIndex:
         return found
 
     def _give_way(self, run: Run, at: int) -> bool:
-        """Withdraw an open run's pending nodes from `at` on, if no other run and no row stands on them. Return whether
-        it did. The run's row looks them up when it has computed them."""
+        """Withdraw an open run's pending nodes from `at` on, unless another run or a row stands on them. Return whether
+        it did."""
         if run.row < 0 or any(offset >= at for offset in run.children or ()):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
@@ -384,8 +380,7 @@ class PrefixIndex:
         return lost
 
     def first_on(self, row: int, lost: dict[Run, int]) -> int:
-        """The row's first block, before its own open run, whose node is one of `lost` or behind one on its run; -1:
-        none."""
+        """The row's first block, before its open run, whose node is one of `lost` or behind one on its run; -1: none."""
         column = 0
         for run, first, stop in self.paths[row].spans(0):
             if run in lost and stop > lost[run]:
@@ -394,8 +389,7 @@ class PrefixIndex:
         return -1
 
     def close_run(self, row: int, length: int | None = None) -> None:
-        """Close the row's path and its open run, if any, which keeps its tokens and its first `length` blocks (None:
-        all)."""
+        """Close the row's path and its open run, if any, which keeps its first `length` blocks (None: all)."""
         path = self.paths[row]
         run = path.open
         if run is None:
@@ -418,7 +412,6 @@ class PrefixIndex:
         path.run, path.at, path.published = run, length - 1, start + length
 
     def _note_pending(self, run: Run, row: int, start: int, length: int) -> None:
-        """Note which batches compute the unconfirmed nodes of the row's run, which begins at its block `start`."""
         first = self._tables.num_computed.item(row) // self._block_size - start
         if first >= length:
             return
@@ -437,8 +430,7 @@ class PrefixIndex:
             self.log.came([(run, first, first + len(blocks))], place)
 
     def draw_for(self, place: int, spans: list[Span], count: int) -> Blocks:
-        """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first. There
-        is room."""
+        """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
         blocks, end = self.pools[place].draw(count, for_nodes=True), 0
         for run, first, stop in spans:
             start, end = end, end + stop - first
@@ -461,7 +453,6 @@ class PrefixIndex:
         return run.block(place, at)
 
     def clear(self) -> None:
-        """Forget all content; no block may be used."""
         for pool in self.pools:
             pool.forget_all()
         self.runs.clear()
@@ -485,7 +476,6 @@ class PrefixIndex:
         return self.digests(run.parent, run.at + 1, run.at)[0]
 
     def confirmed_length(self, run: Run) -> int:
-        """Nodes of the run that are computed and confirmed."""
         if run.row < 0:
             return run.confirmed_length
         path = self.paths[run.row]
@@ -508,8 +498,7 @@ class PrefixIndex:
     def _after(
         self, root: bytes, run: Run | None, at: int, block: bytes, length_of: Callable[[Run], int]
     ) -> Node | None:
-        """The node with these tokens after (`run`, `at`) or the root: in the same run, or the first of a run that hangs
-        there."""
+        """The node with these tokens after (`run`, `at`) or the root: in the same run, or the first of another."""
         if run is not None and at + 1 < length_of(run) and self.run_tokens(run, at + 1, at + 2) == block:
             return run, at + 1
         child = self.runs.get(_prefix_after(root, run, at) + block)
@@ -624,7 +613,6 @@ class PrefixIndex:
         return found
 
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
-        """The node in each of these blocks of a place; None where there is none."""
         pool, found = self.pools[place], list[Node | None]()
         offsets: dict[Run, dict[int, int]] = {}
         runs, has_content = pool.run[blocks].tolist(), pool.has_content(blocks).tolist()
@@ -655,7 +643,6 @@ class PrefixIndex:
         return self._tables.blocks[0, run.row, start + first : start + stop].astype(np.int64)
 
     def run_tokens(self, run: Run, first: int, stop: int) -> bytes:
-        """The token ids of the run's nodes from `first` to `stop` - 1, as bytes."""
         size = self.block_bytes
         if run.row < 0:
             return run.tokens[first * size : stop * size]

@@ -23,7 +23,6 @@ class Retentions:
 
     def __init__(self, pools: Sequence[Pool]) -> None:
         self._pools = pools
-        # The latest logical time.
         self.now = -np.inf
         self._next = 1
         # Heap of the retentions that end: when, their number, and their runs, last one first.
@@ -35,8 +34,8 @@ class Retentions:
         return self._ends[0][0] if self._ends else np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
-        """Keep a node and all before it at `level` or higher, until the logical time `until` (None: as long as they
-        live). Raises InvalidConfig for `until`."""
+        """Keep a node and all before it at `level` or higher until `until` (None: for life). Raises InvalidConfig for
+        `until`."""
         way = list(upwards(run, at))
         if until is not None:
             until = logical_time("until", until)
@@ -64,9 +63,9 @@ class Retentions:
         self._ends.clear()
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
-        """Set the levels of the run's blocks as its retentions say; device blocks of an open run wait until it closes.
-        `renewed`, (last node, level): blocks of nodes up to it that have this level become its newest again, or nodes
-        raised to it now would outlive their parents."""
+        """Set the levels of the run's blocks as its retentions say; those of an open run on the device wait until it
+        closes. `renewed`, (last node, level): blocks up to it at this level become its newest, so that no child
+        outlives its parent."""
         for pool, there in zip(self._pools, run.blocks, strict=True):
             if there is None:
                 continue

@@ -84,7 +84,6 @@ class Run:
 
     @property
     def confirmed_length(self) -> int:
-        """Nodes of a closed run that are computed and confirmed."""
         return min(self.length, self.pending[0][1]) if self.pending else self.length
 
     def end_in(self, place: int) -> int:
@@ -109,7 +108,6 @@ class Run:
         return max(0, min(stop, len(blocks) if hole < 0 else hole // 8) - first)
 
     def is_any_there(self, place: int, first: int, stop: int) -> bool:
-        """Whether any of these nodes resides in a place."""
         blocks = self.blocks[place]
         return blocks is not None and bool(blocks[first:stop].tobytes().strip(_BYTE))
 
@@ -155,8 +153,8 @@ class Run:
         self.blocks[DEVICE] = blocks
 
     def shorten(self, length: int, num_bytes: int) -> None:
-        """Keep the first `length` nodes of the closed run; the rest reside nowhere. Drop tokens beyond `num_bytes` if
-        they are more than half."""
+        """Keep the closed run's first `length` nodes; the rest reside nowhere. Cut tokens to `num_bytes` if that halves
+        them."""
         self.length = length
         if self.digests is not None:
             del self.digests[length:]

@@ -130,8 +130,7 @@ class Sharing:
         return match.num_blocks * size
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
-        """Draw device blocks for nodes that follow the row's and that only the host has; plan their copies. Returns the
-        tokens won."""
+        """Draw device blocks for nodes after the row's that only the host has; plan copies. Returns the tokens won."""
         index, tables, device, offload = self.index, self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size

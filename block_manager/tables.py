@@ -71,8 +71,7 @@ class Tables:
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
-        # Called with the new number of rows before they grow: makes room in columns kept elsewhere, or raises
-        # MemoryError.
+        # Called with the new number of rows before they grow: make room in other columns, or raise MemoryError.
         self.before_growth: list[Callable[[int], None]] = []
         # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
@@ -90,7 +89,6 @@ class Tables:
 
     @property
     def num_rows(self) -> int:
-        """Rows that exist, used or not."""
         return self._num_rows
 
     @property
@@ -188,7 +186,6 @@ class Tables:
         return int(self.num_computed[row]) // self.block_size
 
     def block_bytes(self, row: int, column: int) -> bytes:
-        """The token ids of one of the row's blocks, as bytes."""
         start = column * self.block_size
         return self.tokens[row, start : start + self.block_size].tobytes()
 

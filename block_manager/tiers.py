@@ -20,7 +20,7 @@ from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
 
-# Most spans that go to the host together: where it has room for fewer nodes, the list is cut.
+# Most spans that go to the host in one draw: it may have room for a part, which is cut off this list.
 _SPANS = 64
 
 
@@ -51,8 +51,8 @@ class Offload:
         self._busy: list[Blocks] = []
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
-        """Evict the nodes, of closed runs, in these device blocks. What the host lacks is copied there as far as it has
-        blocks; the rest counts as used just now."""
+        """Evict nodes, of closed runs, from these device blocks. The host gets copies as far as it has blocks; those
+        that it has already count as used just now."""
         leaving = self._index.nodes_in(DEVICE, taken)
         if self._in:
             self._forget_loads(sources)
@@ -163,12 +163,10 @@ class Tiers:
         self.tails: dict[int, Blocks] = {}
 
     def num_on_host(self, row: int) -> int:
-        """Host blocks that the row holds."""
         return len(self.tails.get(row, ()))
 
     def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
-        """Host blocks that `swap_out` of these rows would draw. Closes their open runs, so that their nodes go as
-        nodes."""
+        """Host blocks that `swap_out` of these rows would draw. Closes their open runs: their nodes go as nodes."""
         if self._index is not None:
             for row in rows:
                 self._index.close_run(row)
@@ -226,7 +224,6 @@ class Tiers:
         return Moves(host_to_device=pairs_of(pairs))
 
     def drop(self, row: int) -> None:
-        """Release the row's host tail."""
         tail = self.tails.pop(row, None)
         if tail is not None:
             self._tables.is_swapped[row] = False
@@ -242,7 +239,6 @@ class Tiers:
             self._release_host(tail[on_host:])
 
     def tail_is_node(self, row: int, column: int) -> bool:
-        """Whether the swapped row's block at `column` is a host block that carries a node."""
         place = column - int(self._tables.num_blocks[row])
         tail = self.tails[row]
         return 0 <= place < len(tail) and bool(self._host.has_content(tail[place : place + 1])[0])
