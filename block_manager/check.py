@@ -1,7 +1,4 @@
-"""The memory layer's invariants, recomputed from the tables alone.
-
-Trusts no counter. A violation is a sentence that begins with the invariant's number in docs/invariants.md.
-"""
+"""The memory layer's invariants, recomputed from the tables alone: no counter is trusted."""
 
 from __future__ import annotations
 
@@ -30,7 +27,8 @@ def violations_of(
     held: Mapping[int, int],
     held_host: Mapping[int, int],
 ) -> list[str]:
-    """Every violation. `held` and `held_host` count references beyond the tables (loads and copies), by block."""
+    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` and
+    `held_host` count references beyond the tables (loads and copies), by block."""
     found: list[str] = []
     found += _free_lists(device) + _free_lists(host)
     found += _references(tables, device, host, tiers, held, held_host)

@@ -1,7 +1,4 @@
-"""Lookups, retentions and events of the prefix cache.
-
-Arguments are not checked: tokens are arrays and namespaces are encoded (`root_prefix`).
-"""
+"""Unchecked lookups, retentions and events of the prefix cache, for token arrays and encoded namespaces."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class FreeList:
         self.num_plain += 1
 
     def put_cached(self, blocks: Blocks, nodes: Span | None = None, level: int = 0) -> None:
-        """Add blocks, the first to be evicted first. `nodes`: in them as one span, last one first. Takes over the
+        """Add blocks, the first to be evicted first. `nodes`: those in them as one span, last first. Takes over the
         array."""
         number = self._next_segment
         self._next_segment = number + 1

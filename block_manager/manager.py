@@ -70,10 +70,9 @@ class BlockManager(Uncopyable):
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
-    between two `next_batch` belong to one step, whose rows may share what others of it compute.
-
-    `rows` are the columns of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig
-    for sizes that are not positive (host_blocks may be 0), and for switches that are no bool.
+    between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
+    of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
+    positive (host_blocks may be 0), and for switches that are no bool.
     """
 
     def __init__(
@@ -118,8 +117,8 @@ class BlockManager(Uncopyable):
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn with `watermark` left; NEVER if an empty pool could not
-        hold them. While no block is used the watermark does not count: the first request gets in. Raises InvalidConfig
-        for negatives."""
+        hold them. While no block is used the watermark does not count, or it might keep the first request out. Raises
+        InvalidConfig for negative numbers."""
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
@@ -215,8 +214,9 @@ class BlockManager(Uncopyable):
         return flight.number
 
     def cancel(self) -> dict[int, int]:
-        """Take back the latest batch: release its blocks, withdraw its pending nodes, truncate rows that shared these.
-        Returns the counted hit tokens that each such row lost. Raises NothingInFlight, changing nothing."""
+        """Take back the latest batch, composed or outstanding: release its blocks, withdraw its pending nodes, truncate
+        rows that shared these. Returns the counted hit tokens that each such row lost. Raises NothingInFlight, changing
+        nothing."""
         return self._own("cancel").take_back(self._ending(-1))
 
     def _ending(self, place: int) -> Flight:
@@ -253,15 +253,16 @@ class BlockManager(Uncopyable):
         memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """End these rows, in flight or not. Raises UnknownRow or DuplicateRow, changing nothing."""
+        """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
+        nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
 
     def fork(self, row: int) -> int:
-        """Open a row with the same tokens that shares all blocks with launched tokens, and batches up to its known
-        tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped, changing nothing.
-        """
+        """Open a row with the same tokens. It shares every block with launched tokens, and is in the same batches up to
+        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped, changing
+        nothing."""
         memory = self._own("fork")
         return memory.fork_of(memory.tables.one(row))
 
@@ -283,7 +284,7 @@ class BlockManager(Uncopyable):
         return self._with_content(memory.take_from_host(array))
 
     def take_moves(self) -> Moves:
-        """Return the copies that calls without moves planned; run them before the forward pass. For `host_caching`."""
+        """Return copies planned by calls without moves; they run before the forward pass. Empty without `host_caching`."""
         return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
@@ -333,8 +334,8 @@ class BlockManager(Uncopyable):
         return self._memory.check()
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
-        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes and counts nothing.
-        Raises InvalidTokens or InvalidNamespace."""
+        """The cached full blocks of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing. Raises
+        InvalidTokens or InvalidNamespace."""
         return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
@@ -380,8 +381,8 @@ class BlockManager(Uncopyable):
         return set() if self._memory.index is None else self._memory.index.contents(tier)
 
     def extend_hit(self, row: int) -> int:
-        """Look up what follows the row's blocks, if all of them are nodes, and take it. Returns the tokens won. Raises
-        UnknownRow or RowSwapped."""
+        """Take what follows the row's blocks, if these are all nodes. Returns the tokens won. Raises UnknownRow or
+        RowSwapped."""
         memory = self._own("extend_hit")
         return memory.extend_hit(memory.tables.one(row))
 

@@ -137,8 +137,7 @@ class Memory:
         return NO_MOVES if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append one token, int32 [n], to each of these distinct rows, which know `ends`, int64 [n]. Returns the new
-        ends."""
+        """Append one token, int32 [n], to each of these distinct rows, which know `ends`, int64 [n]. Returns new ends."""
         tables = self.tables
         self._longest += 1
         if self._longest >= tables.tokens.shape[1]:
@@ -172,9 +171,9 @@ class Memory:
         return totals
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
-        """Put tokens `starts[i]` to `ends[i]` - 1 of these distinct rows, launched to `starts`, in flight (`one_each`:
-        one a row). Promises blocks, as `admit`. Returns the copies of shared partial blocks. Raises OutOfBlocks,
-        changing nothing."""
+        """Put tokens `starts[i]` to `ends[i]` - 1 of distinct rows, launched to `starts`, in flight (`one_each`: one a
+        row); promise blocks, as `admit`. Returns copies of shared partial blocks. Raises OutOfBlocks, changing nothing.
+        """
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
@@ -218,8 +217,7 @@ class Memory:
             self._begin_pending(index, row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add these rows, their blocks drawn or promised, to the composed batch. Rows that are not lazy look a block
-        up."""
+        """Add these rows, their blocks drawn or promised, to the composed batch. Rows not lazy look up the next block."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
@@ -321,7 +319,6 @@ class Memory:
         )
 
     def is_placed(self, row: int) -> bool:
-        """Whether the row is in the composed batch."""
         return self.flights.composed.has(row)
 
     def fork_of(self, row: int) -> int:

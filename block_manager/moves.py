@@ -35,7 +35,6 @@ class Moves:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to copy."""
         return len(self) == 0
 
 

@@ -44,8 +44,6 @@ def _prefix_after(root: bytes, run: Run | None, at: int) -> bytes:
 
 
 class PrefixIndex:
-    """Finds, publishes, withdraws and forgets content."""
-
     def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool) -> None:
         self._tables = tables
         self._flights = flights
@@ -72,7 +70,6 @@ class PrefixIndex:
         tables.before_growth.append(self._ensure_rows)
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
-        """Open a path at the root for a row that was just opened."""
         path = self.paths[row] = Path(root, reads=reads, writes=writes)
         # A row that does not write looks no block up.
         self.is_lazy[row] = not writes
@@ -209,7 +206,6 @@ class PrefixIndex:
         return run.num_there(place, first, run.length if place == DEVICE else run.confirmed_length)
 
     def has_first(self, root: bytes, block: bytes) -> bool:
-        """Whether some run begins at this root with this block."""
         return root + block in self.runs
 
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
@@ -238,8 +234,7 @@ class PrefixIndex:
         return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 
     def begin_pending(self, row: int, end: int) -> None:
-        """Make pending nodes of the full blocks that a row, which fills its next one, computes up to `end`, if not
-        cached."""
+        """Make pending nodes of the full, uncached blocks that a row computes up to `end`; it fills its next block."""
         path = self.paths[row]
         assert self.fills_next(row, end), "there is a block to look up"
         if path.open is not None:
@@ -306,8 +301,7 @@ class PrefixIndex:
         return found
 
     def _give_way(self, run: Run, at: int) -> bool:
-        """Withdraw an open run's pending nodes from `at` on, unless another run or a row stands on them. Return whether
-        it did."""
+        """Withdraw an open run's pending nodes from `at` on, unless a run or row stands on them. Return whether it did."""
         if run.row < 0 or any(offset >= at for offset in run.children or ()):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):

@@ -1,7 +1,6 @@
 """Content that is evicted later than the rest, for good or until a logical time.
 
-A retention raises the level of a node and of all before it: a child is never kept longer than its parent. Other content
-has level 0.
+A retention raises the level, else 0, of a node and of all before it: a child is never kept longer than its parent.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class Retentions:
         return self._ends[0][0] if self._ends else np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
-        """Keep a node and all before it at `level` or higher until `until` (None: for life). Raises InvalidConfig for
-        `until`."""
+        """Keep a node and all before it at `level` or higher until the logical time `until` (None: as long as they
+        live). Raises InvalidConfig for `until`."""
         way = list(upwards(run, at))
         if until is not None:
             until = logical_time("until", until)
@@ -64,8 +63,8 @@ class Retentions:
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """Set the levels of the run's blocks as its retentions say; those of an open run on the device wait until it
-        closes. `renewed`, (last node, level): blocks up to it at this level become its newest, so that no child
-        outlives its parent."""
+        closes. `renewed`, (last node, level): blocks up to it at this level become newest: no child outlives its
+        parent."""
         for pool, there in zip(self._pools, run.blocks, strict=True):
             if there is None:
                 continue

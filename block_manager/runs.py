@@ -153,7 +153,7 @@ class Run:
         self.blocks[DEVICE] = blocks
 
     def shorten(self, length: int, num_bytes: int) -> None:
-        """Keep the closed run's first `length` nodes; the rest reside nowhere. Cut tokens to `num_bytes` if that halves
+        """Keep a closed run's first `length` nodes; others reside nowhere. Cut tokens to `num_bytes` if that halves
         them."""
         self.length = length
         if self.digests is not None:

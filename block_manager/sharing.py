@@ -1,9 +1,7 @@
-"""Sharing by content: hits, rows that share what a batch still computes, and duplicates that are released.
+"""Sharing by content, with a prefix cache: hits, rows that share what a batch still computes, and duplicates released.
 
-    batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from column 2 on |
-    7 is computed → block 3 is a node for both;  7 is cancelled → the sharer's table ends before column 2
-
-Used only with a prefix cache.
+batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from column 2 on |
+7 is computed → block 3 is a node for both;  7 is cancelled → the sharer's table ends before column 2
 """
 
 from __future__ import annotations

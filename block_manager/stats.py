@@ -28,7 +28,7 @@ class MemoryStats:
 
     `queries` counts admissions that looked, `query_tokens` their tokens, `hit_tokens` what they found: of these another
     row of the batch was still computing `pending_hit_tokens`, `host_hit_tokens` came from the host, `device_hit_tokens`
-    are the rest. All are 0 without a prefix cache. `recent_query_tokens` and `recent_hit_tokens` are of the last WINDOW
+    are the rest. All are 0 without a prefix cache. `recent_query_tokens` and `recent_hit_tokens`: of the last WINDOW
     lookups.
 
     `evicted_blocks` of content left the device; `idle_steps` sums the steps (batches composed) that each was unused,

@@ -5,8 +5,8 @@
     its block table   | b0 | b1 | b2 | b3 | reserved |
                                                   num_blocks
 
-The three watermarks: *known* tokens have values, *launched* ones are computed or in batches that have not ended, *computed* ones are
-confirmed. A row may be launched past what it knows: the batch before samples that token.
+The watermarks: *known* tokens have values, *launched* ones are computed or in batches that have not ended, *computed*
+ones are confirmed. A row may be launched past what it knows: the batch before samples that token.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ class Tiers:
         return len(wanted)
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
-        """Device blocks that `swap_in` of these rows would take from what is available: what several share counts once,
-        a node that another row holds on the device not at all."""
+        """Device blocks that `swap_in` of these rows would take from the available ones. What several share counts
+        once, a node that another row holds on the device not at all."""
         tails = [self.tails[row] for row in rows if row in self.tails]
         if not tails:
             return 0
