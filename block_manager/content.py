@@ -137,7 +137,7 @@ class Content:
         )
 
     def _cached_prefix(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
-        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent without any."""
+        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if none."""
         index = self._index
         if index is None:
             raise UnknownContent(len(tokens))

@@ -41,7 +41,7 @@ def node_prefix(run_id: int, offset: int) -> bytes:
 
 
 def extend_chain(digests: list[bytes], before: bytes, data: bytes, block_bytes: int) -> None:
-    """Append the chained SHA-256 of each block of `data`. `before` is the digest of the block or namespace before it."""
+    """Append the chained SHA-256 of each block of `data`; `before` is that of the block or namespace before it."""
     for start in range(0, len(data), block_bytes):
         before = hashlib.sha256(before + data[start : start + block_bytes]).digest()
         digests.append(before)

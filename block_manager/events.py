@@ -129,7 +129,7 @@ class Events(Sequence[Event]):
 
 
 class EventLog:
-    """Changes since the last `take`. The index reports them, but for what rows compute at the end of their open runs."""
+    """Changes since the last `take`. The index reports them, but for what rows compute at the end of open runs."""
 
     def __init__(self, index: PrefixIndex, tables: Tables) -> None:
         self._index = index
@@ -138,7 +138,7 @@ class EventLog:
         self._was_cleared = False
         # By run and place: the span of nodes that came there and are not confirmed yet.
         self._pending: dict[tuple[Run, int], tuple[int, int]] = {}
-        # By row with an open run: its tokens when the next node is due; (run, the row's block of its first node).
+        # By row with an open run: its tokens when the next node is due; (run, its first block in the row).
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
         self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
         tables.before_growth.append(self._ensure_rows)

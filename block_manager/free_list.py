@@ -72,8 +72,7 @@ class FreeList:
         self.num_plain += 1
 
     def put_cached(self, blocks: Blocks, nodes: Span | None = None, level: int = 0) -> None:
-        """Add blocks, the first to be evicted first. `nodes`: those in them as one span, last first. Takes over the
-        array."""
+        """Add blocks, the first evicted first. `nodes`: those in them as one span, last first. Takes over the array."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number

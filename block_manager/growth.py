@@ -140,8 +140,8 @@ class Growth:
             self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Copy partial blocks that these rows are about to write, if others hold them or they became content; the last
-        holder of another writes in place. Raises OutOfBlocks, changing nothing, without room for copies and `num_grown`
+        """Copy partial blocks that these rows are about to write and that others hold or that became content; the last
+        holder writes another in place. Raises OutOfBlocks, changing nothing, without room for copies and `num_grown`
         blocks."""
         tables, device = self._tables, self._device
         sharing: list[tuple[int, int, int]] = []
@@ -184,7 +184,7 @@ class Growth:
         return [block.item(0) for block in self._copied]
 
     def take_changes(self) -> TableChanges:
-        """Return the table entries changed since the last call, in order, read-only. The first call starts the record."""
+        """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
         parts, self._changed = self._changed or [NO_CHANGES], []
         changes = parts[0] if len(parts) == 1 else TableChanges(*map(np.concatenate, zip(*parts, strict=True)))
         for column in changes:

@@ -215,8 +215,7 @@ class BlockManager(Uncopyable):
 
     def cancel(self) -> dict[int, int]:
         """Take back the latest batch, composed or outstanding: release its blocks, withdraw its pending nodes, truncate
-        rows that shared these. Returns the counted hit tokens that each such row lost. Raises NothingInFlight, changing
-        nothing."""
+        rows that share these. Returns the counted hit tokens that each such row lost. Raises NothingInFlight."""
         return self._own("cancel").take_back(self._ending(-1))
 
     def _ending(self, place: int) -> Flight:
@@ -253,16 +252,14 @@ class BlockManager(Uncopyable):
         memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
-        nothing."""
+        """End rows, in flight or not; release blocks tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
 
     def fork(self, row: int) -> int:
-        """Open a row with the same tokens. It shares every block with launched tokens, and is in the same batches up to
-        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped, changing
-        nothing."""
+        """Open a row with the same tokens that shares all blocks with launched tokens, and is in the same batches up to
+        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped."""
         memory = self._own("fork")
         return memory.fork_of(memory.tables.one(row))
 
@@ -284,7 +281,7 @@ class BlockManager(Uncopyable):
         return self._with_content(memory.take_from_host(array))
 
     def take_moves(self) -> Moves:
-        """Return copies planned by calls without moves; they run before the forward pass. Empty without `host_caching`."""
+        """Return copies planned by calls without moves, to run before the forward pass. Empty without host_caching."""
         return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
@@ -292,7 +289,8 @@ class BlockManager(Uncopyable):
         return self.rows.table(self._memory.tables.one(row, allow_swapped=True))
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
-        """block * block_size + offset of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
+        """Slots (block * block_size + offset) of positions `start` to `stop` - 1, int64. Raises UnknownRow, or
+        InvalidConfig past the table."""
         row = self._memory.tables.one(row, allow_swapped=True)
         held = int(self._memory.tables.num_blocks[row]) * self.block_size
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
@@ -341,8 +339,8 @@ class BlockManager(Uncopyable):
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
         """Evict the cached prefix of these tokens, on both tiers, after content of lower priority (1 to 3; 0 is not
         retained), until logical time `until` (see `expire`; None: while a block stays known). Returns the prefix's
-        tokens. Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent if none of it
-        is cached."""
+        tokens. Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent without any.
+        """
         level = checked_level(priority)
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
@@ -356,7 +354,7 @@ class BlockManager(Uncopyable):
         return self._memory.content.reset()
 
     def block_hashes(self, row: int) -> list[bytes]:
-        """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
+        """Chained SHA-256 of the row's nodes in order, equal for equal content in every process. Raises UnknownRow."""
         memory = self._memory
         row = memory.tables.one(row, allow_swapped=True)
         return [] if memory.index is None else memory.index.hashes(row)
@@ -387,7 +385,7 @@ class BlockManager(Uncopyable):
         return memory.extend_hit(memory.tables.one(row))
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
-        """Load content that only the host has where `is_worth_loading(start, end)` of its positions (default: always)."""
+        """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""
         self._memory.load_where(is_worth_loading)
 
     def _with_content(self, moves: Moves) -> Moves:

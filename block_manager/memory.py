@@ -103,9 +103,9 @@ class Memory:
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens at once; the blocks must be available. Promises them:
-        call `Growth.draw_promised` before a table is read and calls other than `admit`. Returns (row, tokens found,
-        tokens placed)."""
+        """`add_counted` and `place_one` of at most `most` tokens at once; blocks must be available. Promises them:
+        `draw_promised` comes before a table is read or a call other than `admit`. Returns (row, tokens found, tokens
+        placed)."""
         sharing, size = self.sharing, self.block_size
         row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
@@ -137,7 +137,8 @@ class Memory:
         return NO_MOVES if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append one token, int32 [n], to each of these distinct rows, which know `ends`, int64 [n]. Returns new ends."""
+        """Append one token, int32 [n], to each of these distinct rows, which know `ends`, int64 [n]. Returns `ends` +
+        1."""
         tables = self.tables
         self._longest += 1
         if self._longest >= tables.tokens.shape[1]:
@@ -151,7 +152,7 @@ class Memory:
         return totals
 
     def extend_by(self, rows: Rows, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append `counts[i]` tokens, int64 [n], packed in `tokens`, to these distinct rows. Returns how many they know."""
+        """Append `counts[i]` tokens, int64 [n], packed in `tokens`, to these distinct rows. Returns their new ends."""
         tables = self.tables
         known = tables.num_tokens[rows]
         totals = known + counts
@@ -217,7 +218,7 @@ class Memory:
             self._begin_pending(index, row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add these rows, their blocks drawn or promised, to the composed batch. Rows not lazy look up the next block."""
+        """Add these rows, whose blocks are drawn or promised, to the composed batch; rows that are not lazy look up."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
@@ -289,12 +290,9 @@ class Memory:
         has_more: bool,
     ) -> Composed:
         """Put out the batch of logical time `now`: draw what was promised, and return all that an engine needs of
-        memory.
-
-        `decodes`, int64 [n], are the rows that `place` placed first, `positions` what they compute, packed, `counts[i]`
-        of row i (None: one each). With `has_more` the batch counts even without rows. No retention may end by `now`
-        (`retentions.next_end`).
-        """
+        memory. `decodes`, int64 [n], are the rows that `place` placed first, `positions` what they compute, packed,
+        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows. No retention may end
+        by `now` (`retentions.next_end`)."""
         self.growth.draw_promised()
         self.content.retentions.now = max(self.content.retentions.now, now)
         number, moves = self.batch, NO_MOVES if self.offload is None else self.offload.take_moves()
@@ -356,7 +354,7 @@ class Memory:
         return child, moves
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
-        """Void what outstanding batches compute of the row from token `num_tokens` on; it is launched to there at most."""
+        """Void what outstanding batches compute of the row from token `num_tokens` on: it is launched to there."""
         self.flights.clip(row, num_tokens)
         self._fall_back(Share(row, num_tokens, num_tokens))
         self._note_shared_tail(row)
@@ -443,7 +441,7 @@ class Memory:
         self.growth.give_back(row, max(keep, int(tables.reserved[row])))
 
     def _note_shared_tail(self, row: int) -> None:
-        """Mark the row if its last block, which was full or on the host, is now partial and shared."""
+        """Mark the row if its last block is now partial and shared; it was full, or on the host."""
         tables = self.tables
         column, offset = divmod(tables.num_launched.item(row), self.block_size)
         if offset and column < tables.num_blocks[row] and self.device.num_refs(tables.blocks.item(0, row, column)) > 1:

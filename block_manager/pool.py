@@ -161,7 +161,7 @@ class Pool:
             self.free_list.put_cached(blocks[levels == level], level=level)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
-        """Set levels of distinct blocks with content. Cached ones become their levels' newest, last one evicted first."""
+        """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
         if self.level is None:
             self.level = np.zeros(self.num_blocks, np.int8)
         cached = blocks[self.state[blocks] < 0]

@@ -166,12 +166,9 @@ class PrefixIndex:
     def match(
         self, path: Path | None, root: bytes, data: bytes, limit: int, place: int = DEVICE, after: Match = _NOTHING
     ) -> Match:
-        """The longest run of blocks that continues `path` (None: from the root), and a match `after` it. `data` are the
-        tokens from the first block of the path's continuation on; both matches together have at most `limit` blocks.
-
-        Finds confirmed nodes that reside in the place. On the device it also finds pending ones: later batches may use
-        what an outstanding one computes. Changes nothing.
-        """
+        """The longest run of blocks that continues `path` (None: from the root), and a match `after` it: at most
+        `limit` blocks of both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that
+        reside in the place; on the device pending ones, too, which later batches may share. Changes nothing."""
         run, at, column = (None, -1, 0) if path is None else (path.run, path.at, path.published)
         if after.spans:
             run, _, stop = after.spans[-1]
@@ -219,7 +216,7 @@ class PrefixIndex:
         path.published += num_blocks
 
     def fills_next(self, row: int, end: int) -> bool:
-        """Whether a row that is not lazy fills the block that it looks up next with its first `end` tokens, all known."""
+        """Whether a row that is not lazy fills the block that it looks up next with its first `end` tokens."""
         path = self.paths[row]
         return end // self._block_size > path.published + (0 if path.open is None else path.guard)
 
@@ -301,7 +298,7 @@ class PrefixIndex:
         return found
 
     def _give_way(self, run: Run, at: int) -> bool:
-        """Withdraw an open run's pending nodes from `at` on, unless a run or row stands on them. Return whether it did."""
+        """Withdraw an open run's pending nodes from `at` on, if no run or row stands on them. Return whether it did."""
         if run.row < 0 or any(offset >= at for offset in run.children or ()):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
@@ -347,7 +344,7 @@ class PrefixIndex:
             self.log.confirm()
 
     def withdraw(self, batch: int) -> None:
-        """Withdraw the nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
+        """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
         # A child's id is higher than its parent's.
         for run in sorted(self.pending.pop(batch, ()), key=lambda run: -run.id):
             length = run.first_of(batch)
@@ -374,7 +371,7 @@ class PrefixIndex:
         return lost
 
     def first_on(self, row: int, lost: dict[Run, int]) -> int:
-        """The row's first block, before its open run, whose node is one of `lost` or behind one on its run; -1: none."""
+        """The row's first block, before its open run, whose node is in `lost` or behind one on its run; -1: none."""
         column = 0
         for run, first, stop in self.paths[row].spans(0):
             if run in lost and stop > lost[run]:
@@ -617,7 +614,7 @@ class PrefixIndex:
         return found
 
     def forget(self, place: int, spans: list[Span], blocks: Blocks) -> None:
-        """Remove these nodes from these blocks of a place: they are evicted oldest first, so children before parents."""
+        """Remove these nodes from these blocks of a place. Oldest first: children are evicted before parents."""
         if self.log is not None:
             self.log.left(spans, place)
             self.pools[place].run[blocks] = None

@@ -62,9 +62,9 @@ class Retentions:
         self._ends.clear()
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
-        """Set the levels of the run's blocks as its retentions say; those of an open run on the device wait until it
-        closes. `renewed`, (last node, level): blocks up to it at this level become newest: no child outlives its
-        parent."""
+        """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it
+        closes. `renewed`, (last node, level): blocks up to it at this level become newest, so that no child outlives
+        its parent."""
         for pool, there in zip(self._pools, run.blocks, strict=True):
             if there is None:
                 continue

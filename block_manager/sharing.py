@@ -39,7 +39,7 @@ def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tier
 
 
 class Sharing:
-    """Takes hits, publishes, switches and rolls back. Counts `hit_tokens`, and of them the pending ones and the host's."""
+    """Takes hits, publishes, switches and rolls back. Counts `hit_tokens`, and of them the pending and the host's."""
 
     def __init__(
         self,
@@ -64,12 +64,10 @@ class Sharing:
         self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
 
     def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
-        """Look up what follows the row's blocks and take what is found. Returns the tokens won.
-
-        Does nothing for a row in flight, or with blocks beyond its nodes: it need not find what it has computed.
-        Content that only the host has is loaded where that is worth it, into `room` blocks at most (None: as many as
-        can be drawn). `first_is_known`: the caller has seen that a run begins with the row's first block.
-        """
+        """Look up what follows the row's blocks and take what is found. Returns the tokens won. Does nothing for a row
+        in flight, or with blocks beyond its nodes: it need not find what it has computed. Content that only the host
+        has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn).
+        `first_is_known`: a run is known to begin with the row's first block."""
         index, tables = self.index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:

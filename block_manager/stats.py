@@ -76,7 +76,7 @@ class MemoryStats:
 
     @property
     def mean_lifetime_steps(self) -> float:
-        """Steps from the beginning of an evicted block's content to its eviction, on average; 0 before the first eviction."""
+        """Steps from the beginning of an evicted block's content to its eviction, on average; 0 before the first."""
         return self.lifetime_steps / self.evicted_blocks if self.evicted_blocks else 0.0
 
     @property

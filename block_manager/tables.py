@@ -52,10 +52,10 @@ class Tables:
     reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
     num_tokens    int64 [rows]                   tokens known
     num_launched  int64 [rows]                   tokens that are computed or in batches that have not ended
-    num_computed  int64 [rows]                   tokens whose KV is confirmed, or shared with a row whose batch has not ended
+    num_computed  int64 [rows]                   tokens whose KV is confirmed, or shared with a row in flight
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
     last_token    int32 [rows]                   tokens[row, num_tokens - 1], in one cache line for many rows
-    slot_base     int64 [rows]                   slot minus position in the last block: (blocks[0, row, c] - c) * block_size
+    slot_base     int64 [rows]                   slot minus position in last column c: (blocks[0, row, c] - c) * block_size
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
     """

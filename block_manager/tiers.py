@@ -29,12 +29,9 @@ def _always(start: int, stop: int) -> bool:
 
 
 class Offload:
-    """Plans the copies of content that leaves the device and comes back; `offloaded_blocks` and `loaded_blocks` count
-    them.
-
-    All that were planned since the last `take_moves` run together. Until then the host blocks that they read or write
-    are held, so that none is written twice, or read and written, by them.
-    """
+    """Plans copies of content that leaves the device and comes back; counts `offloaded_blocks` and `loaded_blocks`.
+    Copies that were planned since the last `take_moves` run together. Until then the host blocks that they read or
+    write are held, so that none is written twice, or read and written, by them."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
@@ -51,8 +48,8 @@ class Offload:
         self._busy: list[Blocks] = []
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
-        """Evict nodes, of closed runs, from these device blocks. The host gets copies as far as it has blocks; those
-        that it has already count as used just now."""
+        """Evict nodes of closed runs from these device blocks. Those not on the host are copied there while it has
+        room; the others count as just used."""
         leaving = self._index.nodes_in(DEVICE, taken)
         if self._in:
             self._forget_loads(sources)

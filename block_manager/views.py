@@ -64,7 +64,8 @@ class RowView:
 
 
 class TierView:
-    """The blocks of one tier: *free* ones have ref count 0 and no content, *cached* ones 0 and content, *used* ones 1 or more."""
+    """Blocks of one tier: *free* ones have ref count 0 and no content, *cached* ones 0 and content, *used* ones 1 or
+    more."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.num_blocks = pool, pool.num_blocks
@@ -104,7 +105,7 @@ class TierView:
 
     @property
     def levels(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: the priority at which each block's content is retained, else 0; see `BlockManager.retain`."""
+        """int8 [num_blocks]: the priority of each block's content, 0 if not retained; see `BlockManager.retain`."""
         level = self._pool.level
         return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
 
