@@ -29,8 +29,7 @@ class Share(NamedTuple):
 class Flight:
     """One batch: tokens `starts[i]` to `ends[i]` - 1 of `rows[i]`, int64 [n] each, in the order of their placement.
 
-    A row has one share; a fork that is placed itself has two. Shares of rows that gave blocks back are clipped, perhaps
-    to nothing.
+    A row has one share, a fork that is placed itself two. Rows that gave blocks back have theirs clipped or empty.
 
     held     int64 [n]: the token before which each row still holds its blocks, -1 once its sequence gave the row back;
              None while no row gave anything back

@@ -24,8 +24,7 @@ class FreeList:
     """Blocks with ref count 0: *plain* ones without content, and *cached* ones by level, least recently used first.
 
     Plain blocks are a stack: the last one freed is still warm, and never-used ones lie at the bottom in rising order.
-    Cached blocks have one queue a level, and lower levels are emptied first; all are at level 0 unless some were
-    raised.
+    Cached blocks have one queue a level, and lower levels are emptied first; all are at level 0 unless raised.
     """
 
     def __init__(self, state: NDArray[np.int64]) -> None:

@@ -140,9 +140,9 @@ class Growth:
             self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Copy partial blocks that these rows are about to write and that others hold or that became content; the last
-        holder writes another in place. Raises OutOfBlocks, changing nothing, without room for copies and `num_grown`
-        blocks."""
+        """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
+        last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
+        `num_grown` more blocks cannot be drawn."""
         tables, device = self._tables, self._device
         sharing: list[tuple[int, int, int]] = []
         copies = 0

@@ -162,8 +162,8 @@ class BlockManager(Uncopyable):
         memory.append_row(memory.tables.one(row, allow_swapped=True), token_array(tokens))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
-        """Put `counts[i]` more tokens of `rows[i]` in flight in the composed batch: draw their blocks, copy a shared
-        partial block.
+        """Put `counts[i]` more tokens of `rows[i]` in flight in the composed batch: draw blocks, copy shared partial
+        ones.
 
         A row may be in several outstanding batches, once in each. Its last `unknown[i]` tokens have no values yet
         (earlier batches sample them, or they are drafts) and become content only after `append`. Raises UnknownRow,
@@ -252,7 +252,8 @@ class BlockManager(Uncopyable):
         memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """End rows, in flight or not; release blocks tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
+        """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
+        nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
@@ -281,7 +282,8 @@ class BlockManager(Uncopyable):
         return self._with_content(memory.take_from_host(array))
 
     def take_moves(self) -> Moves:
-        """Return copies planned by calls without moves, to run before the forward pass. Empty without host_caching."""
+        """Return copies of content that calls without moves of their own planned. They run before the batch's forward
+        pass. Empty without `host_caching`."""
         return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
@@ -338,9 +340,9 @@ class BlockManager(Uncopyable):
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
         """Evict the cached prefix of these tokens, on both tiers, after content of lower priority (1 to 3; 0 is not
-        retained), until logical time `until` (see `expire`; None: while a block stays known). Returns the prefix's
-        tokens. Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent without any.
-        """
+        retained), until logical time `until` (see `expire`; None: while a block stays known). Returns its tokens.
+        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent if none of it is
+        cached."""
         level = checked_level(priority)
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
@@ -379,8 +381,8 @@ class BlockManager(Uncopyable):
         return set() if self._memory.index is None else self._memory.index.contents(tier)
 
     def extend_hit(self, row: int) -> int:
-        """Take what follows the row's blocks, if these are all nodes. Returns the tokens won. Raises UnknownRow or
-        RowSwapped."""
+        """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.
+        Raises UnknownRow or RowSwapped."""
         memory = self._own("extend_hit")
         return memory.extend_hit(memory.tables.one(row))
 

@@ -103,9 +103,9 @@ class Memory:
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens at once; blocks must be available. Promises them:
-        `draw_promised` comes before a table is read or a call other than `admit`. Returns (row, tokens found, tokens
-        placed)."""
+        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. Promises them:
+        `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
+        """
         sharing, size = self.sharing, self.block_size
         row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
@@ -137,8 +137,7 @@ class Memory:
         return NO_MOVES if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append one token, int32 [n], to each of these distinct rows, which know `ends`, int64 [n]. Returns `ends` +
-        1."""
+        """Append a token, int32 [n], to each of these distinct rows, known to `ends`, int64 [n]. Returns `ends` + 1."""
         tables = self.tables
         self._longest += 1
         if self._longest >= tables.tokens.shape[1]:
@@ -218,7 +217,7 @@ class Memory:
             self._begin_pending(index, row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add these rows, whose blocks are drawn or promised, to the composed batch; rows that are not lazy look up."""
+        """Add these rows, with blocks or promised ones, to the batch; rows that are not lazy look up their next block."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index

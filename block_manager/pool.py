@@ -26,8 +26,7 @@ class Pool:
     """`num_blocks` blocks, each *used* (ref count ≥ 1), *cached* (0, with content) or *free* (0, without).
 
     `state` int64 [num_blocks] is 0 if free, minus its segment in the free list if cached, the ref count if used (plus
-    one high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node, if
-    any.
+    one high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node.
     """
 
     def __init__(self, num_blocks: int, tier: str) -> None:

@@ -1,6 +1,6 @@
 """Content that is evicted later than the rest, for good or until a logical time.
 
-A retention raises the level, else 0, of a node and of all before it: a child is never kept longer than its parent.
+A retention raises the level, 0 to 3, of a node and of all before it: no child is kept longer than its parent.
 """
 
 from __future__ import annotations

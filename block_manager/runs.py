@@ -43,7 +43,7 @@ class Run:
     born        the step in which it began
     length      nodes
     tokens      the nodes' token ids, int32 as bytes
-    blocks      by place: int64 [n], the block of each node up to the last one there, -1 for one elsewhere; None: none.
+    blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node that is not; None: none is.
                 An open run has its row's on the device. Arrays are replaced, never changed: the free list may have them
     retained    number of a retention → (its last node on this run, its level); None: there is none
     pending     of a closed run with unconfirmed nodes: (batch, first node that it computes), rising
@@ -153,7 +153,7 @@ class Run:
         self.blocks[DEVICE] = blocks
 
     def shorten(self, length: int, num_bytes: int) -> None:
-        """Keep a closed run's first `length` nodes; others reside nowhere. Cut tokens to `num_bytes` if half or less."""
+        """Keep a closed run's first `length` nodes; the rest reside nowhere. Tokens are cut if that halves them."""
         self.length = length
         if self.digests is not None:
             del self.digests[length:]
@@ -185,7 +185,7 @@ class Path:
     """Where a row stands in the tree: its first `published` blocks are nodes, the last of them (`run`, `at`). With an
     `open` run, which begins at block `published`, every full block after that is a node, too. `guard` is the open run's
     length at which another run hangs off its end (-1: none): the next block is looked up before it counts as a node. A
-    path that does not `read` takes no hits; one that does not `write` ends where its hits end."""
+    path without `reads` takes no hits; one without `writes` ends where its hits end."""
 
     __slots__ = ("at", "guard", "open", "published", "reads", "root", "run", "writes")
 

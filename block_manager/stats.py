@@ -26,10 +26,9 @@ class MemoryStats:
     Blocks by state, for each tier; `usage` is used ÷ all device blocks; `fragmentation` is the share of slots in used
     device blocks that hold no computed token (0 with no used block).
 
-    `queries` counts admissions that looked, `query_tokens` their tokens, `hit_tokens` what they found: of these another
+    `queries` counts admissions that looked, `query_tokens` their tokens, `hit_tokens` what they found. Of these another
     row of the batch was still computing `pending_hit_tokens`, `host_hit_tokens` came from the host, `device_hit_tokens`
-    are the rest. All are 0 without a prefix cache. `recent_query_tokens` and `recent_hit_tokens`: of the last WINDOW
-    lookups.
+    are the rest. All are 0 without a prefix cache. The `recent` figures are of the last WINDOW lookups.
 
     `evicted_blocks` of content left the device; `idle_steps` sums the steps (batches composed) that each was unused,
     `lifetime_steps` those since its run of content began. `offloaded_blocks` of content were copied to the host when

@@ -64,8 +64,7 @@ class RowView:
 
 
 class TierView:
-    """Blocks of one tier: *free* ones have ref count 0 and no content, *cached* ones 0 and content, *used* ones 1 or
-    more."""
+    """Blocks of one tier: *free* (ref count 0, no content), *cached* (0, with content) or *used* (1 or more)."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.num_blocks = pool, pool.num_blocks
