@@ -181,7 +181,7 @@ class EventLog:
         self._records.append((nodes, place, False))
 
     def confirm(self) -> None:
-        """Record the pending nodes that are confirmed now that a batch has ended."""
+        """Record the pending nodes that the end of a batch has confirmed."""
         pending, self._pending = self._pending, {}
         for (run, place), (first, stop) in pending.items():
             if spans := _residing(run, place, first, stop):

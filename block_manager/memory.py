@@ -217,7 +217,7 @@ class Memory:
             self._begin_pending(index, row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add these rows, with blocks or promised ones, to the batch; rows that are not lazy look up their next block."""
+        """Add rows, with blocks or promised ones, to the batch; rows that are not lazy look up their next block."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
@@ -233,7 +233,7 @@ class Memory:
         # Tokens without values are no content.
         end = min(end, self.tables.num_tokens.item(row))
         if index.fills_next(row, end):
-            # First, because the row computes for others what this evicts.
+            # First: evicted content is forgotten, so this row computes it for others, too.
             self.growth.evict_promised()
             index.begin_pending(row, end)
 

@@ -46,7 +46,6 @@ def pairs_of(pairs: Sequence[tuple[int, int]]) -> Pairs:
 
 
 def joined(parts: Sequence[Moves]) -> Moves:
-    """The moves of `parts` in order, kind by kind."""
     parts = [part for part in parts if len(part)]
     if not parts:
         return NO_MOVES

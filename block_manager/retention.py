@@ -18,8 +18,6 @@ from .runs import Run, upwards
 
 
 class Retentions:
-    """Levels of content in the pools of all places, and when they end."""
-
     def __init__(self, pools: Sequence[Pool]) -> None:
         self._pools = pools
         self.now = -np.inf

@@ -43,7 +43,7 @@ class Run:
     born        the step in which it began
     length      nodes
     tokens      the nodes' token ids, int32 as bytes
-    blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node that is not; None: none is.
+    blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there; None: none is.
                 An open run has its row's on the device. Arrays are replaced, never changed: the free list may have them
     retained    number of a retention → (its last node on this run, its level); None: there is none
     pending     of a closed run with unconfirmed nodes: (batch, first node that it computes), rising

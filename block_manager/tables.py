@@ -55,7 +55,7 @@ class Tables:
     num_computed  int64 [rows]                   tokens whose KV is confirmed, or shared with a row in flight
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
     last_token    int32 [rows]                   tokens[row, num_tokens - 1], in one cache line for many rows
-    slot_base     int64 [rows]                   slot minus position, c last column: (blocks[0, row, c] - c) * block_size
+    slot_base     int64 [rows]                   slot minus position: (blocks[0, row, c] - c) * block_size, c last
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
     """
@@ -131,7 +131,6 @@ class Tables:
             self.last_token[row] = tokens[-1]
 
     def set_num_blocks(self, row: int, num_blocks: int) -> None:
-        """End the row's table before column `num_blocks`."""
         self.num_blocks[row] = num_blocks
         if num_blocks:
             self.slot_base[row] = self.slot_base_of(row)
