@@ -315,6 +315,13 @@ class Memory:
             changes,
         )
 
+    def end_step(
+        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`settle`, and `extend` by what the batch sampled: one call a step."""
+        self.settle(flight)
+        return self.extend(rows, tokens, ends)
+
     def is_placed(self, row: int) -> bool:
         return self.flights.composed.has(row)
 
@@ -353,7 +360,7 @@ class Memory:
         return child, moves
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
-        """Void what outstanding batches compute of the row from token `num_tokens` on: it is launched to there."""
+        """Void what outstanding batches compute of the row from token `num_tokens` on; it is launched no further."""
         self.flights.clip(row, num_tokens)
         self._fall_back(Share(row, num_tokens, num_tokens))
         self._note_shared_tail(row)

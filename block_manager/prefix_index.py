@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,10 +21,17 @@ from .retention import Retentions
 from .runs import DEVICE, Blocks, Node, Path, Run, Span
 from .tables import Rows, Tables
 
-if TYPE_CHECKING:
-    from .events import EventLog
-
 _NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+class Listener(Protocol):
+    """Gets the nodes that come to a place and leave it: see `EventLog`."""
+
+    def opened(self, run: Run, first: int) -> None: ...
+    def closed(self, run: Run, row: int, length: int) -> None: ...
+    def came(self, nodes: list[Span], place: int) -> None: ...
+    def left(self, nodes: list[Span], place: int) -> None: ...
+    def confirm(self) -> None: ...
 
 
 class Match(NamedTuple):
@@ -64,7 +71,7 @@ class PrefixIndex:
         self.lifetime_steps = 0
         self._next_run = 0
         # Set once events are read; it finds the growth of open runs itself.
-        self.log: EventLog | None = None
+        self.log: Listener | None = None
         for place, pool in enumerate(self.pools):
             pool.forget = partial(self._evict, place)
         tables.before_growth.append(self._ensure_rows)

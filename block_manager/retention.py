@@ -24,11 +24,8 @@ class Retentions:
         self._next = 1
         # Heap of the retentions that end: when, their number, and their runs, last one first.
         self._ends: list[tuple[float, int, list[Run]]] = []
-
-    @property
-    def next_end(self) -> float:
-        """The first logical time at which a retention ends: `expire` does nothing before it."""
-        return self._ends[0][0] if self._ends else np.inf
+        # The first logical time at which a retention ends: `expire` does nothing before it.
+        self.next_end = np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
         """Keep a node and all before it at `level` or higher until the logical time `until` (None: as long as they
@@ -39,6 +36,7 @@ class Retentions:
             if not self.now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
             heapq.heappush(self._ends, (until, self._next, [each for each, _ in way]))
+            self.next_end = self._ends[0][0]
         for each, last in way:
             each.retain(self._next, last, level)
         self._next += 1
@@ -55,9 +53,11 @@ class Retentions:
                 if run.retained is not None:
                     run.retained.pop(number, None)
                 self.apply_to(run)
+        self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:
         self._ends.clear()
+        self.next_end = np.inf
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it

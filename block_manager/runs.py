@@ -153,7 +153,8 @@ class Run:
         self.blocks[DEVICE] = blocks
 
     def shorten(self, length: int, num_bytes: int) -> None:
-        """Keep a closed run's first `length` nodes; the rest reside nowhere. Tokens are cut if that halves them."""
+        """Keep a closed run's first `length` nodes; the rest is nowhere. Cut tokens to `num_bytes` if that is under
+        half."""
         self.length = length
         if self.digests is not None:
             del self.digests[length:]

@@ -140,8 +140,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
             tokens = tokens[(np.cumsum(ticket.samples) - 1)[picked]]
         totals = ends
         if ticket.flight is not None:
-            state.manager.settle(ticket.flight)
-            totals = state.manager.extend(rows, tokens, ends)
+            totals = state.manager.end_step(ticket.flight, rows, tokens, ends)
         codes, done = finish_codes(state.columns, rows, tokens, totals)
         kept = ones(len(rows))
     else:

@@ -82,6 +82,10 @@ class Packer:
             num_drafts.flags.writeable = False
             known = ends - num_drafts
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
+        out = None if composed.is_empty else flight
+        ticket = Ticket(
+            self._owner, rows, known, samples, num_samples, covers_running, out, drafts, step.draft_tokens, {}, {}
+        )
         return Batch(
             number=composed.number,
             rows=rows.copy(),
@@ -103,19 +107,7 @@ class Packer:
             table_blocks=composed.changes.blocks,
             moves=moves,
             loads=loads,
-            ticket=Ticket(
-                self._owner,
-                rows,
-                known,
-                samples,
-                num_samples,
-                covers_running,
-                None if composed.is_empty else flight,
-                drafts,
-                step.draft_tokens,
-                {},
-                {},
-            ),
+            ticket=ticket,
             has_outputs=has_outputs,
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),

@@ -14,6 +14,7 @@ import pytest
 
 from paged.block_manager import BlockManager
 from paged.block_manager.pool import _CONTENT
+from paged.block_manager.runs import DEVICE, HOST
 from paged.scheduler import Request, Scheduler, Status
 from paged.scheduler.batch import Left
 
@@ -81,7 +82,10 @@ MEMORY_PLANTS = [
     ("run[3].key += b'?'", "4: run 3 is found under another key than its own."),
     ("del index.runs[run[0].key]", "5: run 1 hangs off run 0, which is gone."),
     ("index.paths[CHILD].open = None", "4: run 1 is open for row 1, which does not extend it."),
-    ("run[2].host[:2] = run[2].host[1::-1]", "5: row 2 holds host block 0 at column 0, which is not its node's."),
+    (
+        "run[2].blocks[HOST][:2] = run[2].blocks[HOST][1::-1]",
+        "5: row 2 holds host block 0 at column 0, which is not its node's.",
+    ),
     ("run[0].children[1] = 2", "5: run 0 counts children {1: 2}; there are {1: 1}."),
     ("run[0].children = None", "5: run 0 counts children None; there are {1: 1}."),
     (
@@ -89,18 +93,21 @@ MEMORY_PLANTS = [
         "4: 6 device blocks carry a node; 5 nodes say that they reside there.",
     ),
     ("host.state[0] &= ~CONTENT", "4: 1 host blocks carry a node; 2 nodes say that they reside there."),
-    ("run[3].length = 0", "5: run 3 has 0 nodes, 1 on the device."),
-    ("run[3].length = 1; run[3].num_device = 2", "5: run 3 has 1 nodes, 2 on the device."),
-    ("run[3].num_device = 0", "5: the last node of run 3 resides nowhere and has no child."),
-    ("device.run[6] = run[0]", "4: block 6 does not know that it holds node 3:0."),
+    ("run[3].length = 0", "5: run 3 has 0 nodes, and blocks or children of 1."),
+    ("run[3].blocks[DEVICE] = np.array([6, 7])", "5: run 3 has 1 nodes, and blocks or children of 2."),
+    ("run[3].blocks[DEVICE] = None", "5: the last node of run 3 resides nowhere and has no child."),
+    ("device.run[6] = run[0]", "4: device block 6 does not know that it holds node 3:0."),
     ("host.run[0] = run[0]", "4: host block 0 does not know that it holds node 2:0."),
-    ("run[0].blocks[0, 1] = run[0].blocks[0, 0]", "4: block 0 holds node 0:1 and one of run 0, too."),
+    ("run[0].blocks[DEVICE][1] = run[0].blocks[DEVICE][0]", "4: device block 0 holds node 0:1 and one of run 0, too."),
     (
-        "number, blocks, _, when = segments.pop(); segments.append((number, blocks, run[0], when))",
+        "number, blocks, _, when = segments.pop(); segments.append((number, blocks, (run[0], 0, 1), when))",
         "4: device blocks [6] are to be evicted as nodes whose blocks are [0].",
     ),
-    ("memory.growth.promise(OWNER, 3, 1)", "6: 1 blocks are promised to rows and not drawn."),
-    ("index.close_run(CHILD); run[0].num_device = 1", "5: run 1 is on the device and its parent node is not."),
+    ("memory.growth.promise_one(OWNER, 3, 4)", "6: 1 blocks are promised to rows and not drawn."),
+    (
+        "index.close_run(CHILD); run[0].blocks[DEVICE][1] = -1",
+        "5: a node of run 1 is on the device and its parent node is not.",
+    ),
     ("index.num_attentive += 1", "4: 2 rows have to look their next block up; 3 are counted."),
     ("del index.paths[OWNER]", "4: row 0 has no path."),
     ("del index.paths[CHILD]", "4: row 1 has no path."),
@@ -109,7 +116,7 @@ MEMORY_PLANTS = [
     ("del index.runs[run[1].key]", "4: row 1 extends a run that cannot be found."),
     ("tables.tokens[OWNER, 1] = 77", "4: row 0 stands on nodes of run 0 with other tokens than its own."),
     ("run[0].tokens = b'c' + run[0].tokens[1:]", "4: row 0 stands on nodes of run 0 with other tokens than its own."),
-    ("blocks[OWNER, 1] = 9", "5: row 0 holds another block at column 1 than the node it stands on."),
+    ("blocks[OWNER, 1] = 9", "5: row 0 holds device block 9 at column 1, which is not its node's."),
 ]
 
 
@@ -131,13 +138,13 @@ def test_the_memory_check_tells_a_planted_corruption(plant, sentence):
         "tails": memory.tiers.tails,
         "device": memory.device,
         "free_list": memory.device.free_list,
-        "segments": memory.device.free_list._lowest._segments,
+        "segments": memory.device.free_list._queues[0]._segments,
         "host": memory.host,
         "index": memory.index,
         "run": {run.id: run for run in memory.index.runs.values()},
         "place": place,
     }
-    exec(plant, {"OWNER": OWNER, "CHILD": CHILD, "AWAY": AWAY} | names)
+    exec(plant, {"OWNER": OWNER, "CHILD": CHILD, "AWAY": AWAY, "DEVICE": DEVICE, "HOST": HOST, "np": np} | names)
     assert sentence in manager.check()
 
 
@@ -185,7 +192,7 @@ SCHEDULER_PLANTS = [
         "9: the array of running rows differs from the running requests.",
     ),
     (
-        "state.books.bounded += [a, b]; state.columns.prolong(a.rows[0], 16)",
+        "state.books.bounded += [a, b]; state.columns.prolong(a.rows[0], 0, 16)",
         "8: 11 blocks are reserved for worst cases; the pool has 8.",
     ),
     ("batches.append(batches[0])", "8: batches [1, 1] are out, not rising."),

@@ -38,7 +38,7 @@ class Desk:
     def num_entries(self) -> int:
         return sum(
             len(blocks)
-            for queue in (self.free_list._lowest._swept, self.free_list._lowest._segments)
+            for queue in (self.free_list._queues[0]._swept, self.free_list._queues[0]._segments)
             for _, blocks, *_ in queue
         )
 
@@ -57,22 +57,14 @@ def test_the_block_freed_last_comes_first(desk):
     assert desk.draw(3) == [1, 5, 3]
 
 
-RUN, OTHER = Run(0, b"", None, -1, -1, 1), Run(1, b"", None, -1, -1, 1)
+RUN = Run(0, b"", None, -1, -1, 1)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "taken"),
-    [
-        ([(RUN, 4, 6), (OTHER, 0, 3)], [[(RUN, 5, 6)], [(RUN, 4, 5), (OTHER, 2, 3)], [(OTHER, 0, 2)]]),
-        (RUN, [[(RUN, 4, 5)], [(RUN, 2, 4)], [(RUN, 0, 2)]]),
-    ],
-    ids=["stretches", "the first nodes of a run"],
-)
-def test_a_part_of_a_segment_takes_the_last_nodes_of_its_first_stretches(desk, nodes, taken):
-    desk.free_list.put_cached(np.array([5, 4, 3, 2, 1]), nodes)
+def test_a_part_of_a_segment_takes_the_last_of_its_nodes(desk):
+    desk.free_list.put_cached(np.array([5, 4, 3, 2, 1]), (RUN, 1, 6))
     parts = [part for count in (1, 2, 2) for part in desk.free_list.take_cached(count)]
     assert [blocks.tolist() for blocks, *_ in parts] == [[5], [4, 3], [2, 1]]
-    assert [nodes for _, nodes, _ in parts] == taken
+    assert [nodes for _, nodes, _ in parts] == [(RUN, 5, 6), (RUN, 3, 5), (RUN, 1, 3)]
 
 
 @pytest.mark.parametrize(("num_live", "length"), [(0, 1), (0, 3), (0, 50), (100, 100)])
@@ -92,7 +84,7 @@ def test_stale_entries_do_not_pile_up_over_hits_of_one_length(num_live, length):
 
 
 def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk):
-    desk.free_list.put_cached(np.array([2, 1, 0]), [(RUN, 0, 3)])
+    desk.free_list.put_cached(np.array([2, 1, 0]), (RUN, 0, 3))
     desk.hit([0])
     ((blocks, nodes, _),) = desk.free_list.take_cached(2)
     assert (blocks.tolist(), nodes) == ([2, 1], None)

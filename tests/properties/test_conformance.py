@@ -1,5 +1,7 @@
 """A subject that does not keep its side of the protocol is told so by the name of the method, before anything goes wrong inside the kit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ def answering(name, answer):
     class Ours(BlockManager):
         pass
 
-    setattr(Ours, name, answer if isinstance(answer, property) else lambda self, *arguments, **named: answer)
+    setattr(Ours, name, lambda self, *arguments, **named: answer)
     return held_to("KVManager", Ours(4, 2))
 
 
@@ -39,7 +41,6 @@ def test_a_method_that_is_missing_is_named_with_what_it_promises():
         ("add", ([1],), True, "promises an int, the row"),
         ("lookup", ([1],), (0, []), "promises `num_tokens`, an int, and `blocks`"),
         ("allocate", ([0], [1]), None, "promises moves: device_to_host, host_to_device and device_to_device"),
-        ("block_states", (), np.zeros(3, np.int8), "promises int [num_blocks]: 0 free, 1 cached, 2 used"),
         ("cached_contents", (), [], "promises a set of tuples"),
         ("reset_cache", (), None, "promises a bool"),
         ("check", (), "all is well", "promises a list of sentences"),
@@ -56,21 +57,27 @@ def test_an_answer_of_the_wrong_shape_is_told_with_the_method_its_arguments_and_
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
+    ("part", "name", "answer", "promise"),
     [
-        ("num_free", 2.0),
-        ("num_cached", None),
-        ("num_used", -1),
-        ("ref_counts", [0, 0, 0, 0]),
-        ("ref_counts", np.zeros(3, np.int32)),
-        ("num_computed", np.zeros((1, 1), np.int64)),
-        ("live_rows", {0}),
+        ("device", "num_free", 2.0, "an int of at least 0, blocks"),
+        ("device", "num_cached", None, "an int of at least 0, blocks"),
+        ("host", "num_used", -1, "an int of at least 0, blocks"),
+        ("device", "ref_counts", [0, 0, 0, 0], "int [num_blocks], references to each block"),
+        ("device", "ref_counts", np.zeros(3, np.int32), "int [num_blocks], references to each block"),
+        ("device", "states", np.zeros(3, np.int8), "int [num_blocks]: 0 free, 1 cached, 2 used"),
+        ("rows", "num_computed", np.zeros((1, 1), np.int64), "int [rows], tokens of each row that are computed"),
+        ("rows", "live", {0}, "int [n], the rows that sequences hold"),
     ],
 )
-def test_a_property_that_is_no_count_and_no_column_is_named(name, answer):
-    manager = answering(name, property(lambda self: answer))
-    with pytest.raises(BrokenPromise, match=rf"Ours\.{name} gave .*KVManager promises .*int"):
-        getattr(manager, name)
+def test_a_figure_that_is_no_count_and_no_column_is_named(part, name, answer, promise):
+    manager = BlockManager(4, 2)
+    figures = getattr(manager, part)
+    kept = {each: getattr(figures, each) for each in dir(figures) if not each.startswith("_")}
+    setattr(manager, part, SimpleNamespace(**kept | {name: answer}))
+    held = getattr(held_to("KVManager", manager), part)
+    with pytest.raises(BrokenPromise) as caught:
+        getattr(held, name)
+    assert str(caught.value) == f"BlockManager.{part}.{name} gave {answer!r}; KVManager promises {promise}."
 
 
 def test_a_feature_that_is_missing_is_named_when_it_is_called_with_the_way_to_leave_it_out():

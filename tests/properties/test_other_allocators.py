@@ -267,6 +267,7 @@ def test_a_slip_of_the_allocator_is_named(name, answer, words):
 
 def test_a_broken_promise_is_a_violation_with_its_program():
     kind = type("Ours", (Plain,), {"num_free": property(lambda self: 2.0)})
-    with pytest.raises(Violation, match=r"Ours\.num_free gave 2\.0; KVManager promises an int of at least 0") as caught:
+    words = r"Ours\.device\.num_free gave 2\.0; KVManager promises an int of at least 0"
+    with pytest.raises(Violation, match=words) as caught:
         replay(ManagerWorld(num_blocks=2), [("add", ([1], None))], kind)
     assert caught.value.program.lines[-1] == "rig.add([1], None)"

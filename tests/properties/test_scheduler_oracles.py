@@ -32,9 +32,9 @@ def saying(**fields):
     """A scheduler that says another policy than it follows."""
 
     class Says(Scheduler):
-        @property
-        def policy(self):
-            return msgspec.structs.replace(super().policy, **fields)
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.policy = msgspec.structs.replace(self.policy, **fields)
 
     return Says
 

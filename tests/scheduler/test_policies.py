@@ -70,8 +70,11 @@ def test_a_wrong_strategy_is_told_the_known_ones(field):
         (REGION | {"preemption": "swap"}, "layout region goes with preemption recompute; got swap"),
         (REGION, "layout region needs strategies that hand out regions"),
         ({"strategies": "mine"}, "strategies has to be a function, or None; got 'mine'"),
-        *[({"watermark": wrong}, r"watermark has to be in \[0, 1\)") for wrong in (-0.1, 1, 1.5, math.nan)],
-        ({"watermark": "2 %"}, "watermark has to be a share of the pool; got '2 %'"),
+        *[
+            ({"watermark": wrong}, r"watermark has to be a share of the pool in \[0, 1\)")
+            for wrong in (-0.1, 1, 1.5, math.nan)
+        ],
+        ({"watermark": "2 %"}, "watermark has to be a share of the pool in \\[0, 1\\); got '2 %'"),
         *[({"max_preemptions": wrong}, "max_preemptions has to be at least 1") for wrong in (0, -1, 1.0, True)],
         *[({"default_budget": wrong}, "default_budget has to be at least 1") for wrong in (0, -1, 2.0, True)],
         ({"foresight": "guessed"}, "foresight has to be one of none, predicted, expected"),

@@ -7,7 +7,6 @@ import pytest
 
 from paged import POLICIES, BlockManager, Drafts, Policy, Request, Retention, Scheduler
 from paged.errors import InvalidConfig, NeverFits, WrongDrafts
-from paged.scheduler.stopping import STOP, kept_of
 from paged.study.simulator.stretch import steady_batch
 
 
@@ -78,12 +77,6 @@ def test_what_never_fits_says_so_in_one_unit():
         Scheduler(BlockManager(2, 2)).add(Request(id="a", prompt=[1] * 6))
     error = caught.value
     assert (error.tokens_needed, error.max_model_len, error.num_blocks) == (None, None, 2)
-
-
-def test_a_stop_id_counts_from_the_least_length_on_among_several_tokens():
-    # Two tokens are known; stop ids count from the third on.
-    assert kept_of({5}, (3, 9), [5, 4], 2) == (1, STOP)
-    assert kept_of({5}, (4, 9), [5, 5, 4], 2) == (2, STOP)
 
 
 def test_systems_from_before_chunked_prefill_compute_prompts_whole():

@@ -15,9 +15,9 @@ FROM_20_TO_39 = {"stop_token_ids": tuple(range(20, 40))}
 FROM_30_TO_49 = {"stop_token_ids": tuple(range(30, 50)), "eos_token_id": EOS}
 
 
-def running(*options: dict[str, object], max_tokens: int = 5) -> Scheduler:
+def running(*options: dict[str, object], max_tokens: int = 5, num_blocks: int = 64, policy: str = "paged") -> Scheduler:
     """A request each, whose prompt is computed and whose first output was nothing special."""
-    scheduler = Scheduler(BlockManager(64, 4))
+    scheduler = Scheduler(BlockManager(num_blocks, 4), policy=policy)
     for number, each in enumerate(options):
         scheduler.add(Request(id=str(number), prompt=[1, 1, 1], max_tokens=max_tokens, **each))
     scheduler.update(scheduler.schedule(), [PLAIN] * len(options))
@@ -70,6 +70,28 @@ def test_of_several_tokens_each_row_keeps_those_up_to_its_stop_id_or_its_full_le
     scheduler = running(PLAIN_ROW, FROM_30_TO_49, ROW_WITH_EOS, ROW_WITH_STOP)
     tokens = [*[PLAIN] * 5, PLAIN, 29, 30, PLAIN, EOS, PLAIN]
     assert ends(scheduler, tokens, [5, 4, 0, 2]) == [(4, "length"), (3, "stop"), (0, None), (1, "stop")]
+
+
+@pytest.mark.parametrize("has_room", [True, False], ids=["in its row", "after its row was taken"])
+@pytest.mark.parametrize(
+    ("min_tokens", "tokens", "end"),
+    [
+        (2, [EOS, PLAIN], (1, "stop")),
+        (3, [EOS, EOS, PLAIN], (2, "stop")),
+        (3, [EOS, PLAIN, EOS], (3, "stop")),
+        (4, [EOS, EOS], (2, None)),
+        (5, [EOS, EOS, PLAIN, PLAIN, EOS], (4, "length")),
+    ],
+)
+def test_a_stop_id_counts_from_the_least_length_on_among_several_tokens(has_room, min_tokens, tokens, end):
+    options = PLAIN_ROW, {"eos_token_id": EOS, "min_tokens": min_tokens}
+    scheduler = running(*options, num_blocks=64 if has_room else 2, policy="vllm")
+    batch = scheduler.schedule()
+    if not has_room:
+        scheduler.schedule()
+        assert scheduler.rows_of("1") == []
+    outputs = scheduler.update(batch, [PLAIN, *tokens], [1, len(tokens)])
+    assert [(len(output.token_ids), output.finish_reason) for output in outputs] == [(1, None), end]
 
 
 @pytest.mark.parametrize("before", [ROW_WITH_EOS, FROM_30_TO_49])

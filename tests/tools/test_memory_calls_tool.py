@@ -54,5 +54,5 @@ def test_a_property_that_is_read_by_the_scheduler_counts_as_a_call(tool, reposit
     manager = BlockManager(num_blocks=4, block_size=4).claim()
     step, file = {"manager": manager}, repository / "paged" / "scheduler" / "core.py"
     exec(compile("def read():\n    manager.growth.num_unpromised", str(file), "exec"), step)
-    assert tool.counted(step["read"]) == {"Memory.num_unpromised": 1}
+    assert tool.counted(step["read"]) == {"Growth.num_unpromised": 1}
     assert tool.counted(lambda: manager.growth.num_unpromised) == {}

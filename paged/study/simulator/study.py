@@ -79,6 +79,9 @@ def interval(values: Iterable[float]) -> Interval:
     numbers = list(values)
     if not numbers:
         raise InvalidConfig("an interval of no values was asked for")
+    if len(numbers) > 1 and min(numbers) == max(numbers):
+        # Their mean may differ from them by a rounding, and make a width of it.
+        return Interval(numbers[0], 0.0)
     count, mean = len(numbers), math.fsum(numbers) / len(numbers)
     if count == 1:
         return Interval(mean, None)
