@@ -39,7 +39,7 @@ class Pool:
         self.free_list = FreeList(self.state)
         # Blocks evicted so far, and the sum of the steps that each was unused.
         self.num_evicted = self.idle_steps = 0
-        # References beyond the tables, by block.
+        # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
         # Called with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence.
         self.forget: Callable[[list[Taken], Blocks], None] | None = None

@@ -171,7 +171,7 @@ class Tiers:
         for row in rows:
             for block, node in self._entries(row, keep):
                 there = -1 if node is None else node[0].block(HOST, node[1])
-                # Holding a cached host block takes it out of what is available, as a draw does.
+                # Holding a cached block takes it out of what is available, as a draw does.
                 if there < 0 or self._host.num_refs(there) == 0:
                     wanted.add(block if node is None else node)
         return len(wanted)
@@ -186,7 +186,7 @@ class Tiers:
         wanted = 0
         for node in self._nodes_in(blocks):
             resident = self._on_device(node)
-            # As above, of a cached device block.
+            # Holding a cached block takes it out of what is available, as a draw does.
             wanted += resident < 0 or self._device.num_refs(resident) == 0
         return wanted
 
