@@ -137,7 +137,7 @@ class Memory:
         return NO_MOVES if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append a token, int32 [n], to each of these distinct rows, which know `ends`, int64 [n]. Returns `ends` + 1."""
+        """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
         tables = self.tables
         self._longest += 1
         if self._longest >= tables.tokens.shape[1]:

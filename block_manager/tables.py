@@ -55,7 +55,7 @@ class Tables:
     num_computed  int64 [rows]                   tokens whose KV is confirmed, or shared with a row in flight
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
     last_token    int32 [rows]                   tokens[row, num_tokens - 1], in one cache line for many rows
-    slot_base     int64 [rows]                   slot minus position: (blocks[0, row, c] - c) * block_size, c last column
+    slot_base     int64 [rows]                   slot less position: (blocks[0, row, c] - c) * block_size, c last column
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
     """
