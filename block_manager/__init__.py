@@ -1,7 +1,4 @@
-"""Memory accounting for a paged KV cache: blocks, block tables, ref counts, content and tiers.
-
-Needs numpy alone.
-"""
+"""Memory accounting for a paged KV cache: blocks, block tables, ref counts, content and tiers. Needs numpy alone."""
 
 from .content import Hit
 from .events import Cleared, Event, Removed, Stored

@@ -1,7 +1,4 @@
-"""The memory layer's invariants, recomputed from nothing but the tables, and every violation said in a sentence.
-
-Trusts no counter. The numbers are those of docs/invariants.md.
-"""
+"""The memory layer's invariants, recomputed from the tables alone: no counter is trusted."""
 
 from __future__ import annotations
 
@@ -30,10 +27,8 @@ def violations_of(
     held: Mapping[int, int],
     held_host: Mapping[int, int],
 ) -> list[str]:
-    """Every violation as a sentence that begins with the invariant's number.
-
-    `held` and `held_host` are references that loads and copies hold beyond what the tables say, by block.
-    """
+    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` and
+    `held_host` count references beyond the tables (loads and copies), by block."""
     found: list[str] = []
     found += _free_lists(device) + _free_lists(host)
     found += _references(tables, device, host, tiers, held, held_host)
@@ -126,7 +121,6 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
 
 
 def _shares(tables: Tables, flights: Flights) -> list[str]:
-    """What batches compute of a row follows what is computed of it, oldest batch first, and ends where it is launched to."""
     found: list[str] = []
     numbers = [flight.number for flight in flights.all]
     if numbers != sorted(set(numbers)):
@@ -143,7 +137,6 @@ def _shares(tables: Tables, flights: Flights) -> list[str]:
 
 
 def _pending(flights: Flights, index: PrefixIndex) -> list[str]:
-    """Nodes of closed runs wait for batches that are out, in their order."""
     found: list[str] = []
     numbers = {flight.number for flight in flights.all}
     for run in index.runs.values():
@@ -184,7 +177,6 @@ def _tree(index: PrefixIndex) -> list[str]:
 
 
 def _residence(index: PrefixIndex, place: int, pool: Pool) -> list[str]:
-    """Runs and blocks agree on who resides in a place, and blocks are kept as the retentions of their runs say."""
     found: list[str] = []
     holder: dict[int, Run] = {}
     for run in index.runs.values():

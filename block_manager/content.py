@@ -1,7 +1,4 @@
-"""What the cache holds, what is to stay in it, and what came to it and left it.
-
-Tokens are arrays by now and namespaces are encoded (`root_prefix`): arguments are vouched for, as those of Memory are.
-"""
+"""Unchecked lookups, retentions and events of the prefix cache, for token arrays and encoded namespaces."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from .tiers import Offload
 
 
 class Hit(NamedTuple):
-    """What the prefix cache holds of a prompt: `num_tokens` in device blocks, int64 [n], and `host_tokens` after them that only
+    """The cached prefix of a prompt: `num_tokens` in device `blocks`, int64 [n], and `host_tokens` after them that only
     the host has (0 without `host_caching`)."""
 
     num_tokens: int
@@ -34,7 +31,7 @@ class Hit(NamedTuple):
 
 
 class Content:
-    """The content of both tiers; without an index there is none. `recent`: of the latest lookups, the tokens asked for and found."""
+    """The content of both tiers; none without an index. `recent`: tokens asked for and found, of the latest lookups."""
 
     def __init__(
         self,
@@ -48,13 +45,13 @@ class Content:
         self._tables, self._device, self._host = tables, device, host
         self._index, self._offload, self._sharing = index, offload, sharing
         self.retentions = Retentions(()) if index is None else index.retentions
-        # Written from the first reading on.
+        # None until events are read.
         self._events: EventLog | None = None
         self._queries = self._query_tokens = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
-        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes nothing and counts nothing."""
+        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes and counts nothing."""
         index, size = self._index, self._tables.block_size
         if index is None:
             return Hit(0, np.empty(0, np.int64))
@@ -66,14 +63,12 @@ class Content:
         return Hit(match.num_blocks * size, index.blocks_of(DEVICE, match.spans).copy(), on_host * size)
 
     def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
-        """Whether the first block of these tokens may be in the cache: if not, nothing of them is."""
+        """Whether the first block of these tokens may be cached: if not, nothing of them is."""
         return self._index is not None and self._index.has_first(root, tokens[: self._tables.block_size].tobytes())
 
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
-        """Blocks of the cached prefix that some row holds already, so that sharing them takes nothing from what is available.
-
-        With `confirmed`, only those that no batch is still computing. Changes nothing.
-        """
+        """Blocks of the cached prefix that rows hold already: sharing them takes nothing from what is available. With
+        `confirmed`, only those that no batch is still computing. Changes nothing."""
         index = self._index
         if index is None or not self.has_first(tokens, root):
             return 0
@@ -84,7 +79,7 @@ class Content:
         return int(np.count_nonzero(self._device.state[blocks] > 0))
 
     def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
-        """Whether what some row computes next may be what follows the cached prefix of these tokens: it ends where an open run does."""
+        """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
         index = self._index
         if index is None or not self.has_first(tokens, root):
             return False
@@ -102,7 +97,7 @@ class Content:
         return num_nodes(spans) * self._tables.block_size
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
-        """`retain` of all that the row has computed and that is content by now; nothing if there is none, or if it has ended by now."""
+        """`retain` the confirmed content of the row; do nothing if it has none, or if `until` has passed."""
         if self._index is None:
             return
         last = self._index.last_node(row)
@@ -112,7 +107,7 @@ class Content:
             self.retentions.retain(*last, level, until)
 
     def reset(self) -> bool:
-        """Forget all content. False, and nothing changed, while any block of either tier is used."""
+        """Forget all content. Return False and change nothing while any block of either tier is used."""
         if self._device.num_used or self._host.num_used:
             return False
         if self._index is not None:
@@ -123,19 +118,17 @@ class Content:
         return True
 
     def event_log(self) -> EventLog | None:
-        """What is written down from the first call on; None without a prefix cache."""
+        """The log of events, which the first call begins; None without a prefix cache."""
         if self._events is None and self._index is not None:
             self._events = EventLog(self._index, self._tables)
         return self._events
 
     def count_lookup(self, num_tokens: int, found: int) -> None:
-        """One lookup more, of `num_tokens` tokens, of which `found` were there."""
         self._queries += 1
         self._query_tokens += num_tokens
         self.recent.append((num_tokens, found))
 
     def hit_figures(self) -> HitFigures:
-        """The lookups' figures, at no cost."""
         sharing = self._sharing
         if sharing is None:
             return HitFigures()
@@ -144,7 +137,7 @@ class Content:
         )
 
     def _cached_prefix(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
-        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if there are none."""
+        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if none."""
         index = self._index
         if index is None:
             raise UnknownContent(len(tokens))

@@ -1,10 +1,11 @@
-"""The bytes by which content is found: equality of keys is equality of content, so there is no hash to collide.
+"""The bytes by which content is found: equal keys are equal content, so no hash can collide.
 
     a node below another:  | id of the parent's run | offset in it | token ids of the block |
     a node without parent: | -1                     | namespace    | token ids of the block |
 
-Run ids count up from 0 and are never reused, and the token ids have one length, so no two different contents share a key. The chained
-SHA-256 below is for indexes elsewhere."""
+Run ids count up from 0 and are never reused, and all blocks have equally many token ids. The chained SHA-256 is for
+indexes elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,8 @@ _CONSTANTS = {b"N": None, b"T": True, b"F": False}
 
 
 def root_prefix(namespace: Any) -> bytes:
-    """What the key of a first block begins with, for a namespace built of None, bool, int, str, bytes and tuples of them.
-
-    Typed: 1, "1", b"1" and True are four namespaces. Raises InvalidNamespace for any other type.
-    """
+    """The start of a first block's key, for a namespace built of None, bool, int, str, bytes and tuples of them. Typed:
+    1, "1", b"1" and True are four namespaces. Raises InvalidNamespace for another type, or for too deep nesting."""
     try:
         return _ROOT + _encoded(namespace)
     except RecursionError:
@@ -32,25 +31,23 @@ def root_prefix(namespace: Any) -> bytes:
 
 
 def namespace_of(root: bytes) -> Any:
-    """The namespace that `root_prefix` encoded so."""
+    """The namespace that `root` encodes."""
     value, _ = _decoded(root, len(_ROOT))
     return value
 
 
 def node_prefix(run_id: int, offset: int) -> bytes:
-    """What the key of a block after node (`run_id`, `offset`) begins with."""
     return NODE.pack(run_id, offset)
 
 
 def extend_chain(digests: list[bytes], before: bytes, data: bytes, block_bytes: int) -> None:
-    """Append the chained SHA-256 of each block of `data`; `before` is that of the block in front of it, or of a namespace."""
+    """Append the chained SHA-256 of each block of `data`; `before` is that of the block or namespace before it."""
     for start in range(0, len(data), block_bytes):
         before = hashlib.sha256(before + data[start : start + block_bytes]).digest()
         digests.append(before)
 
 
 def namespace_digest(root: bytes) -> bytes:
-    """What the chain of a namespace, encoded, begins with."""
     return hashlib.sha256(root).digest()
 
 
@@ -64,7 +61,7 @@ def _encoded(value: Any) -> bytes:
     if isinstance(value, int):
         body, tag = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True), b"i"
     elif isinstance(value, str):
-        # surrogatepass: every str that Python can hold is some namespace, and no two are the same one.
+        # surrogatepass: every str is a namespace of its own, lone surrogates included.
         body, tag = value.encode("utf-8", "surrogatepass"), b"s"
     elif isinstance(value, bytes):
         body, tag = value, b"b"
@@ -78,7 +75,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _decoded(data: bytes, start: int) -> tuple[Any, int]:
-    """The value whose encoding begins at `start`, and where the next one does."""
+    """The value whose encoding begins at `start`, and where the next one begins."""
     tag, body = data[start : start + 1], start + 1
     if tag in _CONSTANTS:
         return _CONSTANTS[tag], body

@@ -1,10 +1,9 @@
-"""What the cache stored and removed since the last reading, for readers that keep an index of it elsewhere.
+"""Events: what the cache stored and removed, for an index of it elsewhere.
 
     take() ──> Cleared()   Removed(device, [x])   Stored(device, [a b c])   Stored(host, [x])
 
-Nothing is written down before the first reading, and after that one record for nodes of a run that came to a tier or left it together. What
-came and went between two calls is not in the events; that, their order and the hashes are found when they are read, so that taking them
-costs little.
+Nothing is recorded before the first reading; then one record covers the nodes of a run that come to a tier or leave it
+together. Net changes, their order and the hashes are computed when events are read, so that taking them is cheap.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from .runs import DEVICE, Run, Span
 from .tables import Tables
 
 _NEVER = 2**62
-# Nodes that came to a place together (or left it, where the third entry is False).
+# Nodes that came to a place together (True), or left it (False).
 Record = tuple[list[Span], int, bool]
-# Open runs that grew, object [n] of each and the block of its row that is its first node, and int64 [n]: at how many tokens of the row
-# its next node was due, and how many it has.
+# Open runs that grew: object [n] of (run, its first block); int64 [n] of tokens when its next node was due; and now.
 _Grown = tuple[NDArray[np.object_], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """Blocks of content that a tier, "device" or "host", has from now on, each the child of the one before it.
+    """Blocks of content that a tier, "device" or "host", now has, each the child of the one before it.
 
     hashes     chained SHA-256 of each block, as `BlockManager.block_hashes` gives them
     parent     the hash of the block before the first one, None where a prompt begins
@@ -47,7 +45,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks of content that a tier has no more, children before parents."""
+    """Blocks of content that left a tier, children before parents."""
 
     tier: str
     hashes: tuple[bytes, ...]
@@ -62,7 +60,7 @@ Event = Stored | Removed | Cleared
 
 
 class Events(Sequence[Event]):
-    """Events in the order in which they are to be applied. They are made when the first of them is read."""
+    """Events in the order in which a reader applies them, made when the first one is read."""
 
     __slots__ = ("_grown", "_index", "_made", "_records", "_was_cleared")
 
@@ -96,7 +94,7 @@ class Events(Sequence[Event]):
         return repr(self._all())
 
     def __reduce__(self) -> tuple[type[list[Event]], tuple[list[Event]]]:
-        # For a reader in another process: the events, without the index that they are made from.
+        # Another process gets the events, without the index that they are made from.
         return list, (self._all(),)
 
     def _all(self) -> list[Event]:
@@ -131,17 +129,16 @@ class Events(Sequence[Event]):
 
 
 class EventLog:
-    """What happened since the last `take`. The index tells it everything but what rows compute at the end of their open runs."""
+    """Changes since the last `take`. The index reports them, but for what rows compute at the end of open runs."""
 
     def __init__(self, index: PrefixIndex, tables: Tables) -> None:
         self._index = index
         self._tables = tables
         self._records: list[Record] = []
         self._was_cleared = False
-        # By run and place: the first and last of the nodes that came there and are not confirmed yet.
+        # By run and place: the span of nodes that came there and are not confirmed yet.
         self._pending: dict[tuple[Run, int], tuple[int, int]] = {}
-        # By row that has an open run: the tokens that it has when the run's next node is due to be told; and the run, and the block that
-        # is its first node.
+        # By row with an open run: its tokens when the next node is due; (run, its first block in the row).
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
         self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
         tables.before_growth.append(self._ensure_rows)
@@ -153,38 +150,38 @@ class EventLog:
                 self.came(_residing(run, place, 0, None), place)
 
     def opened(self, run: Run, first: int) -> None:
-        """The run is open at its row, whose block `first` is to be its first node."""
+        """Note that the run is open at its row, whose block `first` is its first node."""
         row = run.row
         self._due[row] = (first + 1) * self._tables.block_size
         self._open[row] = run, first
 
     def closed(self, run: Run, row: int, length: int) -> None:
-        """The run, which was open at `row`, has these nodes on the device, and the row computes no more of them."""
+        """Record the run's other nodes: it is closed with `length` nodes on the device, and was open at `row`."""
         told = self._num_told(row)
         self._due[row] = _NEVER
         if length > told:
             self.came([(run, told, length)], DEVICE)
 
     def came(self, nodes: list[Span], place: int) -> None:
-        """These nodes reside in a place from now on; pending ones are told when they are confirmed. The list belongs to the log."""
+        """Record nodes that now reside in a place, pending ones when they are confirmed. Takes over the list."""
         if any(run.pending or run.row >= 0 for run, _, _ in nodes):
             for run, first, stop in nodes:
                 first = max(first, self._index.confirmed_length(run))
                 if first < stop:
-                    # A node that left a place and came back before it was confirmed is told once.
+                    # A node that leaves and comes back before it is confirmed is recorded once.
                     least, most = self._pending.get((run, place), (first, stop))
                     self._pending[run, place] = min(first, least), max(stop, most)
             nodes = self._confirmed(nodes)
         self._records.append((nodes, place, True))
 
     def left(self, nodes: list[Span], place: int) -> None:
-        """These nodes reside in a place no more. The list belongs to the log."""
+        """Record nodes that no longer reside in a place. Takes over the list."""
         if self._pending:
             nodes = self._confirmed(nodes)
         self._records.append((nodes, place, False))
 
     def confirm(self) -> None:
-        """A batch has ended: some nodes may be confirmed now, others are gone."""
+        """Record the pending nodes that the end of a batch has confirmed."""
         pending, self._pending = self._pending, {}
         for (run, place), (first, stop) in pending.items():
             if spans := _residing(run, place, first, stop):
@@ -195,37 +192,35 @@ class EventLog:
         return [span for span in clipped if span[1] < span[2]]
 
     def clear(self) -> None:
-        """All content is forgotten; whatever was not told yet never will be."""
+        """Record that all content is forgotten, and drop what was not taken."""
         self._due[:] = _NEVER
         self._records, self._pending = [], {}
         self._was_cleared = True
 
     def take(self) -> Events:
-        """What happened since the last call. A reader that applies all of it from the beginning knows what each tier holds."""
+        """Return the changes since the last call. All of them together give what each tier holds."""
         was_cleared, self._was_cleared = self._was_cleared, False
         records, self._records = self._records, []
         return Events(self._index, was_cleared, records, self._take_grown())
 
     def snapshot(self) -> Events:
-        """What a reader that starts now has to apply before it goes on with `take`: all that has been told and still holds."""
+        """What a new reader applies before it goes on with `take`: all that was taken and still holds."""
         records = [record for run in self._index.runs.values() for record in self._held(run)]
-        # What was not told yet is taken back.
+        # Undo what was not taken yet.
         records += [(nodes, place, not has_come) for nodes, place, has_come in self._records]
         return Events(self._index, False, records, None)
 
     def _held(self, run: Run) -> list[Record]:
-        """Where the confirmed nodes of a run reside, without those of an open one that are still to be told."""
         length = self._index.confirmed_length(run)
         found: list[Record] = [(_residing(run, place, 0, length), place, True) for place in range(len(run.blocks))]
         return found if run.row < 0 else [*found, ([(run, 0, self._num_told(run.row))], DEVICE, True)]
 
     def _num_told(self, row: int) -> int:
-        """Nodes of the row's open run that were told."""
         first: int = self._open[row][1]
         return self._due.item(row) // self._tables.block_size - 1 - first
 
     def _ensure_rows(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows; there may be more already, where the tables then found no memory for themselves."""
+        """Make room for `num_rows` rows; there may be more already, if the tables failed to grow."""
         more = num_rows - len(self._due)
         if more > 0:
             due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
@@ -233,7 +228,7 @@ class EventLog:
             self._due = due
 
     def _take_grown(self) -> _Grown | None:
-        """Nodes of open runs that were not told yet: rows compute them without a word."""
+        """Return the nodes of open runs that are not recorded yet, and count them as recorded."""
         tables, size = self._tables, self._tables.block_size
         rows = (tables.num_computed >= self._due[: tables.num_rows]).nonzero()[0]
         if not len(rows):
@@ -249,7 +244,7 @@ class EventLog:
 
 
 def _net(records: list[Record]) -> tuple[list[tuple[int, Span]], list[tuple[int, Span]]]:
-    """What records add up to: what left a place, children first, and what came to one, parents first."""
+    """The sum of records: what left a place, children first, and what came to one, parents first."""
     of_run: dict[tuple[int, int], list[tuple[bool, Span]]] = {}
     for nodes, place, has_come in records:
         for span in nodes:
@@ -273,7 +268,7 @@ def _net(records: list[Record]) -> tuple[list[tuple[int, Span]], list[tuple[int,
 
 
 def _residing(run: Run, place: int, first: int, stop: int | None) -> list[Span]:
-    """Which of these nodes reside in a place, but for those of an open run on the device."""
+    """The nodes of these that reside in a place, but for an open run's on the device."""
     blocks = run.blocks[place]
     if blocks is None:
         return []

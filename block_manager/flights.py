@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .tables import Rows
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
-# Instead of a token: the sequence gave its row back.
+# Instead of a token in `held`: the sequence gave its row back.
 _LEFT = -1
 
 
@@ -29,10 +29,10 @@ class Share(NamedTuple):
 class Flight:
     """One batch: tokens `starts[i]` to `ends[i]` - 1 of `rows[i]`, int64 [n] each, in the order of their placement.
 
-    A row has one share, and another one as a fork that was placed itself. Shares of rows that gave blocks back are clipped, and may be empty.
+    A row has one share, a fork that is placed itself two. Rows that gave blocks back have theirs clipped or empty.
 
-    held     int64 [n]: the token before which each row still holds its blocks, -1 once its sequence gave the row back; None while no
-             row gave anything back
+    held     int64 [n]: the token before which each row still holds its blocks, -1 once its sequence gave the row back;
+             None while no row gave anything back
     is_fork  bool [n]: shares that forks inherited; None where there are none
     """
 
@@ -42,16 +42,15 @@ class Flight:
         self.held: NDArray[np.int64] | None = None
         self.is_fork: NDArray[np.bool_] | None = None
         self.has_drafts = False
-        # By row, shares that were placed one by one and are not in the arrays yet.
+        # Shares placed one by one and not packed yet, by row.
         self._single: dict[int, tuple[int, int]] = {}
 
     @property
     def is_used(self) -> bool:
-        """Whether any row was ever placed."""
         return bool(self._single) or len(self.rows) > 0
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, are_forks: bool = False) -> None:
-        """These rows compute from `starts` to `ends`. The first arrays are not copied, and stand before rows that were placed one by one."""
+        """Add shares of these rows. The first arrays are not copied, and precede rows that were placed one by one."""
         if not len(self.rows) and not are_forks:
             self.rows, self.starts, self.ends = rows, starts, ends
             return
@@ -66,25 +65,23 @@ class Flight:
         self.ends = np.concatenate([self.ends, ends])
 
     def place_one(self, row: int, start: int, end: int) -> None:
-        """`place` of one row."""
         if row in self._single:
             self.pack()
         self._single[row] = start, end
 
     def pack(self) -> None:
-        """Bring all shares into the arrays."""
         if self._single:
             rows, bounds = np.array(list(self._single)), np.array(list(self._single.values()))
             self._single = {}
             self.place(rows, bounds[:, 0], bounds[:, 1])
 
     def holds(self, place: int) -> bool:
-        """Whether the row at this place, which is no fork's, is still held by its sequence."""
+        """Whether the share at this place is no fork's, and its sequence still holds the row."""
         is_held = self.held is None or self.held.item(place) != _LEFT
         return is_held and (self.is_fork is None or not self.is_fork.item(place))
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """These rows, which were placed in one call, compute up to `ends` instead; what lies beyond their tokens may be rejected."""
+        """Extend the shares of these rows, placed in one call, to `ends`; their drafts may be rejected."""
         self.pack()
         first = int((self.rows == rows[0]).argmax())
         self.ends = self.ends.copy()
@@ -92,7 +89,7 @@ class Flight:
         self.has_drafts = True
 
     def has(self, row: int) -> bool:
-        """Whether the batch has a share, an empty one too, of the sequence that holds the row."""
+        """Whether the batch has a share, perhaps an empty one, of the sequence that holds the row."""
         return row in self._single or len(self._places(row)) > 0
 
     def shares(self) -> list[Share]:
@@ -110,7 +107,7 @@ class Flight:
         return self.rows[stays], self.starts[stays], ends[stays]
 
     def share_of(self, row: int) -> Share | None:
-        """The row's share; None if it has none, or an empty one."""
+        """The row's share; None if it has none or an empty one."""
         self.pack()
         places = self._places(row)
         if not len(places):
@@ -120,7 +117,7 @@ class Flight:
         return Share(row, start, end) if start < end else None
 
     def clip(self, row: int, limit: int) -> None:
-        """The row gives up its blocks from token `limit` on."""
+        """Void the row's share from token `limit` on: it gives up these blocks."""
         self.pack()
         places = self._places(row)
         if not len(places) or limit >= int(self.ends[places].max()):
@@ -135,7 +132,7 @@ class Flight:
 
 
 class Flights:
-    """All batches that have not ended, oldest first, and the one that is being composed."""
+    """All batches that have not ended, oldest first, and the one being composed."""
 
     def __init__(self) -> None:
         self.outstanding: list[Flight] = []
@@ -143,42 +140,40 @@ class Flights:
 
     @property
     def all(self) -> list[Flight]:
-        """Outstanding batches, and the one that is being composed if it has rows."""
+        """Outstanding batches, and the composed one if it has rows."""
         return [*self.outstanding, self.composed] if self.composed.is_used else self.outstanding
 
     def begin(self, number: int) -> None:
-        """Put out the batch that is being composed, if it has rows: what is placed from now on belongs to batch `number`."""
+        """Put out the composed batch if it has rows; later placements belong to batch `number`."""
         if self.composed.is_used:
             self.seal()
         self.composed.number = number
 
     def seal(self) -> Flight:
-        """Put out the batch that is being composed."""
+        """Put out the composed batch."""
         flight, self.composed = self.composed, Flight(self.composed.number)
         flight.pack()
         self.outstanding.append(flight)
         return flight
 
     def end(self, flight: Flight) -> None:
-        """The batch, the oldest or the latest, has ended."""
         self.outstanding.remove(flight)
 
     def shares_of(self, row: int) -> list[tuple[int, Share]]:
-        """(batch, share) of the row in each batch that has one that is not empty, oldest first."""
+        """(batch, share) of the row in each batch that has a non-empty one, oldest first."""
         found = [(flight.number, flight.share_of(row)) for flight in self.all]
         return [(number, share) for number, share in found if share is not None]
 
     def clip(self, row: int, limit: int) -> None:
-        """The row gives up its blocks from token `limit` on: what batches compute beyond it is lost."""
         for flight in self.all:
             flight.clip(row, limit)
 
     def leave(self, row: int) -> None:
-        """The row's sequence gives it back: whatever batches compute of it is lost."""
+        """Void all shares of the row: its sequence gives it back."""
         self.clip(row, _LEFT)
 
     def inherit(self, row: int, child: int, limit: int) -> None:
-        """The child is a fork of the row's first `limit` tokens, those in flight among them."""
+        """Give the child, a fork of the row's first `limit` tokens, the row's shares up to there."""
         for flight in self.all:
             share = flight.share_of(row)
             if share is not None and share.start < limit:

@@ -1,6 +1,6 @@
-"""The order in which free blocks are handed out.
+"""The order in which free blocks are drawn.
 
-Block ids are int64 in here and wherever they index a column: numpy gathers by int32 five times slower.
+Block ids are int64 here and wherever they index a column: numpy gathers by int32 five times slower.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from .runs import Blocks, Span
 
-# Number, blocks in the order of their eviction, the nodes in them where they are one span, and when they were put there.
+# Number, blocks in eviction order, their nodes if these are one span, and the step that put them there.
 Segment = tuple[int, Blocks, Span | None, int]
-# Blocks in the order of their eviction, the nodes in them where they are known, and when they were put there.
+# Blocks in eviction order, their nodes if known, and the step that put them there.
 Taken = tuple[Blocks, Span | None, int]
 
 _NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class FreeList:
-    """Blocks with ref count 0: `plain` ones without content, and `cached` ones, least recently used first, level by level.
+    """Blocks with ref count 0: *plain* ones without content, and *cached* ones by level, least recently used first.
 
-    Plain blocks are a stack: the last one freed is still warm, and the never-used ones lie at its bottom in rising order. Cached
-    blocks stand in one queue a level, and the lower levels are emptied first; all of them are at level 0 unless some were raised.
+    Plain blocks are a stack: the last one freed is still warm, and never-used ones lie at the bottom in rising order.
+    Cached blocks have one queue a level, and lower levels are emptied first; all are at level 0 unless raised.
     """
 
     def __init__(self, state: NDArray[np.int64]) -> None:
-        # The pool's column: a cached block's entry is minus the number of the segment it stands in.
+        # The pool's column: of a cached block, minus the number of its segment.
         self._state = state
         self._stack = np.arange(len(state) - 1, -1, -1, dtype=np.int64)
         self.num_plain = len(state)
@@ -39,14 +39,13 @@ class FreeList:
         self._queues = [CachedQueue(state)]
 
     def take_plain(self, count: int) -> Blocks:
-        """Remove the `count` plain blocks on top of the stack, int64 [count]; the caller has seen that they are there."""
+        """Remove the top `count` plain blocks, int64 [count]; they must be there."""
         top = self.num_plain
         self.num_plain = top - count
         return self._stack[top - count : top][::-1].copy()
 
     def take_cached(self, count: int) -> list[Taken]:
-        """Remove the `count` cached blocks whose turn it is, a part for each segment that they stand in; the caller has seen that
-        they are there."""
+        """Remove the next `count` cached blocks, one part a segment; they must be there."""
         self.num_cached -= count
         taken: list[Taken] = []
         for queue in self._queues:
@@ -57,24 +56,22 @@ class FreeList:
         return taken
 
     def take_out(self, count: int, level: int = 0) -> None:
-        """So many cached blocks of a level have left by a change of their state: a prefix hit uses them again."""
+        """Count out cached blocks that a prefix hit uses again; their new state removes them from the queue."""
         self.num_cached -= count
         self._queues[level].num_cached -= count
 
     def put_plain(self, blocks: Blocks) -> None:
-        """Add blocks without content; the last one is the next to be taken."""
+        """Add blocks without content; the last one is taken next."""
         top = self.num_plain
         self.num_plain = top + len(blocks)
         self._stack[top : self.num_plain] = blocks
 
     def put_one(self, block: int) -> None:
-        """Add one block without content; it is the next to be taken."""
         self._stack[self.num_plain] = block
         self.num_plain += 1
 
     def put_cached(self, blocks: Blocks, nodes: Span | None = None, level: int = 0) -> None:
-        """Add blocks with content, the first to be evicted first; `nodes` are those in them, last one first, where they are one span. The
-        array belongs to the list from now on."""
+        """Add blocks, the first evicted first. `nodes`: those in them as one span, last first. Takes over the array."""
         number = self._next_segment
         self._next_segment = number + 1
         self._state[blocks] = -number
@@ -84,36 +81,35 @@ class FreeList:
         self._queues[level].put((number, blocks, nodes, self.now))
 
     def plain(self) -> Blocks:
-        """The plain blocks in the order in which they will be taken, int64 [num_plain]; a copy."""
+        """The plain blocks in the order in which they are taken, int64 [num_plain]; a copy."""
         return self._stack[: self.num_plain][::-1].copy()
 
     def cached(self) -> Blocks:
-        """The cached blocks in the order in which they will be evicted, int64 [num_cached]; a copy."""
+        """The cached blocks in eviction order, int64 [num_cached]; a copy."""
         return np.concatenate(self.cached_by_level())
 
     def cached_by_level(self) -> list[Blocks]:
-        """`cached`, a level each."""
         return [np.concatenate([_NO_BLOCKS, *(blocks for blocks, _ in queue.live())]) for queue in self._queues]
 
     @property
     def num_cached_by_level(self) -> int:
-        """What the queues count, together; for the checker."""
+        """The sum of the queues' counts; for the checker."""
         return sum(queue.num_cached for queue in self._queues)
 
     def spans(self) -> list[tuple[Blocks, Span]]:
-        """The segments whose nodes are known: blocks in the order of their eviction, and the nodes; for the checker."""
+        """Segments whose nodes are known: blocks in eviction order, and the nodes; for the checker."""
         return [(blocks, nodes) for queue in self._queues for blocks, nodes in queue.live() if nodes is not None]
 
 
 class CachedQueue:
     """Cached blocks of one level, least recently used first.
 
-    A queue of *segments*, one a release, so that a release is one append and one scatter whatever its length. A prefix hit takes
-    blocks out of the middle by forgetting which segment they belong to; what is then stale in a segment is skipped when its turn comes,
-    and swept at twice the rate at which releases add entries, so that a hit costs O(its blocks), no release pays for a compaction of the
-    whole queue, and stale entries never outgrow the live ones by much.
+    A queue of *segments*, one a release: a release of any length is one append and one scatter. A prefix hit takes
+    blocks out of the middle by changing their state, in O(its blocks). Stale entries are skipped when their turn comes,
+    and swept at twice the rate at which releases add entries: they never outgrow the live ones by much, and no release
+    compacts the whole queue.
 
-        | swept segments | segments not looked at since | <- releases append here
+        | swept segments | segments not swept yet | <- releases append here
           ^ takes come from here
     """
 
@@ -125,7 +121,7 @@ class CachedQueue:
         self._num_entries = 0
 
     def put(self, segment: Segment) -> None:
-        """Blocks whose state names this segment already are the last in line."""
+        """Append a segment, which its blocks' state names already."""
         count = len(segment[1])
         self._segments.append(segment)
         self.num_cached += count
@@ -134,7 +130,7 @@ class CachedQueue:
             self._sweep(2 * count)
 
     def take(self, wanted: int) -> list[Taken]:
-        """Remove the first `wanted` blocks, which are there."""
+        """Remove the first `wanted` blocks; they must be there."""
         taken: list[Taken] = []
         while wanted:
             if not self._swept:
@@ -157,21 +153,21 @@ class CachedQueue:
         return taken
 
     def live(self) -> list[tuple[Blocks, Span | None]]:
-        """What has not left, segment by segment: blocks, and the nodes in them where they are known."""
+        """Segment by segment, the blocks that have not left, and their nodes if known."""
         return [self._live(*segment[:3]) for queue in (self._swept, self._segments) for segment in queue]
 
     def _live(self, number: int, blocks: Blocks, nodes: Span | None) -> tuple[Blocks, Span | None]:
-        """What of a segment has not left; where some has, the nodes in the rest are not known."""
+        """The blocks of a segment that have not left; if some have, the nodes of the rest are unknown."""
         if self._num_entries == self.num_cached:
             return blocks, nodes
         is_live = self._state[blocks] == -number
         return (blocks, nodes) if is_live.all() else (blocks[is_live], None)
 
     def _sweep(self, work: int) -> None:
-        """Look at about `work` entries that have not been looked at this round, and forget the stale ones among them."""
+        """Check about `work` entries that this round has not checked, and drop the stale ones."""
         while work > 0 and self._num_entries > self.num_cached:
             if not self._segments:
-                # Everything has been looked at once: begin a new round.
+                # All entries are checked: begin a new round.
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, nodes, when = self._segments.popleft()
             live, nodes = self._live(number, blocks, nodes)

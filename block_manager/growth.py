@@ -29,24 +29,21 @@ NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
 
 
 class Growth:
-    """Draws blocks into tables and gives them back."""
-
     def __init__(self, tables: Tables, device: Pool) -> None:
         self._tables = tables
         self._device = device
-        # What has changed, in parts; None before the first call of take_changes, from which on changes are noted.
+        # Changes in parts; None until the first `take_changes`, which starts the record.
         self._changed: list[TableChanges] | None = None
-        # Whether any row may share its partial block: only after a fork, so that a step need not look.
+        # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # Blocks that tables are to get in one draw: each (rows, their columns, how many of both), columns of one row rising, or (row,
-        # first column, how many blocks). In all `num_promised`.
+        # To be drawn at once, `num_promised` blocks: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Sources of this batch's copies that no row holds: not to be drawn again before the batch's moves are made.
+        # Sources of this batch's copies that no row holds: not drawn again before the copies ran.
         self._copied: list[Blocks] = []
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
-        """Put `blocks` into the row's table from `column` on, which becomes its end if it was before."""
+        """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
         tables, stop = self._tables, column + len(blocks)
         if stop > tables.blocks.shape[2]:
             tables.ensure_columns(stop)
@@ -57,22 +54,21 @@ class Growth:
         self.note(row, column, stop)
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
-        """Each of these rows, whose table ends before column `have`, gets its blocks up to column `wanted` (None: one block) by the next
-        `draw_promised`. Raises OutOfBlocks, changing nothing."""
+        """Promise these rows, whose tables end before column `have`, their blocks up to column `wanted` (None: one
+        block) from the next `draw_promised`. Raises OutOfBlocks, changing nothing."""
         total = len(rows)
         if wanted is not None:
             counts = wanted - have
             total = int(counts.sum())
         self._device.require(self.num_promised + total)
         if wanted is not None:
-            # Before anything is promised: there may be no memory for the table.
+            # Before anything is promised: this may raise MemoryError.
             self._tables.ensure_columns(int(wanted.max()))
             rows, have = rows.repeat(counts), rising_from(have, counts)
         self._promised.append((rows, have, total))
         self.num_promised += total
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
-        """`promise` for one row."""
         self._device.require(self.num_promised + wanted - have)
         self._tables.ensure_columns(wanted)
         self._promised.append((row, have, wanted - have))
@@ -80,16 +76,15 @@ class Growth:
 
     @property
     def num_unpromised(self) -> int:
-        """Blocks that can be drawn beyond those that are promised."""
         return self._device.num_available - self.num_promised
 
     def evict_promised(self) -> None:
-        """Evict what the next draw would, if anything, by drawing now: before content is looked up."""
+        """Draw now if the promised blocks need an eviction, so that a lookup does not find what that evicts."""
         if self.num_promised > self._device.num_free:
             self.draw_promised()
 
     def draw_promised(self) -> None:
-        """One draw, with it one eviction, and one write into the tables for all that was promised."""
+        """Draw all promised blocks and write them into the tables: one draw, one eviction, one write."""
         tables, total = self._tables, self.num_promised
         if not total:
             return
@@ -101,21 +96,20 @@ class Growth:
             try:
                 tables.blocks[0, rows, columns] = blocks
             except IndexError:
-                # Dearer to ask each time than to be told once: numpy looks at every index before it writes.
+                # Cheaper than a check each time: numpy checks every index before it writes.
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = blocks
         except MemoryError:
             self._device.release(blocks[::-1].copy())
             raise
         self._promised, self.num_promised = [], 0
-        # Of a row that gets several the last one stays.
+        # A row that gets several keeps its last value.
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
             self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
 
     def _promised_places(self) -> tuple[Rows, NDArray[np.int64]]:
-        """The rows and columns of all blocks that were promised, int64 [num_promised] each."""
         rows, columns = np.empty(self.num_promised, np.int64), np.empty(self.num_promised, np.int64)
         stop = 0
         for row, column, count in self._promised:
@@ -125,13 +119,13 @@ class Growth:
         return rows, columns
 
     def note(self, row: int, first: int, stop: int) -> None:
-        """The row's table has other blocks at columns `first` to `stop` - 1."""
+        """Record that the row's table has other blocks at columns `first` to `stop` - 1."""
         if self._changed is not None:
             blocks = self._tables.blocks[0, row, first:stop].copy()
             self._changed.append(TableChanges(np.full(stop - first, row), rising(stop)[first:], blocks))
 
     def give_back(self, row: int, keep: int) -> None:
-        """The row's blocks from column `keep` on go back to the pool, tail first."""
+        """Release the row's blocks from column `keep` on, tail first."""
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
@@ -139,18 +133,16 @@ class Growth:
             tables.set_num_blocks(row, keep)
 
     def release(self, row: int, first: int, stop: int) -> None:
-        """The pool gets the blocks at the row's columns `first` to `stop` - 1 back, tail first; the table still names them."""
+        """Release the blocks at the row's columns `first` to `stop` - 1, tail first; the table still names them."""
         if stop - first == 1:
             self._device.release_one(self._tables.blocks.item(0, row, first))
         elif first < stop:
             self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Rows about to write a partial block that others hold, or that became content meanwhile, get a copy of their own; else the
-        last holder writes in place.
-
-        Raises OutOfBlocks when the copies and `num_grown` more blocks cannot be had, changing nothing.
-        """
+        """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
+        last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
+        `num_grown` more blocks cannot be drawn."""
         tables, device = self._tables, self._device
         sharing: list[tuple[int, int, int]] = []
         copies = 0
@@ -182,7 +174,7 @@ class Growth:
         return Moves(device_to_device=pairs_of(pairs))
 
     def release_copied(self) -> None:
-        """The batch is composed: what it copies from may be drawn for the next one."""
+        """Release the sources of the composed batch's copies: the next batch may draw them."""
         for block in self._copied:
             self._device.release(block)
         self._copied = []
@@ -192,20 +184,20 @@ class Growth:
         return [block.item(0) for block in self._copied]
 
     def take_changes(self) -> TableChanges:
-        """Every entry of a block table that changed since the last call, in order, read-only; nothing is noted before the first one."""
+        """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
         parts, self._changed = self._changed or [NO_CHANGES], []
         changes = parts[0] if len(parts) == 1 else TableChanges(*map(np.concatenate, zip(*parts, strict=True)))
         for column in changes:
-            # A batch that does not run gives them back as they are.
+            # If the batch does not run, they come back as they are.
             column.flags.writeable = False
         return changes
 
     @property
     def changed_rows(self) -> set[int]:
-        """Rows of tables that changed since the last `take_changes`."""
+        """Rows whose tables changed since the last `take_changes`."""
         return {row for part in self._changed or () for row in part.rows.tolist()}
 
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
-        """Changes that were taken for a batch that does not run: the next `take_changes` brings them first."""
+        """Put back what was taken for a batch that does not run; the next `take_changes` returns it first."""
         if len(rows):
             self._changed = [TableChanges(rows, columns, blocks), *(self._changed or ())]

@@ -1,7 +1,7 @@
 """The block manager: the checked calls of the memory layer.
 
-Every call is atomic: it succeeds, or raises a typed error and changes nothing. Data movement is returned as arrays of block ids. Calls are
-serialised by the caller.
+Every call is atomic: it succeeds, or raises a typed error and changes nothing. Data movement is returned as arrays of
+block ids. The caller serialises calls.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def _num_filled_slots(tables: Tables, num_blocks: int) -> int:
 class BlockManager(Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
-    With `host_caching` content that is evicted from the device stays on the host as long as there is room, and a hit on it brings it
-    back. The moves that a call returns run before those of the next call, and after a call that returns none those of `take_moves`;
-    calls between two `next_batch` belong to one step, in which rows may share what others of it compute.
-
-    `rows` are the columns of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not positive (host_blocks may be 0), and for switches that are no bool.
+    With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
+    Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
+    between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
+    of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
+    positive (host_blocks may be 0), and for switches that are no bool.
     """
 
     def __init__(
@@ -102,25 +102,23 @@ class BlockManager(Uncopyable):
         self._is_claimed = False
 
     def claim(self) -> Memory:
-        """Give the memory, with its unchecked calls, to a scheduler: calls here that change rows or batches raise MemoryClaimed from now on. Raises
-        InvalidConfig when another scheduler has it, or rows are open."""
+        """Give the memory and its unchecked calls to a scheduler: calls here that change rows or batches now raise
+        MemoryClaimed. Raises InvalidConfig if another scheduler has it, or rows are open."""
         if self._is_claimed or len(self.rows.live):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
         return self._memory
 
     def _own(self, call: str) -> Memory:
-        """The memory, to be changed by this call. Raises MemoryClaimed."""
+        """The memory, for a call that changes it. Raises MemoryClaimed."""
         if self._is_claimed:
             raise MemoryClaimed(call)
         return self._memory
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
-        """Whether `num_blocks` more device blocks can be drawn and `watermark` blocks be left.
-
-        NEVER only if an empty pool could not hold them. The watermark does not count while no block is used, so that it never keeps the first
-        request out. Raises InvalidConfig for negative numbers.
-        """
+        """Whether `num_blocks` more device blocks can be drawn with `watermark` left; NEVER if an empty pool could not
+        hold them. While no block is used the watermark does not count, or it might keep the first request out. Raises
+        InvalidConfig for negative numbers."""
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
@@ -128,8 +126,8 @@ class BlockManager(Uncopyable):
         return Admission.OK if num_blocks + kept <= self._memory.device.num_available else Admission.LATER
 
     def must_fit(self, pool: Any) -> None:
-        """Raise InvalidConfig unless a pool of tensors (`num_blocks`, `block_size`, `num_host_blocks` and, if its host blocks have a
-        size of their own, `host_block_size`) is what these tables are about: a block moves between the tiers whole."""
+        """Raise InvalidConfig unless a pool of tensors has this `num_blocks`, `block_size` and `num_host_blocks`. If it
+        has a `host_block_size`, that must equal `block_size`: a block moves between the tiers whole."""
         host_size = getattr(pool, "host_block_size", pool.block_size)
         if host_size != pool.block_size:
             raise InvalidConfig(
@@ -144,18 +142,16 @@ class BlockManager(Uncopyable):
                 raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
 
     def next_batch(self) -> int:
-        """What is allocated from now on is another batch, which runs after those before it. Returns its number."""
+        """Begin another batch, which runs after those before it: `allocate` now fills that one. Returns its number."""
         memory = self._own("next_batch")
         memory.begin_batch(memory.batch + 1)
         return memory.batch
 
     def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:
-        """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix.
-
-        One that does not read computes all of it (prompt log-probabilities), and what one that does not write computes is shared with no other row.
-        Returns the row. num_computed is the hit; no block is drawn but for what is loaded from the host.
-        Raises InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False).
-        """
+        """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix. Returns the
+        row, whose num_computed is the hit; blocks are drawn only for what is loaded from the host. Without `reads` it
+        computes all tokens (prompt log-probabilities); without `writes` no other row shares what it computes. Raises
+        InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False)."""
         memory = self._own("add")
         reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
         return memory.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
@@ -166,13 +162,13 @@ class BlockManager(Uncopyable):
         memory.append_row(memory.tables.one(row, allow_swapped=True), token_array(tokens))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
-        """Put `counts[i]` more tokens of `rows[i]` in flight in the batch that is being composed: draw the blocks they need, copy a
-        partial block that is shared.
+        """Put `counts[i]` more tokens of `rows[i]` in flight in the composed batch: draw blocks, copy shared partial
+        ones.
 
-        A row may be in several batches that are out, once in each. The last `unknown[i]` of its tokens have no values yet: earlier
-        batches sample them, or they are drafts; they become no content before `append` tells them. Raises UnknownRow, DuplicateRow,
-        RowInFlight (it is in this batch already), RowSwapped, InvalidTokens (less than 1, or more than the row knows and `unknown`)
-        or OutOfBlocks, changing nothing.
+        A row may be in several outstanding batches, once in each. Its last `unknown[i]` tokens have no values yet
+        (earlier batches sample them, or they are drafts) and become content only after `append`. Raises UnknownRow,
+        DuplicateRow, RowInFlight (it is in this batch already), RowSwapped, InvalidTokens (less than 1, or more than
+        the row knows and `unknown`) or OutOfBlocks, changing nothing.
         """
         memory = self._own("allocate")
         tables = memory.tables
@@ -203,11 +199,9 @@ class BlockManager(Uncopyable):
         return moves
 
     def confirm(self) -> int:
-        """The oldest batch that is out has run: what it computed is confirmed, full blocks are nodes, duplicates are given back.
-
-        Without one that is out, the batch that is being composed ends. Returns its number. Raises NothingInFlight, or InvalidTokens for
-        a row whose tokens in this batch are still unknown: `append` tells them first.
-        """
+        """End the oldest outstanding batch, or without one the composed batch, as run: its tokens are confirmed, full
+        blocks become nodes, duplicates are released. Returns its number. Raises NothingInFlight, or InvalidTokens for a
+        row whose tokens in this batch are still unknown: `append` them first."""
         memory = self._own("confirm")
         flight = self._ending(0)
         known = memory.tables.num_tokens
@@ -220,8 +214,8 @@ class BlockManager(Uncopyable):
         return flight.number
 
     def cancel(self) -> dict[int, int]:
-        """Take back the latest batch, composed or out: its blocks are released, its pending nodes withdrawn. A row that shared such a node gives
-        up its table from there on. Returns the counted hit tokens that each such row gave up. Raises NothingInFlight, changing nothing."""
+        """Take back the latest batch, composed or outstanding: release its blocks, withdraw its pending nodes, truncate
+        rows that share these. Returns the counted hit tokens that each such row lost. Raises NothingInFlight."""
         return self._own("cancel").take_back(self._ending(-1))
 
     def _ending(self, place: int) -> Flight:
@@ -234,8 +228,8 @@ class BlockManager(Uncopyable):
         return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
-        """Draw blocks until these rows' tables hold `num_blocks[i]` at least (lookahead, preallocation); a cancel leaves them. Raises UnknownRow,
-        DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
+        """Draw blocks until each table holds at least `num_blocks[i]` (lookahead, preallocation); a cancel leaves them.
+        Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
         memory = self._own("reserve")
         array = memory.tables.checked(rows)
         wanted = _counts(num_blocks, array, "num_blocks")
@@ -248,8 +242,8 @@ class BlockManager(Uncopyable):
         memory.reserve_rows(array, wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
-        """Give up the row's blocks from column `num_blocks` on, on the host too; its watermarks fall with them, and what batches that are out
-        compute there is lost. Raises UnknownRow or InvalidConfig (negative, or past the table's end), changing nothing."""
+        """Release the row's blocks from column `num_blocks` on, on the host too; void what batches compute there. Its
+        watermarks fall. Raises UnknownRow or InvalidConfig (negative, or past the table's end), changing nothing."""
         memory = self._own("truncate")
         row = memory.tables.one(row, allow_swapped=True)
         have = int(memory.tables.num_blocks[row])
@@ -258,20 +252,21 @@ class BlockManager(Uncopyable):
         memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """These rows end, in flight or not; their blocks go back tail first. Raises UnknownRow or DuplicateRow, changing nothing."""
+        """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
+        nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
 
     def fork(self, row: int) -> int:
-        """Open a row with the same tokens that shares every block with launched tokens, and the shares of batches that are out as far as their
-        tokens are known. Who writes the shared partial block first copies it. Raises UnknownRow or RowSwapped, changing nothing."""
+        """Open a row with the same tokens that shares all blocks with launched tokens, and is in the same batches up to
+        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped."""
         memory = self._own("fork")
         return memory.fork_of(memory.tables.one(row))
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
-        """Move the rows' blocks from column `keep` on to the host, after what batches that are out write into them. Raises UnknownRow,
-        DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing."""
+        """Move the rows' blocks from column `keep` on to the host, after outstanding batches wrote them. Raises
+        UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing."""
         memory = self._own("swap_out")
         array = memory.tables.checked(rows, allow_swapped=True)
         least = int(memory.tables.num_blocks[array].min()) if len(array) else 0
@@ -287,8 +282,8 @@ class BlockManager(Uncopyable):
         return self._with_content(memory.take_from_host(array))
 
     def take_moves(self) -> Moves:
-        """Copies of content between the tiers that calls without moves of their own planned, to run before the batch's forward pass. Empty
-        without `host_caching`."""
+        """Return copies of content that calls without moves of their own planned. They run before the batch's forward
+        pass. Empty without `host_caching`."""
         return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
@@ -296,7 +291,8 @@ class BlockManager(Uncopyable):
         return self.rows.table(self._memory.tables.one(row, allow_swapped=True))
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
-        """block * block_size + offset of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
+        """Slots (block * block_size + offset) of positions `start` to `stop` - 1, int64. Raises UnknownRow, or
+        InvalidConfig past the table."""
         row = self._memory.tables.one(row, allow_swapped=True)
         held = int(self._memory.tables.num_blocks[row]) * self.block_size
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
@@ -338,70 +334,63 @@ class BlockManager(Uncopyable):
         return self._memory.check()
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
-        """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes nothing and counts nothing.
-
-        Raises InvalidTokens or InvalidNamespace.
-        """
+        """The cached full blocks of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing. Raises
+        InvalidTokens or InvalidNamespace."""
         return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
-        """Evict the cached prefix of these tokens after all content of lower priority; what is not retained has 0, the highest is 3. It holds on
-        both tiers until the logical time `until` (see `expire`; None: as long as a block stays known). Returns the tokens of the prefix.
-
-        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent where nothing of it is cached.
-        """
+        """Evict the cached prefix of these tokens, on both tiers, after content of lower priority (1 to 3; 0 is not
+        retained), until logical time `until` (see `expire`; None: while a block stays known). Returns its tokens.
+        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent if none of it is
+        cached."""
         level = checked_level(priority)
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
     def expire(self, now: float) -> None:
-        """End the retentions until the logical time `now`, or before; an earlier time than before changes nothing. Raises InvalidConfig for what
-        is no number, and for NaN."""
+        """End the retentions until the logical time `now`, or before; an earlier time than before changes nothing.
+        Raises InvalidConfig for NaN and what is no number."""
         self._memory.content.retentions.expire(logical_time("now", now))
 
     def reset_cache(self) -> bool:
-        """Forget all content. False, and nothing changed, while any block of either tier is used."""
+        """Forget all content. Return False and change nothing while any block of either tier is used."""
         return self._memory.content.reset()
 
     def block_hashes(self, row: int) -> list[bytes]:
-        """Chained SHA-256 of the row's nodes, first to last: equal for equal content in every process. Raises UnknownRow."""
+        """Chained SHA-256 of the row's nodes in order, equal for equal content in every process. Raises UnknownRow."""
         memory = self._memory
         row = memory.tables.one(row, allow_swapped=True)
         return [] if memory.index is None else memory.index.hashes(row)
 
     def take_events(self) -> Sequence[Event]:
-        """What either tier stored and removed since the last call, parents stored before children: applied from empty, exactly the confirmed
-        contents of both tiers. The first call begins with all that is there; after it changes are kept until the next call, so a reader has
-        to go on asking. Empty without a prefix cache. Hashes are computed when the events are read."""
+        """Return what each tier stored and removed since the last call, parents stored before children; empty without a
+        prefix cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the
+        events give exactly the confirmed content of both tiers. Hashes are computed on reading."""
         log = self._memory.content.event_log()
         return [] if log is None else log.take()
 
     def events_snapshot(self) -> Sequence[Event]:
-        """What `take_events` has returned and still holds, for a reader that starts late: the events to come continue it."""
+        """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
         log = self._memory.content.event_log()
         return [] if log is None else log.snapshot()
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
-
-        Raises InvalidConfig for another tier.
-        """
+        Raises InvalidConfig for another tier."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
         return set() if self._memory.index is None else self._memory.index.contents(tier)
 
     def extend_hit(self, row: int) -> int:
-        """Look up what follows the row's blocks, if all of them are content, and take what is found. Returns the tokens won. Raises UnknownRow or
-        RowSwapped."""
+        """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.
+        Raises UnknownRow or RowSwapped."""
         memory = self._own("extend_hit")
         return memory.extend_hit(memory.tables.one(row))
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
-        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the last;
-        the rest is computed. Without it all is loaded."""
+        """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""
         self._memory.load_where(is_worth_loading)
 
     def _with_content(self, moves: Moves) -> Moves:
-        """A call's own copies, and those of content that are planned: kind by kind, content first."""
         return moves if self._memory.offload is None else joined([self._memory.offload.take_moves(), moves])
 
     def _prompt(self, tokens: Any) -> NDArray[np.int32]:

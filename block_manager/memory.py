@@ -1,7 +1,6 @@
-"""What a scheduler asks of memory in every step, and all that such a step may change.
+"""The unchecked calls that a scheduler makes on memory in every step, and the state that they change.
 
-Arguments are vouched for, not checked: a wrong row or count corrupts the tables, and check() tells. A caller that is not sure takes
-the calls of BlockManager, which check first and come here then.
+A wrong row or count corrupts the tables, which only `check` finds. The calls of BlockManager check arguments first.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class Composed(NamedTuple):
 
     number        counts batches
     flight        its shares
-    is_empty      there was nothing to put out; what changed is told with the next one
-    moves         copies of content between the tiers that it brings along
-    slots         int64: of each decode the slots of its next positions, packed
+    is_empty      nothing was put out; what changed comes with the next batch
+    moves         its copies of content between the tiers
+    slots         int64: the slots of each decode's next positions, packed
     last_tokens   int32 [n]: the last token that each decode knows
     changes       of block tables since the last batch
     """
@@ -50,10 +49,8 @@ class Composed(NamedTuple):
 
 
 class Memory:
-    """The state of the memory layer, and the unchecked calls on it.
-
-    Arrays that it shows are read-only views of the live columns, valid until a row is added or told more tokens, unless said to be copies.
-    """
+    """The state of the memory layer, and the unchecked calls on it. Arrays that it shows are read-only views of live
+    columns, valid until a row is added or gets more tokens, unless said to be copies."""
 
     def __init__(
         self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool, host_caching: bool
@@ -80,21 +77,17 @@ class Memory:
             else None
         )
         self.content = Content(self.tables, self.device, self.host, self.index, self.offload, self.sharing)
-        # Number of the batch that is being composed.
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
-        # No row knows more tokens than this.
+        # An upper bound of the tokens that a row knows.
         self._longest = 0
 
     def add_counted(
         self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True, reads: bool = True, writes: bool = True
     ) -> int:
-        """`add` for tokens that are an array already and a namespace that is encoded (`root_prefix`).
-
-        With `count` off the lookup is left out of the hit figures: a sequence that returns has been counted before; one that does not
-        read looks nothing up.
-        """
+        """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
+        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up."""
         row = self.tables.open(tokens)
         self._longest = max(self._longest, len(tokens))
         if self.sharing is None:
@@ -110,10 +103,8 @@ class Memory:
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens in one: what an ordinary request needs to come in.
-
-        The caller has seen that the blocks are there. They are promised: `Growth.draw_promised` has to come before a table is read,
-        or calls anything but `admit`. Returns (row, tokens found, tokens placed).
+        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. Promises them:
+        `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
         """
         sharing, size = self.sharing, self.block_size
         row, num_tokens = self.tables.open(tokens), len(tokens)
@@ -143,18 +134,14 @@ class Memory:
         return row, computed, end - computed
 
     def take_moves(self) -> Moves:
-        """Copies of content that were planned since the last call."""
         return NO_MOVES if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One more known token for each of these distinct rows, int32 [n], after the `ends` that they know, int64 [n].
-
-        Returns how many they know then. The caller vouches for all three.
-        """
+        """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
         tables = self.tables
         self._longest += 1
         if self._longest >= tables.tokens.shape[1]:
-            # An upper bound that rises by one a call; only when it seems to be reached is it worth a look at the rows.
+            # The bound rises by one a call: rows are read only when it seems to reach the stride.
             self._longest = int(tables.num_tokens.max()) + 1
             tables.ensure_tokens(self._longest + 1)
         totals = ends + 1
@@ -164,7 +151,7 @@ class Memory:
         return totals
 
     def extend_by(self, rows: Rows, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`counts[i]` more known tokens, int64 [n], for each of these distinct rows, packed in `tokens`. Returns how many they know then."""
+        """Append `counts[i]` tokens, int64 [n], packed in `tokens`, to these distinct rows. Returns their new ends."""
         tables = self.tables
         known = tables.num_tokens[rows]
         totals = known + counts
@@ -184,11 +171,8 @@ class Memory:
         return totals
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
-        """Put tokens `starts[i]` to `ends[i]` - 1 of these distinct rows, which are launched to `starts`, in flight; `one_each`: they are
-        one of each row.
-
-        Their blocks are promised: `Growth.draw_promised` has to come before a table is read, or calls anything but `admit`. Returns the copies
-        of partial blocks that others hold. Raises OutOfBlocks, changing nothing.
+        """Put tokens `starts[i]` to `ends[i]` - 1 of distinct rows, launched to `starts`, in flight (`one_each`: one a
+        row); promise blocks, as `admit`. Returns copies of shared partial blocks. Raises OutOfBlocks, changing nothing.
         """
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
@@ -204,7 +188,7 @@ class Memory:
         return moves
 
     def place_one(self, row: int, count: int) -> Moves:
-        """`place` for one row, and its blocks at once."""
+        """`place` of one row; its blocks are drawn at once."""
         tables = self.tables
         start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
         if self.growth.any_shared_tail:
@@ -219,7 +203,6 @@ class Memory:
         return NO_MOVES
 
     def begin_batch(self, number: int) -> None:
-        """What is placed from now on is in the batch of this number."""
         self.batch = number
         self.device.free_list.now = self.host.free_list.now = number
         self.flights.begin(number)
@@ -227,7 +210,6 @@ class Memory:
             self.index.batch = number
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
-        """`_launch` of one row."""
         index = self.index
         self.tables.num_launched[row] = end
         self.flights.composed.place_one(row, start, end)
@@ -235,15 +217,14 @@ class Memory:
             self._begin_pending(index, row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """The batch computes these rows, whose blocks are theirs or promised, from `starts` to `ends`; those that are not lazy look up
-        what comes next."""
+        """Add rows, with blocks or promised ones, to the batch; rows that are not lazy look up their next block."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
         if index is not None and index.num_attentive:
             places = index.attentive(rows).tolist()
             if len(places) > 1:
-                # What has been computed becomes content before another row of this batch is to compute the same.
+                # Computed blocks become content before another row of this batch is to compute the same.
                 places.sort(key=lambda place: not index.is_behind(int(rows[place])))
             for place in places:
                 self._begin_pending(index, int(rows[place]), int(ends[place]))
@@ -252,13 +233,13 @@ class Memory:
         # Tokens without values are no content.
         end = min(end, self.tables.num_tokens.item(row))
         if index.fills_next(row, end):
-            # First of all: what is evicted is known no more, and this row computes it for others, too.
+            # First: evicted content is forgotten, so this row computes it for others, too.
             self.growth.evict_promised()
             index.begin_pending(row, end)
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
-        """These rows, the decodes of this batch, compute up to `ends`, int64 [n]: drafts behind the token that they were placed for. Beside
-        the blocks that they `have`, those promised to them among them, `needs` more are promised to each."""
+        """Extend these rows, the batch's decodes, by drafts up to `ends`, int64 [n], and promise each row `needs`
+        blocks beyond the `have` that it holds or is promised."""
         short = needs.nonzero()[0]
         if len(short):
             self.growth.promise(rows[short], have[short], have[short] + needs[short])
@@ -266,7 +247,7 @@ class Memory:
         self.flights.composed.lengthen(rows, ends)
 
     def reject(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """Drafts of these rows beyond `ends`, int64 [n], were wrong: their slots will be overwritten, blocks with nothing else go back."""
+        """Drop wrong drafts of these rows, those beyond `ends`, int64 [n]; release blocks that hold nothing else."""
         tables = self.tables
         is_swapped = tables.is_swapped[rows]
         if is_swapped.any():
@@ -293,8 +274,8 @@ class Memory:
             places = places[excess[places] > 0]
 
     def copy_content(self, may_copy: bool) -> None:
-        """Let content be copied between the tiers until the batch is put out, or do not: not while copies of an earlier one are still to run.
-        Between two batches nothing is, unless this says so."""
+        """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
+        earlier batch are still to run. Putting a batch out forbids them."""
         if self.offload is not None:
             self.offload.is_open = may_copy
 
@@ -307,19 +288,17 @@ class Memory:
         *,
         has_more: bool,
     ) -> Composed:
-        """Put the batch, of logical time `now`, out: draw what was promised, and say all that an engine needs of memory. What is placed
-        from now on is another batch.
-
-        `decodes` are the rows that `place` placed first, int64 [n], `positions` what they compute, packed, `counts[i]` of row i (None:
-        one each); `has_more`: the batch is one though no row may be in it. The caller has seen that nothing ends by `now` (`retentions.next_end`).
-        """
+        """Put out the batch of logical time `now`: draw what was promised, and return all that an engine needs of
+        memory. `decodes`, int64 [n], are the rows that `place` placed first, `positions` what they compute, packed,
+        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows. No retention may end
+        by `now` (`retentions.next_end`)."""
         self.growth.draw_promised()
         self.content.retentions.now = max(self.content.retentions.now, now)
         number, moves = self.batch, NO_MOVES if self.offload is None else self.offload.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
         is_empty = not (flight.is_used or has_more or len(moves))
         if not is_empty:
-            # No engine runs an empty batch, so that one leaves the changes to the next.
+            # No engine runs an empty batch: the changes wait for the next one.
             changes = self.growth.take_changes()
             self.growth.release_copied()
             self.flights.seal()
@@ -344,11 +323,9 @@ class Memory:
         return self.extend(rows, tokens, ends)
 
     def is_placed(self, row: int) -> bool:
-        """Whether the row is in the batch that is being composed."""
         return self.flights.composed.has(row)
 
     def fork_of(self, row: int) -> int:
-        """`fork` of a row that the caller vouches for."""
         tables, index = self.tables, self.index
         launched = tables.content_end(row)
         num_blocks = -(-launched // self.block_size)
@@ -370,27 +347,26 @@ class Memory:
         return child
 
     def fork_to_write(self, row: int) -> tuple[int, Moves]:
-        """A fork of a row that no batch computes, and the copy of its partial block, which would be made when one of both writes it. Raises
-        OutOfBlocks, changing nothing."""
+        """Fork a row that no batch computes; copy its partial block at once. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         if tables.num_launched[row] % self.block_size:
             self.device.require(1)
         shared_it_before = tables.shares_tail.item(row)
         child = self.fork_of(row)
         moves = growth.copy_shared_tails(np.array([child]), 0)
-        # Only the child stood in its way.
+        # The child has a copy now.
         tables.shares_tail[row] = shared_it_before
         growth.any_shared_tail = bool(tables.shares_tail.any())
         return child, moves
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
-        """What batches that are out compute of the row from token `num_tokens` on is void: it is launched to there at most."""
+        """Void what outstanding batches compute of the row from token `num_tokens` on; it is launched no further."""
         self.flights.clip(row, num_tokens)
         self._fall_back(Share(row, num_tokens, num_tokens))
         self._note_shared_tail(row)
 
     def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """int64 [n]: the slots of `counts[i]` rising positions of `rows[i]`, packed (None: of one of each)."""
+        """Slots of `counts[i]` rising positions of `rows[i]` (None: of one each), packed, int64 [n]."""
         tables, size = self.tables, self.block_size
         slots: NDArray[np.int64] = tables.slot_base[rows]
         first = positions
@@ -400,7 +376,7 @@ class Memory:
         slots += positions
         if counts is None and not self._any_reserved:
             return slots
-        # That holds in a row's last block, where most of them are.
+        # `slot_base` holds in a row's last block, where most positions are.
         is_other = first < (tables.num_blocks[rows] - 1) * size
         if is_other.any():
             if counts is not None:
@@ -411,7 +387,7 @@ class Memory:
         return slots
 
     def settle(self, flight: Flight) -> None:
-        """The batch, the oldest that is out, ran: what it computed is confirmed, full blocks are nodes, duplicates go back."""
+        """End the oldest batch, which ran: confirm its tokens, make nodes of full blocks, release duplicates."""
         tables, index = self.tables, self.index
         self.flights.end(flight)
         rows, _, ends = flight.columns()
@@ -437,11 +413,8 @@ class Memory:
             self.sharing.publish(row)
 
     def take_back(self, flight: Flight) -> dict[int, int]:
-        """The batch, the latest that is out, did not run: rows fall back to where it began, pending nodes are withdrawn.
-
-        A row that shared such a node gives up its table from there on. Returns, for each such row, the hit tokens that it gave up and
-        that had been counted.
-        """
+        """End the latest batch, which did not run: rows fall back to where it began, pending nodes are withdrawn. A row
+        that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         index, sharing = self.index, self.sharing
         if sharing is not None:
             sharing.cut_sharers(flight)
@@ -449,7 +422,7 @@ class Memory:
         for share in shares:
             self._fall_back(share)
         for share in shares:
-            # Whether a tail is shared is known when all have given back what they lose.
+            # After the releases: only then is it known which tails are shared.
             self._note_shared_tail(share.row)
         self.flights.end(flight)
         if index is None or sharing is None:
@@ -462,7 +435,7 @@ class Memory:
         tables, size = self.tables, self.block_size
         row, stays, _ = share
         if tables.is_swapped[row] and stays % size and self.tiers.tail_is_node(row, stays // size):
-            # A node that never becomes full is no place for a private tail.
+            # A private tail must not lie in a node's block.
             stays -= stays % size
             self.flights.clip(row, stays)
         tables.fall_back(row, stays)
@@ -474,7 +447,7 @@ class Memory:
         self.growth.give_back(row, max(keep, int(tables.reserved[row])))
 
     def _note_shared_tail(self, row: int) -> None:
-        """The row's last block may be partial now and others' as well: full a moment ago, or on the host."""
+        """Mark the row if its last block is now partial and shared; it was full, or on the host."""
         tables = self.tables
         column, offset = divmod(tables.num_launched.item(row), self.block_size)
         if offset and column < tables.num_blocks[row] and self.device.num_refs(tables.blocks.item(0, row, column)) > 1:
@@ -482,7 +455,6 @@ class Memory:
             self.growth.any_shared_tail = True
 
     def release(self, row: int) -> None:
-        """`free` of one row that the caller vouches for."""
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
         first, stop = (0, 0) if self.index is None else self.index.release_path(row)
@@ -490,7 +462,7 @@ class Memory:
             self.flights.leave(row)
         if tables.is_swapped[row]:
             self.tiers.drop(row)
-        # Apart, because a release of blocks that look alike is one read and one write.
+        # Apart, because a release of blocks in one state is one read and one write.
         if stop < num_blocks:
             self.growth.release(row, stop, num_blocks)
         if first:
@@ -498,12 +470,11 @@ class Memory:
         tables.close(row)
 
     def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
-        """`append` of tokens that the caller vouches for."""
         self.tables.extend(row, tokens)
         self._longest = max(self._longest, int(self.tables.num_tokens[row]))
 
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:
-        """`reserve` of rows that the caller vouches for. Raises OutOfBlocks, changing nothing."""
+        """`BlockManager.reserve`. Raises OutOfBlocks, changing nothing."""
         have = self.tables.num_blocks[rows]
         short = (num_blocks > have).nonzero()[0]
         if len(short):
@@ -513,19 +484,18 @@ class Memory:
         self._any_reserved = True
 
     def truncate_row(self, row: int, num_blocks: int) -> None:
-        """`truncate` to blocks that the caller vouches for."""
         if self.sharing is not None:
             self.sharing.truncate(row, num_blocks)
         else:
             truncate_table(self.tables, self.flights, self.growth, self.tiers, row, num_blocks)
 
     def shrink(self, row: int, reserved: int) -> None:
-        """The row reserves only `reserved` blocks from now on; what it holds beyond them and its tokens goes back."""
+        """Lower the row's reservation to `reserved` blocks; release what it holds beyond them and its tokens."""
         self.tables.reserved[row] = reserved
         self.growth.give_back(row, max(-(-int(self.tables.num_launched[row]) // self.block_size), reserved))
 
     def take_from_host(self, rows: Rows) -> Moves:
-        """`swap_in` of rows that the caller vouches for, with its own copies only. Raises OutOfBlocks, changing nothing."""
+        """`BlockManager.swap_in`, with its own copies only. Raises OutOfBlocks, changing nothing."""
         rows = rows[self.tables.is_swapped[rows]]
         before = self.tables.num_blocks[rows]
         moves = self.tiers.swap_in(rows)
@@ -535,17 +505,11 @@ class Memory:
         return moves
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
-        """A hit on content that only the host has is loaded where this says so, given the first position and the one after the
-        last; the rest is computed. Without it all is loaded."""
         if self.offload is not None:
             self.offload.is_worth_loading = is_worth_loading
 
     def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
-        """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
-
-        Does nothing for a row with blocks beyond its nodes: what it has computed itself it need not find. What only the host has is
-        loaded into `room` blocks at most (None: as many as can be drawn).
-        """
+        """`Sharing.extend_hit`; 0 without a prefix cache."""
         return 0 if self.sharing is None else self.sharing.extend_hit(row, count=count, room=room)
 
     def is_unconfirmed(self, row: int) -> bool:
@@ -553,12 +517,11 @@ class Memory:
         return self.sharing is not None and self.sharing.is_unconfirmed(row)
 
     def set_computed(self, row: int, num_computed: int) -> None:
-        """The first `num_computed` tokens of the row are in its blocks, written elsewhere; full blocks become nodes."""
+        """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""
         self.tables.set_progress(row, num_computed)
         self._publish(row)
 
     def check(self) -> list[str]:
-        """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
         held, held_host = self.device.kept.copy(), Counter[int]()
         held.update(self.growth.copied())
         if self.offload is not None:

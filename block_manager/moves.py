@@ -1,7 +1,4 @@
-"""Data movement as data: which block is to be copied where.
-
-The memory layer never touches a tensor.
-"""
+"""Data movement as data: which block is copied where. The memory layer never touches a tensor."""
 
 from __future__ import annotations
 
@@ -25,10 +22,8 @@ NO_PAIRS = _no_pairs()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Copies to make before the forward pass, int32 [n, 2] a kind: source block, destination block.
-
-    The kinds run in the order of the fields. A device block that `device_to_host` empties may be written by a later kind;
-    otherwise no block is both a source and a destination in one batch.
+    """Copies to make before the forward pass, int32 [n, 2] a kind: source block, destination block. Kinds run in field
+    order. A later kind may write a block that `device_to_host` empties; else no block is both source and destination.
     """
 
     device_to_host: Pairs = field(default_factory=lambda: NO_PAIRS)
@@ -40,7 +35,6 @@ class Moves:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to copy."""
         return len(self) == 0
 
 
@@ -48,12 +42,10 @@ NO_MOVES = Moves()
 
 
 def pairs_of(pairs: Sequence[tuple[int, int]]) -> Pairs:
-    """A list of (source, destination) as int32 [n, 2]."""
     return np.array(pairs, np.int32).reshape(-1, 2) if pairs else NO_PAIRS
 
 
 def joined(parts: Sequence[Moves]) -> Moves:
-    """The moves of `parts`, kind by kind, in their order."""
     parts = [part for part in parts if len(part)]
     if not parts:
         return NO_MOVES

@@ -1,4 +1,4 @@
-"""All blocks of one place: who holds how many references, which are free, and whose content each one carries."""
+"""All blocks of one tier: their references, which of them are free, and whose content each one carries."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paged.errors import OutOfBlocks
 from .free_list import FreeList, Taken
 from .runs import Blocks, Run
 
-# The bit of a used block's state that says that it carries a node.
+# The bit of a used block's state that marks a node in it.
 _CONTENT = 1 << 40
 _REFERENCES = _CONTENT - 1
-# Comparing bytes costs a tenth of a numpy reduction: this is what the states of blocks with one holder look like.
+# States of blocks with one holder, as bytes: comparing bytes costs a tenth of a numpy reduction.
 _PATTERN = 1024
 _SOLE_WITH_CONTENT = np.full(_PATTERN, _CONTENT + 1, np.int64).tobytes()
 _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
@@ -25,9 +25,8 @@ _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
 class Pool:
     """`num_blocks` blocks, each *used* (ref count ≥ 1), *cached* (0, with content) or *free* (0, without).
 
-    Columns: `state` int64 [num_blocks], 0 for a free block, minus its segment in the free list for a cached one, the ref count
-    for a used one (plus one high bit if it carries a node), so that a release is one read and one write; `run` object
-    [num_blocks], the run of its node, where there is one.
+    `state` int64 [num_blocks] is 0 if free, minus its segment in the free list if cached, the ref count if used (plus
+    one high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node.
     """
 
     def __init__(self, num_blocks: int, tier: str) -> None:
@@ -35,24 +34,22 @@ class Pool:
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
-        # int8 [num_blocks], how long each block's content is to be kept, once any is raised: higher levels are evicted later.
+        # int8 [num_blocks], higher levels are evicted later; None until any is raised.
         self.level: NDArray[np.int8] | None = None
         self.free_list = FreeList(self.state)
-        # Blocks evicted so far, and the sum of the steps that each had been unused for.
+        # Blocks evicted so far, and the sum of the steps that each was unused.
         self.num_evicted = self.idle_steps = 0
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
-        # Called with evicted blocks, oldest first, in parts and as one array, before they are handed out: their nodes lose this residence.
+        # Called with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence.
         self.forget: Callable[[list[Taken], Blocks], None] | None = None
 
     @property
     def num_free(self) -> int:
-        """Blocks with ref count 0 and no content."""
         return self.free_list.num_plain
 
     @property
     def num_cached(self) -> int:
-        """Blocks with ref count 0 and content that a lookup can still find."""
         return self.free_list.num_cached
 
     @property
@@ -62,7 +59,6 @@ class Pool:
 
     @property
     def num_used(self) -> int:
-        """Blocks with a ref count of at least 1."""
         return self.num_blocks - self.num_available
 
     @property
@@ -71,19 +67,17 @@ class Pool:
         return self.refs(slice(None))
 
     def refs(self, blocks: Blocks | NDArray[np.int32] | slice) -> NDArray[np.int32]:
-        """int32 [n]: references to each of these blocks."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 
     def num_refs(self, block: int) -> int:
-        """References to one block."""
         return max(int(self.state[block]), 0) & _REFERENCES
 
     def is_content(self, block: int) -> bool:
-        """Whether one used block carries a node."""
+        """Whether a used block carries a node."""
         return bool(self.state[block] >= _CONTENT)
 
     def has_content(self, blocks: Blocks | slice) -> NDArray[np.bool_]:
-        """bool [n]: whether each of these blocks carries a node."""
+        """bool [n]: whether each of these blocks, used or not, carries a node."""
         state = self.state[blocks]
         return (state < 0) | (state >= _CONTENT)
 
@@ -93,11 +87,8 @@ class Pool:
             raise OutOfBlocks(count, self.num_available, self.tier)
 
     def draw(self, count: int, *, for_nodes: bool = False) -> Blocks:
-        """Take `count` blocks, ref count 1 each, int64 [count]; evicts where free ones do not suffice. With `for_nodes` they carry nodes at
-        once, and the caller says in `run` whose.
-
-        Raises OutOfBlocks, taking none.
-        """
+        """Draw `count` blocks, ref count 1 each, int64 [count]; evict where free ones do not suffice. With `for_nodes`
+        they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
         free_list = self.free_list
         num_plain = free_list.num_plain
         if count <= num_plain:
@@ -119,7 +110,7 @@ class Pool:
         return blocks
 
     def hold(self, blocks: Blocks) -> None:
-        """One more reference to each of these distinct blocks, which are used or cached."""
+        """Add one reference to each of these distinct blocks, which are used or cached."""
         state = self.state[blocks]
         is_cached = state < 0
         num_cached = int(np.count_nonzero(is_cached))
@@ -134,10 +125,8 @@ class Pool:
         self.state[blocks] = state + 1
 
     def release(self, blocks: Blocks) -> None:
-        """One reference less to each of these distinct blocks, in the order in which they are to be reused.
-
-        Those that reach 0 become cached if they have content, and free if not. The array belongs to the pool from now on.
-        """
+        """Drop one reference of each of these distinct blocks, in the order in which they are to be reused. At 0 a
+        block becomes cached if it has content, else free. Takes over the array."""
         held = self.state[blocks]
         looks = held.tobytes()
         if len(blocks) <= _PATTERN:
@@ -153,7 +142,7 @@ class Pool:
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
         if not np.count_nonzero(is_free):
-            # All have other holders: a prefix that many share.
+            # A prefix that many share: all blocks have other holders.
             return
         has_content = held >= _CONTENT
         plain, cached = blocks[is_free & ~has_content], blocks[is_free & has_content]
@@ -171,8 +160,7 @@ class Pool:
             self.free_list.put_cached(blocks[levels == level], level=level)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
-        """These distinct blocks with content are kept at these levels from now on; cached ones become the newest of theirs, the last one
-        to be evicted first."""
+        """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
         if self.level is None:
             self.level = np.zeros(self.num_blocks, np.int8)
         cached = blocks[self.state[blocks] < 0]
@@ -183,17 +171,16 @@ class Pool:
             self.release(cached[::-1].copy())
 
     def keep(self, blocks: Blocks) -> None:
-        """`hold` beyond the tables, which the checker is told of."""
+        """`hold` beyond the tables, counted for the checker."""
         self.hold(blocks)
         self.kept.update(blocks.tolist())
 
     def let_go(self, blocks: Blocks) -> None:
-        """Give back what `keep` took, last block first."""
+        """Release what `keep` held, last block first."""
         self.kept.subtract(blocks.tolist())
         self.release(blocks[::-1].astype(np.int64))
 
     def release_one(self, block: int) -> None:
-        """`release` of one block."""
         if self.state[block] != 1:
             self.release(np.array([block]))
             return
@@ -201,11 +188,8 @@ class Pool:
         self.free_list.put_one(block)
 
     def release_run(self, blocks: Blocks, run: Run) -> bool:
-        """Whether a row that ends alone holds all of these blocks, which carry nothing yet and are all of `run` from now on.
-
-        If so they become cached, the last one to be evicted first; if not, nothing changes. It is `carry` and `release` in
-        half as many operations.
-        """
+        """Move these blocks to the cached queue as nodes of `run`, last one evicted first, if each has one reference
+        and no node. Return whether it did. Half the operations of `carry` and `release`."""
         count = len(blocks)
         if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
             return False
@@ -214,12 +198,12 @@ class Pool:
         return True
 
     def carry(self, blocks: Blocks, run: Run) -> None:
-        """These used blocks carry nodes of `run`."""
+        """Mark these used blocks as carrying nodes of `run`."""
         self.state[blocks] |= _CONTENT
         self.run[blocks] = run
 
     def forget_content(self, blocks: Blocks) -> None:
-        """These distinct blocks, used or cached ones, carry no node any more; cached ones become free."""
+        """Take the nodes from these distinct blocks, used or cached; cached ones become free."""
         if not len(blocks):
             return
         self.hold(blocks)
@@ -230,7 +214,7 @@ class Pool:
         self.release(blocks[::-1].copy())
 
     def forget_all(self) -> None:
-        """No block carries a node any more; the caller has seen that none is used."""
+        """Take the nodes from all blocks; none may be used."""
         cached = self.free_list.cached()
         self.free_list.take_cached(self.num_cached)
         self.state[cached] = 0

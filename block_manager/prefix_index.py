@@ -1,10 +1,8 @@
 """The exact prefix cache: which content resides in which block, and which row may share it.
 
-Lookup compares token ids: a hit is equality.
-
-A row's path is one of three: *open* (it extends a run of its own; each full block is a node by itself, at no cost), *guarded*
-(open, but another run hangs off the end, so the next full block is looked up) or *closed* (after a hit, fork, switch or
-truncation: the next full block is looked up, then shared or begun as a new run).
+A lookup compares token ids. A row's path is *open* (it extends its own run; each full block is a node at no cost),
+*guarded* (open, but another run hangs off the end, so the next full block is looked up) or *closed* (after a hit, fork,
+switch or truncation: the next full block is looked up, then shared or begun as a new run).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class Listener(Protocol):
-    """Hears which nodes come to a place and leave it: see `EventLog`."""
+    """Gets the nodes that come to a place and leave it: see `EventLog`."""
 
     def opened(self, run: Run, first: int) -> None: ...
     def closed(self, run: Run, row: int, length: int) -> None: ...
@@ -37,7 +35,7 @@ class Listener(Protocol):
 
 
 class Match(NamedTuple):
-    """What a lookup found: nodes, how many, and the first block that is only pending (-1: none)."""
+    """What a lookup found: nodes, their number, and the first block that is only pending (-1: none)."""
 
     spans: list[Span]
     num_blocks: int
@@ -48,17 +46,14 @@ _NOTHING = Match([], 0, -1)
 
 
 def _prefix_after(root: bytes, run: Run | None, at: int) -> bytes:
-    """What the key of a run that hangs off the node (`run`, `at`) begins with, or without one off the root."""
+    """The start of the key of a run that hangs off node (`run`, `at`), or off the root."""
     return root if run is None else node_prefix(run.id, at)
 
 
 class PrefixIndex:
-    """Finds, publishes, withdraws and forgets content."""
-
     def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool) -> None:
         self._tables = tables
         self._flights = flights
-        # By place.
         self.pools = (device, host)
         self.retentions = Retentions(self.pools)
         self._block_size = tables.block_size
@@ -67,48 +62,47 @@ class PrefixIndex:
         self.paths: dict[int, Path] = {}
         # Closed runs with pending nodes, by the batch that computes them.
         self.pending: dict[int, list[Run]] = {}
-        # Whether the row's next full block is a node by itself: the one thing that a step asks of every row.
+        # Whether the row's next full block needs no lookup: all that a step reads of every row.
         self.is_lazy = np.zeros(tables.num_rows, np.bool_)
-        # Paths that are not: while there are none, a step need not even ask.
+        # Paths that are not lazy: without any, a step reads nothing.
         self.num_attentive = 0
         self.batch = 1
-        # Of the nodes that left the device, the steps since their run began, in all.
+        # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
         self._next_run = 0
-        # Told which nodes come to a tier and leave it, once events are read; nodes of an open run are not told as they are computed.
+        # Set once events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
         for place, pool in enumerate(self.pools):
             pool.forget = partial(self._evict, place)
         tables.before_growth.append(self._ensure_rows)
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
-        """A path at the root for a row that was just opened."""
         path = self.paths[row] = Path(root, reads=reads, writes=writes)
-        # Who does not write never has a block to look up.
+        # A row that does not write looks no block up.
         self.is_lazy[row] = not writes
         self.num_attentive += writes
         return path
 
     def fork_path(self, row: int, child: int) -> None:
-        """The child stands where the row does, on pending nodes too."""
+        """Open a path for the child where the row's ends, pending nodes included."""
         parent, full = self.paths[row], self._tables.content_end(row) // self._block_size
         path = self.open_path(child, parent.root, reads=parent.reads, writes=parent.writes)
         path.run, path.at, path.published = parent.run, parent.at, parent.published
         if parent.open is None:
             return
-        # A guarded end is no node yet: the row's path says where the tree ends.
+        # A guarded end is no node yet.
         count = min(self._pending_length(parent.open), full - parent.published)
         if count > 0:
             path.run, path.at, path.published = parent.open, count - 1, parent.published + count
 
     def _ensure_rows(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows; there may be more already, where the tables then found no memory for themselves."""
+        """Make room for `num_rows` rows; there may be more already, if the tables failed to grow."""
         if num_rows > len(self.is_lazy):
             self.is_lazy = np.concatenate([self.is_lazy, np.zeros(num_rows - len(self.is_lazy), np.bool_)])
 
     def release_path(self, row: int) -> tuple[int, int]:
-        """Forget the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks before
-        `first` are nodes, from `stop` on they are not, and those in between have been given back already."""
+        """Drop the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks
+        before `first` are nodes, those from `stop` on are not, and those in between are released already."""
         path, tables = self.paths[row], self._tables
         run, start = path.open, path.published
         if run is not None and path.guard < 0 and not run.retained:
@@ -126,25 +120,25 @@ class PrefixIndex:
         return path.published, path.published
 
     def _keep(self, run: Run, row: int, start: int, blocks: Blocks) -> None:
-        """The run keeps its tokens, the row's from block `start` on, and these blocks, int64 [n], by itself from now on."""
+        """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""
         first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
         run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
         if self.log is not None:
             self.log.closed(run, row, len(blocks))
 
     def last_node(self, row: int) -> Node | None:
-        """The row's last confirmed node as (run, offset); None if it has none."""
+        """The row's last confirmed node; None if it has none."""
         path = self.paths[row]
         if path.open is not None and (length := self.confirmed_length(path.open)) > 0:
             return path.open, length - 1
         run, at = path.run, path.at
         while run is not None and (length := self.confirmed_length(run)) <= at:
-            # Above a pending node all may be pending, up to where a confirmed one stands.
+            # The nodes before a pending one may be pending, too.
             run, at = (run, length - 1) if length else (run.parent, run.at)
         return None if run is None else (run, at)
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
-        """Every confirmed node in a tier, "device" or "host", as its path: encoded namespace, then the token bytes of each block."""
+        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
         size, place = self.block_bytes, [pool.tier for pool in self.pools].index(tier)
         paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
         found: set[tuple[bytes, ...]] = set()
@@ -179,12 +173,9 @@ class PrefixIndex:
     def match(
         self, path: Path | None, root: bytes, data: bytes, limit: int, place: int = DEVICE, after: Match = _NOTHING
     ) -> Match:
-        """The longest run of blocks that continues `path` (None: from the root), and a match `after` it, with the tokens in `data`, whose
-        first block is the first one of the path's continuation; both matches together have at most `limit` blocks.
-
-        Finds what resides in the place, confirmed, or on the device also pending: what a batch that is out computes is there for all later
-        ones. Changes nothing.
-        """
+        """The longest run of blocks that continues `path` (None: from the root), and a match `after` it: at most
+        `limit` blocks of both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that
+        reside in the place; on the device pending ones, too, which later batches may share. Changes nothing."""
         run, at, column = (None, -1, 0) if path is None else (path.run, path.at, path.published)
         if after.spans:
             run, _, stop = after.spans[-1]
@@ -213,44 +204,41 @@ class PrefixIndex:
         return Match(spans, block - after.num_blocks, first_pending)
 
     def _num_usable(self, place: int, run: Run, first: int) -> int:
-        """Nodes of the run, from `first` on, that reside in a place without a gap, and that a lookup may use."""
+        """Nodes of the run from `first` on that reside in a place without a gap, and that a lookup may use."""
         if run.row >= 0:
             return self._pending_length(run) - first if place == DEVICE else 0
         return run.num_there(place, first, run.length if place == DEVICE else run.confirmed_length)
 
     def has_first(self, root: bytes, block: bytes) -> bool:
-        """Whether some run begins at this root with this block."""
         return root + block in self.runs
 
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
-        """The blocks of these nodes in order, which all reside in the place, int64 [n]."""
         parts = [self._span_blocks(place, *span) for span in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def step_on(self, row: int, last: Span, num_blocks: int) -> None:
-        """The row's path, which is closed, goes on by `num_blocks` nodes, the last of which are these."""
+        """Extend the row's closed path by `num_blocks` nodes that end with `last`."""
         path = self.paths[row]
         path.run, path.at = last[0], last[2] - 1
         path.published += num_blocks
 
     def fills_next(self, row: int, end: int) -> bool:
-        """Whether a row that is not lazy, put in flight up to `end` tokens that it knows, fills the block that has to be looked up next."""
+        """Whether a row that is not lazy fills the block that it looks up next with its first `end` tokens."""
         path = self.paths[row]
         return end // self._block_size > path.published + (0 if path.open is None else path.guard)
 
     def is_behind(self, row: int) -> bool:
-        """Whether the row has confirmed blocks that could not become nodes when they were computed: another batch had the same pending."""
+        """Whether the row has confirmed blocks that are no nodes: another batch had the same ones pending."""
         path = self.paths[row]
         return path.open is None and path.writes and path.published < self._tables.full_blocks(row)
 
     def attentive(self, rows: Rows) -> Rows:
-        """The places in `rows` of those that are not lazy, int64 [k]. Empty where `num_attentive` is 0."""
+        """The places in `rows` of those that are not lazy, int64 [k]. Empty if `num_attentive` is 0."""
         is_lazy = self.is_lazy[rows]
         return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 
     def begin_pending(self, row: int, end: int) -> None:
-        """A row that is not lazy was put in flight up to `end` tokens and fills its next block: the full blocks that it computes
-        become pending nodes, if they are not cached: a run of their own, or what follows in its open one."""
+        """Make pending nodes of the full, uncached blocks that a row computes up to `end`; it fills its next block."""
         path = self.paths[row]
         assert self.fills_next(row, end), "there is a block to look up"
         if path.open is not None:
@@ -265,11 +253,8 @@ class PrefixIndex:
             self.open_run(row, path, _prefix_after(*node) + block)
 
     def publish(self, row: int) -> list[tuple[int, Run, int]]:
-        """Make nodes of the row's confirmed full blocks, one by one where they have to be looked up.
-
-        Returns the blocks whose content already resides elsewhere on the device, as (column, run, offset): the caller switches
-        the tables that name the duplicate.
-        """
+        """Make nodes of the row's confirmed full blocks, with lookups where necessary. Returns duplicates of other
+        device blocks, as (column, run, offset): the caller switches the tables that name them."""
         path = self.paths[row]
         switches: list[tuple[int, Run, int]] = []
         if not path.writes:
@@ -291,8 +276,8 @@ class PrefixIndex:
                 break
             run, at = found
             if self.confirmed_length(run) <= at:
-                # Pending in a later batch. What is confirmed goes first, unless a row or a run stands on the pending one already:
-                # then this row looks again when its next block is full.
+                # Pending in a later batch: the confirmed block goes first, unless a row or run stands on the pending
+                # one. Then this row looks again when its next block is full.
                 if not self._give_way(run, at):
                     break
                 continue
@@ -305,8 +290,7 @@ class PrefixIndex:
         return switches
 
     def nodes_of_forks(self, row: int) -> list[Node]:
-        """What follows the row's path, if that is closed, and lies in its own blocks: they became nodes through a fork of it. Changes
-        nothing; the row finds them when it looks again."""
+        """Nodes after the row's closed path in its own blocks, which a fork of it published. Changes nothing."""
         path, tables = self.paths[row], self._tables
         found: list[Node] = []
         if path.open is not None or not path.writes:
@@ -321,8 +305,7 @@ class PrefixIndex:
         return found
 
     def _give_way(self, run: Run, at: int) -> bool:
-        """Withdraw the pending nodes of an open run, the first of them at `at`, if no other run and no row stands on them; whether
-        that was so. Its row looks them up when it has computed them."""
+        """Withdraw an open run's pending nodes from `at` on, if no run or row stands on them. Return whether it did."""
         if run.row < 0 or any(offset >= at for offset in run.children or ()):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
@@ -337,10 +320,7 @@ class PrefixIndex:
         return True
 
     def fall_back(self, row: int) -> None:
-        """The row is launched to fewer tokens than before: its path ends there, and its open run shrinks, or goes if nothing is left.
-
-        No other row stands on what is lost.
-        """
+        """Cut the row's path and open run to its launched tokens, which fell. No other row stands on what is lost."""
         path = self.paths[row]
         run, full = path.open, self._tables.content_end(row) // self._block_size
         if run is not None:
@@ -352,26 +332,26 @@ class PrefixIndex:
             path.truncate(full)
 
     def _abandon_run(self, row: int, run: Run) -> None:
-        """The row's open run has no node any more, and no confirmed one hangs off it."""
+        """Drop the row's open run, which has no node any more and no confirmed child."""
         path = self.paths[row]
         path.open, path.guard = None, -1
         self._set_lazy(row, False)
         run.row = -1
         if self.log is not None:
             self.log.closed(run, row, 0)
-        # Runs that hang off it are withdrawn in a moment, and it goes with the last of them.
+        # If runs hang off it, they are withdrawn next, and it goes with the last of them.
         if not run.children:
             self._unlink(run)
 
     def confirm(self, batch: int) -> None:
-        """The batch ran: what it computed of closed runs is confirmed."""
+        """Confirm the nodes of closed runs that the batch computed."""
         for run in self.pending.pop(batch, ()):
             run.forget_batch(batch)
         if self.log is not None:
             self.log.confirm()
 
     def withdraw(self, batch: int) -> None:
-        """The batch did not run: what it was to compute of closed runs is no content. No row stands on it."""
+        """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
         # A child's id is higher than its parent's.
         for run in sorted(self.pending.pop(batch, ()), key=lambda run: -run.id):
             length = run.first_of(batch)
@@ -387,7 +367,7 @@ class PrefixIndex:
             self.log.confirm()
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
-        """Of each run, the first node that the batch computes: none of them is content if it does not run."""
+        """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
         lost: dict[Run, int] = {}
         for run in self.pending.get(flight.number, ()):
             lost[run] = run.first_of(flight.number)
@@ -398,7 +378,7 @@ class PrefixIndex:
         return lost
 
     def first_on(self, row: int, lost: dict[Run, int]) -> int:
-        """The row's first block whose node is among these or behind one of them on its run, before its own open run; -1: none."""
+        """The row's first block, before its open run, whose node is in `lost` or behind one on its run; -1: none."""
         column = 0
         for run, first, stop in self.paths[row].spans(0):
             if run in lost and stop > lost[run]:
@@ -407,7 +387,7 @@ class PrefixIndex:
         return -1
 
     def close_run(self, row: int, length: int | None = None) -> None:
-        """The row extends its run no more: the run keeps its tokens and blocks by itself, and the path becomes closed."""
+        """Close the row's path and its open run, if any, which keeps its first `length` blocks (None: all)."""
         path = self.paths[row]
         run = path.open
         if run is None:
@@ -430,7 +410,6 @@ class PrefixIndex:
         path.run, path.at, path.published = run, length - 1, start + length
 
     def _note_pending(self, run: Run, row: int, start: int, length: int) -> None:
-        """Which batches compute the nodes of the row's run, which begins at its block `start`, that are not confirmed."""
         first = self._tables.num_computed.item(row) // self._block_size - start
         if first >= length:
             return
@@ -442,15 +421,14 @@ class PrefixIndex:
                 first = stop
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
-        """Nodes of a closed run, from `first` on, reside in these used blocks of a place from now on, int64 [n]."""
+        """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run)
         self._put(place, run, first, blocks)
         if self.log is not None:
             self.log.came([(run, first, first + len(blocks))], place)
 
     def draw_for(self, place: int, spans: list[Span], count: int) -> Blocks:
-        """These `count` nodes, which do not reside in a place, get a block there each, int64 [count], span by span and the last node of
-        each first; there is room."""
+        """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
         blocks, end = self.pools[place].draw(count, for_nodes=True), 0
         for run, first, stop in spans:
             start, end = end, end + stop - first
@@ -473,7 +451,6 @@ class PrefixIndex:
         return run.block(place, at)
 
     def clear(self) -> None:
-        """Forget all content; the caller has seen that no block is used."""
         for pool in self.pools:
             pool.forget_all()
         self.runs.clear()
@@ -482,7 +459,7 @@ class PrefixIndex:
             path.run, path.at, path.published = None, -1, 0
 
     def digests(self, run: Run, stop: int, start: int = 0) -> list[bytes]:
-        """Chained SHA-256 of the nodes of a run from `start` to `stop` - 1, each computed once while the run lives."""
+        """Chained SHA-256 of the run's nodes from `start` to `stop` - 1, each computed once while the run lives."""
         if run.digests is None:
             run.digests = []
         known = len(run.digests)
@@ -497,12 +474,11 @@ class PrefixIndex:
         return self.digests(run.parent, run.at + 1, run.at)[0]
 
     def confirmed_length(self, run: Run) -> int:
-        """Nodes of the run that are computed and confirmed."""
         if run.row < 0:
             return run.confirmed_length
         path = self.paths[run.row]
         length = self._tables.num_computed.item(run.row) // self._block_size - path.published
-        # What comes after a guarded end has to be looked up before it counts, by `publish` of this very row.
+        # What follows a guarded end counts only after `publish` of this row has looked it up.
         return length if path.guard < 0 else min(length, path.guard)
 
     def _total_length(self, run: Run) -> int:
@@ -511,7 +487,7 @@ class PrefixIndex:
         return self._tables.content_end(run.row) // self._block_size - self.paths[run.row].published
 
     def _pending_length(self, run: Run) -> int:
-        """Nodes of the run, with those that any batch is computing."""
+        """Nodes of the run, pending ones included."""
         total = self._total_length(run)
         if run.row < 0 or self.paths[run.row].guard < 0:
             return total
@@ -520,7 +496,7 @@ class PrefixIndex:
     def _after(
         self, root: bytes, run: Run | None, at: int, block: bytes, length_of: Callable[[Run], int]
     ) -> Node | None:
-        """The node after (`run`, `at`), or the first one, with these tokens: inside the same run, or the first of a run that hangs there."""
+        """The node with these tokens after (`run`, `at`) or the root: in the same run, or the first of another."""
         if run is not None and at + 1 < length_of(run) and self.run_tokens(run, at + 1, at + 2) == block:
             return run, at + 1
         child = self.runs.get(_prefix_after(root, run, at) + block)
@@ -533,12 +509,12 @@ class PrefixIndex:
         return self.runs.get(node_prefix(path.open.id, path.guard - 1) + block)
 
     def _drop_guard(self, row: int, path: Path) -> None:
-        """What the row computes next is not cached: its open run goes on past the runs that hang off its end."""
+        """Extend the row's open run past the runs that hang off its end: the next block is not cached."""
         path.guard = -1
         self._set_lazy(row, True)
 
     def open_run(self, row: int, path: Path, key: bytes) -> None:
-        """The row, whose path is closed, computes a full block that is not cached, found under `key` from now on."""
+        """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
         run = Run(self._next_run, key, parent, at, row, self.batch)
         self._next_run += 1
@@ -557,16 +533,16 @@ class PrefixIndex:
             self._set_lazy(parent.row, False)
 
     def _set_lazy(self, row: int, is_lazy: bool) -> None:
-        # As bool: numpy takes a microsecond to compare one of its own.
+        # As bool: to compare one of numpy's takes a microsecond.
         if bool(self.is_lazy[row]) is not is_lazy:
             self.is_lazy[row] = is_lazy
             self.num_attentive += -1 if is_lazy else 1
 
     def _unlink(self, run: Run) -> None:
-        """Take a run without residence and children out of the tree, and what is left without either above it."""
+        """Remove a run without residence and children from the tree, and what above it then has neither."""
         del self.runs[run.key]
         parent, at = run.parent, run.at
-        # Events that were not read yet name its tokens, and hashes begin with its parents.
+        # Unread events need its tokens and its parents' hashes.
         if self.log is None:
             run.tokens = b""
             run.parent = None
@@ -592,11 +568,11 @@ class PrefixIndex:
             self._shorten(run, length)
 
     def _shorten(self, run: Run, length: int) -> None:
-        # Events that were not read yet name its tokens.
+        # Unread events need its tokens.
         run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
 
     def _give_up(self, run: Run, length: int) -> None:
-        """What was to be the run's nodes from `length` on is no content: their blocks carry nothing."""
+        """Withdraw the run's nodes from `length` on: their blocks carry nothing."""
         for place, blocks in enumerate(run.blocks):
             if blocks is not None and run.is_any_there(place, length, len(blocks)):
                 lost = blocks[length:]
@@ -607,7 +583,7 @@ class PrefixIndex:
         self.forget(place, self.nodes_in(place, taken), blocks)
 
     def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
-        """The nodes in blocks that a place evicts, in their order: as spans of which the last node comes first."""
+        """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
         found: list[Span] = []
         for blocks, nodes, _ in taken:
             if nodes is not None:
@@ -627,7 +603,7 @@ class PrefixIndex:
                 stop = int((there == blocks[start]).argmax()) + 1
             first = max(0, stop - len(blocks) + start)
             nodes, mine = there[first:stop], blocks[start : start + stop - first][::-1]
-            # Bytes, because most often they are equal, and comparing these costs a fifth of a numpy reduction.
+            # Bytes: most often they are equal, and comparing them costs a fifth of a numpy reduction.
             if nodes.tobytes() != mine.tobytes():
                 first = stop - int((nodes != mine)[::-1].argmax())
             found.append((run, first, stop))
@@ -635,7 +611,6 @@ class PrefixIndex:
         return found
 
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
-        """The node in each of these blocks of a place, None where it carries none."""
         pool, found = self.pools[place], list[Node | None]()
         offsets: dict[Run, dict[int, int]] = {}
         runs, has_content = pool.run[blocks].tolist(), pool.has_content(blocks).tolist()
@@ -646,7 +621,7 @@ class PrefixIndex:
         return found
 
     def forget(self, place: int, spans: list[Span], blocks: Blocks) -> None:
-        """These nodes, evicted oldest first and so children before parents, do not reside in these blocks of a place any more."""
+        """Remove these nodes from these blocks of a place. Oldest first: children are evicted before parents."""
         if self.log is not None:
             self.log.left(spans, place)
             self.pools[place].run[blocks] = None
@@ -666,7 +641,6 @@ class PrefixIndex:
         return self._tables.blocks[0, run.row, start + first : start + stop].astype(np.int64)
 
     def run_tokens(self, run: Run, first: int, stop: int) -> bytes:
-        """The token ids of a run's nodes from `first` to `stop` - 1, as bytes."""
         size = self.block_bytes
         if run.row < 0:
             return run.tokens[first * size : stop * size]

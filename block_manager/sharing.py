@@ -1,9 +1,7 @@
-"""Sharing by content: hits, rows that share what a batch still computes, and duplicates that are given back.
+"""Sharing by content, with a prefix cache: hits, rows that share what a batch still computes, and duplicates released.
 
-    batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from column 2 on |
-    7 is computed → block 3 is a node for both;  7 is cancelled → the sharer's table ends before column 2
-
-Used only with a prefix cache.
+batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from column 2 on |
+7 is computed → block 3 is a node for both;  7 is cancelled → the sharer's table ends before column 2
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from .tiers import Offload, Tiers
 
 
 class Sharer(NamedTuple):
-    """A row that took blocks which a batch was still computing for another row, the first of them at `column`."""
+    """A row that shares blocks which a batch was still computing for another row, the first of them at `column`."""
 
     row: int
     uid: int
@@ -31,7 +29,7 @@ class Sharer(NamedTuple):
 
 
 def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tiers, row: int, keep: int) -> None:
-    """The row's table ends at column `keep`, on the host if it is swapped, and its watermarks fall with it."""
+    """End the row's table at column `keep`, on the host if it is swapped; its watermarks fall with it."""
     if tables.is_swapped[row]:
         tiers.trim(row, keep)
     flights.clip(row, keep * tables.block_size)
@@ -41,7 +39,7 @@ def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tier
 
 
 class Sharing:
-    """Takes hits, publishes, switches and rolls back. Counts hit tokens: `hit_tokens`, and of them `pending_hit_tokens` and `host_hit_tokens`."""
+    """Takes hits, publishes, switches and rolls back. Counts `hit_tokens`, and of them the pending and the host's."""
 
     def __init__(
         self,
@@ -60,25 +58,22 @@ class Sharing:
         self.index = index
         self._growth = growth
         self._tiers = tiers
-        # By the batch for which they were found: when it has run, so have all that they depend on.
+        # By the batch in which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
         self._lost_hits: dict[int, int] = {}
         self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
 
     def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
-        """Look up what follows the row's blocks, which all are nodes, and take what is found. Returns the tokens won.
-
-        What only the host has is loaded, into `room` blocks at most (None: as many as there are), where that is worth it.
-
-        Does nothing for a row in flight, nor for one with blocks beyond its nodes: what it has computed itself it need not find. With
-        `first_is_known` the caller has seen that some run begins with the row's first block.
-        """
+        """Look up what follows the row's blocks and take what is found. Returns the tokens won. Does nothing for a row
+        in flight, or with blocks beyond its nodes: it need not find what it has computed. Content that only the host
+        has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn).
+        `first_is_known`: a run is known to begin with the row's first block."""
         index, tables = self.index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
             return 0
         if path.open is None and path.published < tables.full_blocks(row):
-            # What it computed could not become nodes while another batch had the same ones pending; now that may have ended.
+            # Another batch may have had the same blocks pending, and may have ended.
             self.publish(row)
         have = path.published
         if path.open is not None or tables.num_blocks[row] != have or not path.reads:
@@ -88,11 +83,11 @@ class Sharing:
         if limit <= 0:
             return 0
         if not first_is_known and path.run is None and not index.has_first(path.root, tables.block_bytes(row, 0)):
-            # Most new prompts share nothing, and their first block says so.
+            # The first block of most new prompts is not cached.
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
         if self._offload is not None:
-            # What is promised comes first: nothing that is found now may be evicted by it.
+            # First, so that it evicts nothing that is found now.
             self._growth.draw_promised()
         match = index.match(path, path.root, data, limit)
         on_host: list[Span] = []
@@ -108,10 +103,10 @@ class Sharing:
         return won
 
     def _take(self, row: int, have: int, match: Match, count: bool) -> int:
-        """The row, which has `have` blocks, shares what was found on the device. Returns the tokens won."""
+        """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
         index, tables, size = self.index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
-            # Blocks that are still to be computed may still be to be drawn. The caller has seen that nothing is evicted by that.
+            # Pending blocks may be promised only. The caller has seen that drawing them evicts nothing.
             self._growth.draw_promised()
         tables.ensure_columns(have + match.num_blocks)
         blocks = index.blocks_of(DEVICE, match.spans)
@@ -131,8 +126,7 @@ class Sharing:
         return match.num_blocks * size
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
-        """The row gets device blocks for nodes that follow its own and that only the host has; they are copied there. Returns the
-        tokens won."""
+        """Draw device blocks for nodes after the row's that only the host has; plan copies. Returns the tokens won."""
         index, tables, device, offload = self.index, self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size
@@ -143,7 +137,7 @@ class Sharing:
             return 0
         tables.ensure_columns(have + num_blocks)
         spans = first_of(spans, num_blocks)
-        # Held first: what is evicted by the draw goes to the host, too.
+        # Held first: the draw may evict content to the host.
         sources = offload.hold_sources(spans)
         blocks = device.draw(num_blocks)
         offload.load(sources, blocks)
@@ -157,12 +151,12 @@ class Sharing:
         return num_blocks * size
 
     def publish(self, row: int) -> None:
-        """The row's confirmed full blocks become nodes; a duplicate of one that is on the device already is given back."""
+        """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""
         for column, run, at in self.index.publish(row):
             self._switch(row, column, self.index.block(DEVICE, run, at))
 
     def _switch(self, row: int, column: int, block: int) -> None:
-        """Every table that names the row's block at `column`, a duplicate of `block`, names that one instead."""
+        """Replace the row's block at `column`, a duplicate of `block`, in every table that names it."""
         tables = self._tables
         duplicate = int(tables.blocks[0, row, column])
         rows = [row]
@@ -178,7 +172,7 @@ class Sharing:
             self._device.release(old)
 
     def cut_sharers(self, flight: Flight) -> None:
-        """Rows that share what the batch, the latest one, was to compute give up their tables from the first such node on."""
+        """Truncate rows that share what the batch, the latest one, was to compute, at the first such node."""
         lost = self.index.nodes_lost(flight)
         if not lost:
             return
@@ -203,31 +197,30 @@ class Sharing:
         self.truncate(row, column)
 
     def take_lost_hits(self) -> dict[int, int]:
-        """For each row that was rolled back since the last call, the hit tokens that it gave up and that had been counted."""
+        """Return the counted hit tokens of each row that was rolled back since the last call."""
         lost, self._lost_hits = self._lost_hits, {}
         return lost
 
     def share_fork(self, row: int, child: int) -> None:
-        """The child shares what the row shares, confirmed or not."""
+        """Let the child share what the row shares, confirmed or not."""
         ours, uid = int(self._tables.uid[row]), int(self._tables.uid[child])
         for sharers in self._sharers.values():
             columns = [sharer.column for sharer in sharers if sharer.row == row and sharer.uid == ours]
             sharers.extend([Sharer(child, uid, column, False) for column in columns])
 
     def forget_sharers(self, batch: int) -> None:
-        """The batch has ended as computed: what its rows shared is confirmed, and what rows took while batches were composed that never
-        were put out."""
+        """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
         for number in [number for number in self._sharers if number <= batch]:
             del self._sharers[number]
 
     def hand_down(self, batch: int) -> None:
-        """The batch, the latest one, was cancelled: what its rows share still is of the batches before it."""
+        """Give the sharers of the latest batch, which is cancelled, to the one before it."""
         sharers, outstanding = self._sharers.pop(batch, []), self._flights.outstanding
         if sharers and outstanding:
             self._sharers.setdefault(outstanding[-1].number, []).extend(sharers)
 
     def truncate(self, row: int, keep: int) -> None:
-        """The row gives up its blocks from column `keep` on, on either tier."""
+        """Release the row's blocks from column `keep` on, on either tier."""
         tables = self._tables
         if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
             return

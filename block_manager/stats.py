@@ -10,7 +10,7 @@ WINDOW = 1_000
 
 
 class HitFigures(NamedTuple):
-    """The lookups' figures of MemoryStats."""
+    """The lookups' part of MemoryStats."""
 
     queries: int = 0
     query_tokens: int = 0
@@ -23,14 +23,16 @@ class HitFigures(NamedTuple):
 class MemoryStats:
     """One moment's figures.
 
-    Blocks by state, a tier each; `usage` is used ÷ all device blocks; `fragmentation` is the share of slots in used device
-    blocks that hold no computed token (0 with no used block). Lookups: `queries` counts admissions that looked, `query_tokens`
-    their tokens, `hit_tokens` what they found; `pending_hit_tokens` is the part of it that another row of the same batch was
-    still computing, `host_hit_tokens` the part that came from the host, `device_hit_tokens` the rest. With the prefix cache off all
-    stay 0. `recent_query_tokens` and `recent_hit_tokens` are of the last WINDOW lookups, as they were found.
+    Blocks by state, for each tier; `usage` is used ÷ all device blocks; `fragmentation` is the share of slots in used
+    device blocks that hold no computed token (0 with no used block).
 
-    `evicted_blocks` of content have left the device; `idle_steps` is the sum of the steps (batches composed) that each had been unused
-    for, `lifetime_steps` the sum of those since its run of content began. Blocks of content copied to the host when they left the device, and back on a hit: `offloaded_blocks`, `loaded_blocks`.
+    `queries` counts admissions that looked, `query_tokens` their tokens, `hit_tokens` what they found. Of these another
+    row of the batch was still computing `pending_hit_tokens`, `host_hit_tokens` came from the host, `device_hit_tokens`
+    are the rest. All are 0 without a prefix cache. The `recent` figures are of the last WINDOW lookups.
+
+    `evicted_blocks` of content left the device; `idle_steps` sums the steps (batches composed) that each was unused,
+    `lifetime_steps` those since its run of content began. `offloaded_blocks` of content were copied to the host when
+    they left the device, `loaded_blocks` back on a hit.
     """
 
     num_blocks: int
@@ -73,7 +75,7 @@ class MemoryStats:
 
     @property
     def mean_lifetime_steps(self) -> float:
-        """Steps from the beginning of an evicted block's content to its eviction, on average; 0 before the first eviction."""
+        """Steps from the beginning of an evicted block's content to its eviction, on average; 0 before the first."""
         return self.lifetime_steps / self.evicted_blocks if self.evicted_blocks else 0.0
 
     @property

@@ -5,8 +5,8 @@
     its block table   | b0 | b1 | b2 | b3 | reserved |
                                                   num_blocks
 
-The three watermarks: *known* tokens have values, *launched* ones are computed or in batches that have not ended, *computed* ones are
-confirmed. A row may be launched past what it knows: the batch before samples that token.
+The watermarks: *known* tokens have values, *launched* ones are computed or in batches that have not ended, *computed*
+ones are confirmed. A row may be launched past what it knows: the batch before samples that token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rows = NDArray[np.int64]
 
 # Rows whose stride in bytes is a power of two would share the same few cache sets.
 _STRIDE_PADDING = 16
-# Tokens a row that there is room for from the beginning.
+# Room for tokens in a row at first.
 _FIRST_STRIDE = 4096
 _COLUMNS: dict[str, type[np.generic]] = {
     "num_blocks": np.int64,
@@ -39,7 +39,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "last_token": np.int32,
     "slot_base": np.int64,
 }
-# Only full attention today; a second group would be layers with another table and lifetime for the same row.
+# Only full attention today; a second group would be layers with their own table for the same row.
 NUM_GROUPS = 1
 
 
@@ -52,12 +52,10 @@ class Tables:
     reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
     num_tokens    int64 [rows]                   tokens known
     num_launched  int64 [rows]                   tokens that are computed or in batches that have not ended
-    num_computed  int64 [rows]                   tokens whose KV is confirmed, or shared with a row whose batch has not ended
+    num_computed  int64 [rows]                   tokens whose KV is confirmed, or shared with a row in flight
     uid           int64 [rows]                   counts the sequences that a row ever had; 0: the row is unused
-    last_token    int32 [rows]                   tokens[row, num_tokens - 1], so that a decode step reads one cache line and not
-                                                 one of each row
-    slot_base     int64 [rows]                   what, added to a position in the row's last block, is its slot:
-                                                 (blocks[0, row, c] - c) * block_size, c the last column; for the same reason
+    last_token    int32 [rows]                   tokens[row, num_tokens - 1], in one cache line for many rows
+    slot_base     int64 [rows]                   slot less position: (blocks[0, row, c] - c) * block_size, c last column
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
     """
@@ -73,10 +71,9 @@ class Tables:
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         self._scratch = np.zeros(num_rows, np.int64)
-        # Called with a number of rows before there are so many, by those who keep columns of their own: these come to hold as many,
-        # or MemoryError is raised.
+        # Called with the new number of rows before they grow: make room in other columns, or raise MemoryError.
         self.before_growth: list[Callable[[int], None]] = []
-        # Called when columns are other arrays than before.
+        # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
 
     num_blocks: NDArray[np.int64]
@@ -92,7 +89,6 @@ class Tables:
 
     @property
     def num_rows(self) -> int:
-        """Rows that exist, used or not."""
         return self._num_rows
 
     @property
@@ -103,7 +99,7 @@ class Tables:
     def open(self, tokens: Tokens) -> int:
         """Give the lowest unused row to a sequence that knows these tokens, with an empty table."""
         num_tokens = len(tokens)
-        # First of all: there may be no memory for it.
+        # First, because it may raise MemoryError.
         if num_tokens > self._stride:
             self.ensure_tokens(num_tokens)
         if not self._free_rows:
@@ -118,14 +114,13 @@ class Tables:
         return row
 
     def close(self, row: int) -> None:
-        """Take the row back; its table is empty by now."""
+        """Take the row back; its blocks are released already."""
         self.num_blocks[row] = self.num_tokens[row] = self.num_launched[row] = self.num_computed[row] = 0
         self.uid[row] = self.reserved[row] = 0
         self.shares_tail[row] = False
         heapq.heappush(self._free_rows, row)
 
     def extend(self, row: int, tokens: Tokens) -> None:
-        """Append known tokens to a row."""
         start = int(self.num_tokens[row])
         stop = start + len(tokens)
         if stop > self._stride:
@@ -136,23 +131,20 @@ class Tables:
             self.last_token[row] = tokens[-1]
 
     def set_num_blocks(self, row: int, num_blocks: int) -> None:
-        """The row's table ends before column `num_blocks` from now on."""
         self.num_blocks[row] = num_blocks
         if num_blocks:
             self.slot_base[row] = self.slot_base_of(row)
 
     def slot_base_of(self, row: int) -> int:
-        """What slot_base has to be for a row with blocks."""
         column = int(self.num_blocks[row]) - 1
         return (int(self.blocks[0, row, column]) - column) * self.block_size
 
     def ensure_tokens(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` tokens a row."""
         if num_tokens <= self._stride:
             return
         stride = max(num_tokens, 2 * self._stride) + _STRIDE_PADDING
         grown: Tokens = np.empty((self._num_rows, stride), np.int32)
-        # Only live rows, and of them only what they know: the rest of the memory is never touched.
+        # Copy only what live rows know: the rest of the memory is never touched.
         for row in self.live_rows.tolist():
             known = self.num_tokens[row]
             grown[row, :known] = self.tokens[row, :known]
@@ -160,7 +152,6 @@ class Tables:
         self._tell_growth()
 
     def ensure_columns(self, num_columns: int) -> None:
-        """Make room for `num_columns` blocks a row."""
         have = self.blocks.shape[2]
         if num_columns <= have:
             return
@@ -176,11 +167,11 @@ class Tables:
         return min(self.num_tokens.item(row), self.num_launched.item(row))
 
     def set_progress(self, row: int, num_tokens: int) -> None:
-        """The row's first so many tokens, and no more of them, are launched and computed."""
+        """Set the row's launched and computed tokens to `num_tokens`."""
         self.num_launched[row] = self.num_computed[row] = num_tokens
 
     def fall_back(self, row: int, num_tokens: int) -> None:
-        """No more than the row's first so many tokens are launched or computed."""
+        """Lower the row's launched and computed tokens to `num_tokens` at most."""
         if num_tokens < self.num_launched[row]:
             self.num_launched[row] = num_tokens
             self.num_computed[row] = min(self.num_computed.item(row), num_tokens)
@@ -194,15 +185,12 @@ class Tables:
         return int(self.num_computed[row]) // self.block_size
 
     def block_bytes(self, row: int, column: int) -> bytes:
-        """The token ids of one of the row's blocks, as bytes."""
         start = column * self.block_size
         return self.tokens[row, start : start + self.block_size].tobytes()
 
     def checked(self, rows: int | Sequence[int] | Rows, *, allow_swapped: bool = False) -> Rows:
-        """`rows` as int64 [n] once every one of them is live, listed once and, unless allowed, not swapped.
-
-        Raises UnknownRow, DuplicateRow or RowSwapped.
-        """
+        """`rows` as int64 [n] if each is live, listed once and, unless allowed, not swapped. Raises UnknownRow,
+        DuplicateRow or RowSwapped."""
         integers = int64_array(rows)
         if integers is None:
             raise UnknownRow(rows)
@@ -227,7 +215,7 @@ class Tables:
         return array
 
     def one(self, row: int, *, allow_swapped: bool = False) -> int:
-        """`row` once it is one live row. Raises as `checked`."""
+        """`row` if it is one live row. Raises as `checked`."""
         if not is_integer(row):
             raise UnknownRow(row)
         row = int(row)
@@ -238,7 +226,7 @@ class Tables:
         return row
 
     def _grow_rows(self) -> None:
-        """Twice as many rows. All is made before anything is changed, because there may be no memory for the last of it."""
+        """Double the rows. All arrays are made before one is replaced, because the last may raise MemoryError."""
         old, new = self._num_rows, 2 * self._num_rows
         for ensure_rows in self.before_growth:
             ensure_rows(new)

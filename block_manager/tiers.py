@@ -3,9 +3,8 @@
     swap:     a row's blocks ── to the host ── and back
     offload:  evicted node ── not on the host yet ──> device → host        hit on it ── worth it ──> host → device
 
-Full blocks of a row are swapped as nodes, so that what already resides on the host is held and not copied again, and on return a node
-that is still on the device is shared and not copied either. Only what has no node (a partial tail, everything without a prefix cache)
-gets a host block of its own.
+Full blocks are swapped as nodes: one that already resides at the other side is held there, not copied. Only what has no
+node (a partial tail, everything without a prefix cache) gets a host block of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
 
-# A part of what goes to the host together may be all that is evicted there at a time: it is cut off a list no longer than this.
+# Most spans that go to the host in one draw: it may have room for a part, which is cut off this list.
 _SPANS = 64
 
 
@@ -30,29 +29,27 @@ def _always(start: int, stop: int) -> bool:
 
 
 class Offload:
-    """Plans the copies of content that leaves the device and comes back; `offloaded_blocks` and `loaded_blocks` count them.
-
-    All that were planned since the last `take_moves` run together. Host blocks that they read or write are held until then, so that no
-    block is written twice, or read and written, by copies that run together.
-    """
+    """Plans copies of content that leaves the device and comes back; counts `offloaded_blocks` and `loaded_blocks`.
+    Copies that were planned since the last `take_moves` run together. Until then the host blocks that they read or
+    write are held, so that none is written twice, or read and written, by them."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         device, self._host = index.pools
         device.forget = self._evict
-        # Whether KV of positions start to stop - 1 of a sequence is cheaper to load than to compute.
+        # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = _always
-        # Closed while copies of an earlier batch are, or might have to be, still to run: theirs come first.
+        # False while copies of an earlier batch may still have to run: they come first.
         self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0
         self._out: list[Pairs] = []
         self._in: list[tuple[Blocks, Blocks]] = []
-        # Host blocks in the order in which they are released.
+        # Host blocks in the order of their release.
         self._busy: list[Blocks] = []
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
-        """The nodes in these device blocks, of closed runs, leave them: those that the host has not yet are copied there, as far as it has
-        blocks for them, and the others count as used just now."""
+        """Evict nodes of closed runs from these device blocks. Those not on the host are copied there while it has
+        room; the others count as just used."""
         leaving = self._index.nodes_in(DEVICE, taken)
         if self._in:
             self._forget_loads(sources)
@@ -65,7 +62,7 @@ class Offload:
         start = stop = 0
         for run, first, last in leaving:
             if is_there := run.is_any_there(HOST, first, last):
-                # What goes before it may take host blocks of its nodes.
+                # What goes before may evict this run's nodes from the host.
                 self._copy_out(new, sources[start:stop])
                 new, start = [], stop
             stop += last - first
@@ -80,11 +77,11 @@ class Offload:
         self._copy_out(new, sources[start:stop])
 
     def _hold_or_copy(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
-        """These nodes, of which the host had some, are held there or copied to it."""
+        """Hold these nodes on the host, which has some of them, or copy them there."""
         if run.num_there(HOST, first, stop) == stop - first:
             self._hold(self._index.blocks_of(HOST, [(run, first, stop)])[::-1])
             return
-        # Room for one may be made by forgetting another one of them, so one by one.
+        # One by one, because room for one may be made by evicting another.
         for at in range(stop - 1, first - 1, -1):
             block = run.block(HOST, at)
             if block >= 0:
@@ -97,26 +94,26 @@ class Offload:
         self._busy.append(blocks)
 
     def hold_sources(self, spans: list[Span]) -> Blocks:
-        """The host blocks of these nodes in order, int64 [n], which have one holder more until the moves are taken: copies read them."""
+        """Hold the host blocks of these nodes, in order, int64 [n], until the moves are taken: copies read them."""
         blocks = self._index.blocks_of(HOST, spans)
         self._hold(blocks[::-1])
         return blocks
 
     def keep_until_taken(self, blocks: Blocks) -> None:
-        """These host blocks, in order, stay held until the moves are taken: copies read them."""
+        """Keep holding these host blocks, in order, until the moves are taken: copies read them."""
         self._busy.append(blocks[::-1])
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
-        """Host blocks that are held are copied to device blocks, both int64 [n]."""
+        """Plan copies from held host blocks to device blocks, both int64 [n]."""
         self._in.append((sources, blocks))
         self.loaded_blocks += len(blocks)
 
     def held(self) -> Blocks:
-        """Host blocks that copies which were not taken yet hold, one entry a reference, int64 [n]; for the checker."""
+        """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]; for the checker."""
         return np.concatenate([np.empty(0, np.int64), *self._busy])
 
     def take_moves(self) -> Moves:
-        """All copies that were planned since the last call; they run together, and before anything that is planned later."""
+        """Return all copies planned since the last call; they run together, before any planned later."""
         if not self._busy:
             return NO_MOVES
         out = self._out
@@ -127,7 +124,7 @@ class Offload:
         return moves
 
     def _copy_out(self, spans: list[Span], sources: Blocks) -> None:
-        """Nodes that the host has not go there from these device blocks, as far as there is room."""
+        """Plan copies of nodes that the host lacks from these device blocks, as far as there is room."""
         room = min(len(sources), self._host.num_available)
         if not room:
             return
@@ -139,7 +136,7 @@ class Offload:
         self.offloaded_blocks += room
 
     def _forget_loads(self, blocks: Blocks) -> None:
-        """What was to be copied into these blocks need not be: they are given to another row before it ran."""
+        """Drop planned loads into these blocks: another row gets them before the copies ran."""
         kept = []
         for sources, targets in self._in:
             stays = ~np.isin(targets, blocks)
@@ -149,7 +146,7 @@ class Offload:
 
 
 class Tiers:
-    """The host tails of swapped rows, and the two ways between the places."""
+    """The host tails of swapped rows, and swaps both ways."""
 
     def __init__(
         self, tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None, offload: Offload | None
@@ -159,15 +156,14 @@ class Tiers:
         self._device = device
         self._host = host
         self._index = index
-        # row -> the host blocks that hold its blocks from num_blocks on, in order.
+        # row -> the host blocks of its columns from num_blocks on, in order.
         self.tails: dict[int, Blocks] = {}
 
     def num_on_host(self, row: int) -> int:
-        """Host blocks that the row holds."""
         return len(self.tails.get(row, ()))
 
     def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
-        """Host blocks that swap_out of these rows would draw. Closes their open runs: nodes of closed ones go as nodes."""
+        """Host blocks that `swap_out` of these rows would draw. Closes their open runs: their nodes go as nodes."""
         if self._index is not None:
             for row in rows:
                 self._index.close_run(row)
@@ -175,16 +171,14 @@ class Tiers:
         for row in rows:
             for block, node in self._entries(row, keep):
                 there = -1 if node is None else node[0].block(HOST, node[1])
-                # A node on the host that nobody holds yet counts as drawn, too: holding it takes it out of what is available.
+                # Holding a cached block takes it out of what is available, as a draw does.
                 if there < 0 or self._host.num_refs(there) == 0:
                     wanted.add(block if node is None else node)
         return len(wanted)
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
-        """Device blocks that swap_in of these rows would take from what is available.
-
-        What several of them share counts once, and a node that some other row holds on the device not at all.
-        """
+        """Device blocks that `swap_in` of these rows would take from the available ones. What several share counts
+        once, a node that another row holds on the device not at all."""
         tails = [self.tails[row] for row in rows if row in self.tails]
         if not tails:
             return 0
@@ -192,12 +186,12 @@ class Tiers:
         wanted = 0
         for node in self._nodes_in(blocks):
             resident = self._on_device(node)
-            # A cached one is available now and used afterwards, as a drawn one is.
+            # Holding a cached block takes it out of what is available, as a draw does.
             wanted += resident < 0 or self._device.num_refs(resident) == 0
         return wanted
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
-        """Blocks from column `keep` on go to the host. Raises OutOfBlocks, changing nothing."""
+        """Move blocks from column `keep` on to the host. Raises OutOfBlocks, changing nothing."""
         self._host.require(self.host_blocks_wanted(rows.tolist(), keep))
         copied: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []
@@ -208,10 +202,10 @@ class Tiers:
         return Moves(device_to_host=pairs_of(pairs))
 
     def swap_in(self, rows: Rows) -> Moves:
-        """The host tails come back. Raises OutOfBlocks, changing nothing."""
+        """Move the host tails back. Raises OutOfBlocks, changing nothing."""
         self._device.require(self.device_blocks_wanted(rows.tolist()))
         for row in rows.tolist():
-            # Before any tail is taken apart: there may be no memory for the table.
+            # Before any tail is popped: this may raise MemoryError.
             self._tables.ensure_columns(int(self._tables.num_blocks[row]) + len(self.tails[row]))
         pairs: list[tuple[int, int]] = []
         loaded: dict[int, int] = {}
@@ -220,21 +214,20 @@ class Tiers:
             returned.append(self._swap_in_row(row, loaded, pairs))
         for tail in returned:
             if self._offload is not None:
-                # What returns may have pushed content out to the host, which must not go where these copies read.
+                # Content that this evicted to the host must not overwrite what these copies read.
                 self._offload.keep_until_taken(tail)
             else:
                 self._release_host(tail)
         return Moves(host_to_device=pairs_of(pairs))
 
     def drop(self, row: int) -> None:
-        """The row needs its host tail no more."""
         tail = self.tails.pop(row, None)
         if tail is not None:
             self._tables.is_swapped[row] = False
             self._release_host(tail)
 
     def trim(self, row: int, keep: int) -> None:
-        """The swapped row keeps its first `keep` blocks only, on the device and after that on the host."""
+        """Cut the swapped row to its first `keep` blocks, on the device and then on the host."""
         tail, on_host = self.tails[row], max(keep - int(self._tables.num_blocks[row]), 0)
         if not on_host:
             self.drop(row)
@@ -243,18 +236,16 @@ class Tiers:
             self._release_host(tail[on_host:])
 
     def tail_is_node(self, row: int, column: int) -> bool:
-        """Whether the swapped row's block at `column` is a host block that carries a node."""
         place = column - int(self._tables.num_blocks[row])
         tail = self.tails[row]
         return 0 <= place < len(tail) and bool(self._host.has_content(tail[place : place + 1])[0])
 
     def _release_host(self, tail: Blocks) -> None:
-        # Tail first, so that the host evicts children before parents, too.
+        # Tail first: the host, too, evicts children before parents.
         self._host.release(tail[::-1].astype(np.int64))
 
     def _entries(self, row: int, keep: int) -> list[tuple[int, Node | None]]:
-        """The row's device blocks from column `keep` on that hold launched tokens, each with its node if it has one. What is on the host
-        already stands behind them."""
+        """The row's device blocks from column `keep` on that hold launched tokens, each with its node if it has one."""
         tables, nodes = self._tables, list[Node]()
         if self._index is not None:
             path = self._index.paths[row]
@@ -265,7 +256,6 @@ class Tiers:
         return [(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]
 
     def _nodes_in(self, blocks: Blocks) -> list[Node | None]:
-        """The node in each of these host blocks, None where it carries none."""
         return [None] * len(blocks) if self._index is None else self._index.node_of_each(HOST, blocks)
 
     def _on_device(self, node: Node | None) -> int:
@@ -274,7 +264,7 @@ class Tiers:
     def _swap_out_row(self, row: int, keep: int, copied: dict[int, int], pairs: list[tuple[int, int]]) -> None:
         tail: list[int] = []
         for source, node in self._entries(row, keep):
-            # Forked rows that go together: their common partial block travels once.
+            # The common partial block of forked rows travels once.
             block = copied.get(source, -1) if node is None else node[0].block(HOST, node[1])
             if block >= 0:
                 self._host.hold(np.array([block]))
@@ -291,7 +281,7 @@ class Tiers:
     def _give_up_device(self, row: int, keep: int) -> None:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
-        # Lookahead blocks hold nothing to come back for.
+        # Lookahead blocks hold nothing to bring back.
         keep = min(keep, -(-int(tables.num_launched[row]) // tables.block_size))
         self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
         tables.set_num_blocks(row, keep)

@@ -1,6 +1,6 @@
-"""What anybody may read of rows and blocks.
+"""Read-only views of rows and blocks.
 
-Columns of rows are read-only views, valid until a row is added or told more tokens; arrays of blocks are copies.
+Columns of rows are live views, valid until a row is added or gets more tokens; arrays of blocks are copies.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class RowView:
     block_tables  int32 [rows, columns]: entry (row, column) for column < num_blocks[row]; the rest is stale
     tokens        int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale
     num_blocks    int64 [rows]: blocks in each row's table
-    num_tokens    int64 [rows]: tokens known of each row
-    num_launched  int64 [rows]: tokens of each row that are computed or in batches that have not ended; may exceed num_tokens
-    num_computed  int64 [rows]: tokens of each row whose KV is confirmed (with what it shares of pending nodes)
+    num_tokens    int64 [rows]: tokens known
+    num_launched  int64 [rows]: tokens computed or in batches that have not ended; may exceed num_tokens
+    num_computed  int64 [rows]: tokens whose KV is confirmed (with what the row shares of pending nodes)
     """
 
     block_tables: NDArray[np.int32]
@@ -64,24 +64,21 @@ class RowView:
 
 
 class TierView:
-    """The blocks of one tier: *free* ones have ref count 0 and no content, *cached* ones 0 and content, *used* ones 1 or more."""
+    """Blocks of one tier: *free* (ref count 0, no content), *cached* (0, with content) or *used* (1 or more)."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.num_blocks = pool, pool.num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks that are free."""
         return self._pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks that are cached."""
         return self._pool.num_cached
 
     @property
     def num_used(self) -> int:
-        """Blocks that are used."""
         return self._pool.num_used
 
     @property
@@ -107,7 +104,7 @@ class TierView:
 
     @property
     def levels(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: how long the content of each block is kept, 0 where it is not retained; see `BlockManager.retain`."""
+        """int8 [num_blocks]: the priority of each block's content, 0 if not retained; see `BlockManager.retain`."""
         level = self._pool.level
         return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
 
