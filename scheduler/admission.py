@@ -55,10 +55,10 @@ class Admission:
             return
         while waiting.num and step.budget > 0:
             head = waiting.head()
-            request = _first_to_enter(state, step, [head])
+            request = _first_to_enter(state, step, [head], passes=False)
             if request is None:
                 if head.passed < self.max_passes and step.seats > 0:
-                    request = _first_to_enter(state, step, waiting.behind(NUM_PASSING))
+                    request = _first_to_enter(state, step, waiting.behind(NUM_PASSING), passes=True)
                 if request is None:
                     # Samples may come without the end of a request, and whole prompts may have used up this budget.
                     if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
@@ -91,8 +91,11 @@ def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
     return request.is_plain and state.enters_in_parts and not step.leaders and not state.books.bounded
 
 
-def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState]) -> RequestState | None:
-    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen."""
+def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], *, passes: bool) -> RequestState | None:
+    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen.
+
+    `passes`: it would enter before the head of the queue.
+    """
     manager, foresight, free = state.manager, state.foresight, None
     has_seat = state.running_rows.num < state.limits.max_sequences
     for request in requests:
@@ -101,12 +104,14 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState]) 
             if step.seats <= 0:
                 return None
             tokens, free = request.first_tokens, state.books.num_free() if free is None else free
-            if state.books.blocks_for(len(tokens)) <= free:
+            has_room = state.books.blocks_for(len(tokens)) <= free
+            # One that passes draws first if anything of it may be cached.
+            if has_room and not (passes and manager.content.has_first(tokens, request.root)):
                 if foresight is None or foresight.fits(request):
                     return request
                 continue
-            # A prompt that a row holds takes no free block, so it may still fit.
-            if free <= 0 or not manager.content.has_first(tokens, request.root):
+            # Sharing takes no blocks, so a prompt whose first block is cached may fit all the same.
+            if not has_room and (free <= 0 or not manager.content.has_first(tokens, request.root)):
                 continue
         manager.growth.draw_promised()
         fits_now = _has_seats(state, step, request) and fits(state, step, request)
