@@ -32,8 +32,9 @@ class Growth:
     def __init__(self, tables: Tables, device: Pool) -> None:
         self._tables = tables
         self._device = device
-        # Changes in parts; None until the first `take_changes`, which starts the record.
-        self._changed: list[TableChanges] | None = None
+        # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`, which
+        # starts the record.
+        self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
         # To be drawn at once, `num_promised` blocks: (rows, rising columns, count) or (row, first column, count).
@@ -51,7 +52,8 @@ class Growth:
         if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
-        self.note(row, column, stop)
+        if self._changed is not None:
+            self._changed.append((row, column, blocks.astype(np.int32)))
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
         """Promise these rows, whose tables end before column `have`, their blocks up to column `wanted` (None: one
@@ -69,8 +71,7 @@ class Growth:
         self.num_promised += total
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
-        self._device.require(self.num_promised + wanted - have)
-        self._tables.ensure_columns(wanted)
+        """`promise` for one row, unchecked: the blocks are there."""
         self._promised.append((row, have, wanted - have))
         self.num_promised += wanted - have
 
@@ -90,7 +91,7 @@ class Growth:
             return
         rows, columns, _ = self._promised[0]
         if len(self._promised) > 1 or isinstance(rows, int):
-            rows, columns = self._promised_places()
+            rows, columns = _places(self._promised)
         blocks = self._device.draw(total)
         try:
             try:
@@ -107,22 +108,12 @@ class Growth:
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
-            self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
-
-    def _promised_places(self) -> tuple[Rows, NDArray[np.int64]]:
-        rows, columns = np.empty(self.num_promised, np.int64), np.empty(self.num_promised, np.int64)
-        stop = 0
-        for row, column, count in self._promised:
-            first, stop = stop, stop + count
-            rows[first:stop] = row
-            columns[first:stop] = rising(column + count)[column:] if isinstance(row, int) else column
-        return rows, columns
+            self._changed.append((rows, columns, blocks.astype(np.int32)))
 
     def note(self, row: int, first: int, stop: int) -> None:
         """Record that the row's table has other blocks at columns `first` to `stop` - 1."""
         if self._changed is not None:
-            blocks = self._tables.blocks[0, row, first:stop].copy()
-            self._changed.append(TableChanges(np.full(stop - first, row), rising(stop)[first:], blocks))
+            self._changed.append((row, first, self._tables.blocks[0, row, first:stop].copy()))
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
@@ -185,8 +176,14 @@ class Growth:
 
     def take_changes(self) -> TableChanges:
         """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
-        parts, self._changed = self._changed or [NO_CHANGES], []
-        changes = parts[0] if len(parts) == 1 else TableChanges(*map(np.concatenate, zip(*parts, strict=True)))
+        parts, self._changed = self._changed, []
+        if not parts:
+            return NO_CHANGES
+        rows, columns, blocks = parts[0]
+        if len(parts) > 1 or isinstance(rows, int):
+            rows, columns = _places([(rows, columns, len(blocks)) for rows, columns, blocks in parts])
+            blocks = np.concatenate([part[2] for part in parts])
+        changes = TableChanges(rows, columns, blocks)
         for column in changes:
             # If the batch does not run, they come back as they are.
             column.flags.writeable = False
@@ -195,9 +192,21 @@ class Growth:
     @property
     def changed_rows(self) -> set[int]:
         """Rows whose tables changed since the last `take_changes`."""
-        return {row for part in self._changed or () for row in part.rows.tolist()}
+        parts = self._changed or ()
+        return {row for rows, *_ in parts for row in ([rows] if isinstance(rows, int) else rows.tolist())}
 
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Put back what was taken for a batch that does not run; the next `take_changes` returns it first."""
         if len(rows):
-            self._changed = [TableChanges(rows, columns, blocks), *(self._changed or ())]
+            self._changed = [(rows, columns, blocks), *(self._changed or ())]
+
+
+def _places(parts: list[tuple[Any, Any, int]]) -> tuple[Rows, NDArray[np.int64]]:
+    """Rows and columns, int64 [n] each, of parts (rows, rising columns, count) or (row, first column, count)."""
+    total = sum([count for _, _, count in parts])
+    rows, columns, stop = np.empty(total, np.int64), np.empty(total, np.int64), 0
+    for row, column, count in parts:
+        first, stop = stop, stop + count
+        rows[first:stop] = row
+        columns[first:stop] = rising(column + count)[column:] if isinstance(row, int) else column
+    return rows, columns

@@ -197,6 +197,8 @@ class Memory:
             return moves
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
+            self.device.require(self.growth.num_promised + wanted - have)
+            tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
             self.growth.draw_promised()
         self._launch_one(row, start, start + count)
