@@ -112,6 +112,8 @@ def submit(engine: Any, request: EngineRequest, able: Capabilities) -> None:
 
 def scheduler_in(world: EngineWorld, *, max_model_len: int | None, vocabulary: int) -> Scheduler:
     """Our own scheduler over our own manager, for engines that are made of them here."""
+    import paged.study  # noqa: F401  (registers its policies)
+
     return Scheduler(
         manager_in(world),
         policy=world.policy,
@@ -141,6 +143,7 @@ def request_of(
 def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: str | None = None) -> Any:
     """Our own engine, batch-invariant, in float32, on a decoder of random weights; a draft model is the same but for some noise. Raises
     MissingExtra without the extra `engine`."""
+    import paged.study  # noqa: F401  (registers its policies)
     from paged import Engine
     from paged.base.extras import import_with_extra
 

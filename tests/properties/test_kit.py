@@ -98,3 +98,10 @@ def test_the_same_program_gives_the_same_decisions_byte_for_byte():
         again = replay(rig.world, rig.calls)
         assert again.decisions == rig.decisions, seed
         assert again.program == rig.program
+
+
+@pytest.mark.parametrize("build", ["build_engine(world)", "scheduler_in(world, max_model_len=None, vocabulary=4)"])
+def test_a_kit_in_a_process_of_its_own_knows_the_policies_that_it_draws(run_python, build):
+    program = f"from paged.testing.engine_world import *\nworld = EngineWorld(num_blocks=6, policy='tgi')\n{build}"
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
