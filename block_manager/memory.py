@@ -296,7 +296,7 @@ class Memory:
         by `now` (`retentions.next_end`)."""
         self.growth.draw_promised()
         self.content.retentions.now = max(self.content.retentions.now, now)
-        number, moves = self.batch, NO_MOVES if self.offload is None else self.offload.take_moves()
+        number, moves = self.batch, self.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
         is_empty = not (flight.is_used or has_more or len(moves))
         if not is_empty:
@@ -305,8 +305,7 @@ class Memory:
             self.growth.release_copied()
             self.flights.seal()
         self.begin_batch(number + 1)
-        if self.offload is not None:
-            self.copy_content(False)
+        self.copy_content(False)
         return Composed(
             number,
             flight,

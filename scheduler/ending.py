@@ -242,11 +242,10 @@ def _park(state: State, request: RequestState) -> None:
 
 def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
     """Void what outstanding batches compute beyond the known tokens of a sequence: a token did not come."""
-    manager, row, known = state.manager, request.rows[sequence], request.tokens[sequence]
-    num_known = int(manager.rows.num_tokens[row]) if row >= 0 or known is None else len(known)
+    row, num_known = request.rows[sequence], state.books.num_known(request, sequence)
     state.outstanding.void_beyond(request, sequence, num_known)
     if row >= 0:
-        manager.give_up_from(row, num_known)
+        state.manager.give_up_from(row, num_known)
 
 
 def _sampled_elsewhere(
@@ -278,8 +277,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
             state.queues.leave(request)
             state.queues.park(request)
         return [Output(request.id, sequence, [], None, None)]
-    total = int(manager.rows.num_tokens[row]) if row >= 0 or known is None else len(known)
-    count, code = kept_of(request, sequence, sampled, total)
+    count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
     state.stats.output_tokens += count
     if row >= 0:
@@ -380,8 +378,9 @@ def _release(state: State, request: RequestState, sequence: int, *, has_finished
         state.lengths.note(num_output)
         if state.foresight is not None:
             state.foresight.finished(pause=request.longest_pause)
-        if row >= 0 and request.request.retention is not None:
-            state.retain_content(request, row)
+        retention = request.request.retention
+        if row >= 0 and retention is not None:
+            state.retain_content(retention, row)
     request.lose(num_output)
     if row >= 0:
         state.release_row(request, sequence)

@@ -128,7 +128,7 @@ class Queues:
         return self.running_rows.num + self.away.num
 
     def shut(self) -> None:
-        """Let nobody in until `reopen`."""
+        """Admit no request until `reopen`."""
         self.is_shut = True
 
     def reopen(self) -> None:

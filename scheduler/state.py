@@ -22,7 +22,7 @@ from .lengths import OutputLengths
 from .outstanding import Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
-from .request import RequestState
+from .request import RequestState, Retention
 from .reservations import Books
 from .rows import RowColumns, Rows
 from .status import Status
@@ -170,11 +170,10 @@ class State:
         self.manager.release(row)
         self.columns.release(row, sequence)
 
-    def retain_content(self, state: RequestState, row: int) -> None:
-        retention = state.request.retention
-        if retention is not None:
-            until = math.inf if retention.lasts is None else self.now + retention.lasts
-            self.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)
+    def retain_content(self, retention: Retention, row: int) -> None:
+        """Retain what a finished sequence computed in its row."""
+        until = math.inf if retention.lasts is None else self.now + retention.lasts
+        self.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)
 
     def remember_high_water(self, state: RequestState) -> None:
         """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
