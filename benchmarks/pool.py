@@ -85,10 +85,10 @@ class OurPool:
         return seconds
 
     def free(self, held: list[Any]) -> None:
-        """Give every array of blocks back, tail first, in a call of its own."""
+        """Give every array of blocks back in a call of its own."""
         release = self.pool.release
         for blocks in held:
-            release(blocks[::-1])
+            release(blocks)
 
     def _row_that_holds(self, blocks: Any) -> int:
         import numpy as np

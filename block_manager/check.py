@@ -42,7 +42,7 @@ def violations_of(
 
 
 def _free_lists(pool: Pool) -> list[str]:
-    plain, by_level = pool.free_list.plain(), pool.free_list.cached_by_level()
+    plain, by_level = pool.free_blocks(), [queue.blocks() for queue in pool.queues]
     cached = np.concatenate(by_level)
     found: list[str] = []
     listed = np.concatenate([plain, cached])
@@ -52,7 +52,7 @@ def _free_lists(pool: Pool) -> list[str]:
         kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
         if (kept != level).any():
             found.append(f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}.")
-    if len(cached) != pool.num_cached or pool.num_cached != pool.free_list.num_cached_by_level:
+    if len(cached) != pool.num_cached or pool.num_cached != sum(queue.num_cached for queue in pool.queues):
         found.append(f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}.")
     used = int((pool.ref_count > 0).sum())
     if len(listed) + used != pool.num_blocks:
@@ -199,7 +199,8 @@ def _residence(index: PrefixIndex, place: int, pool: Pool) -> list[str]:
             wanted = run.levels_of(offsets).tolist()
             if kept.tolist() != wanted:
                 found.append(f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}.")
-    for listed, (run, first, stop) in pool.free_list.spans():
+    spans = [(blocks, nodes) for queue in pool.queues for blocks, nodes in queue.live() if nodes is not None]
+    for listed, (run, first, stop) in spans:
         there = run.blocks[place]
         of_nodes = [] if there is None else there[first:stop][::-1].tolist()
         if listed.tolist() != of_nodes:

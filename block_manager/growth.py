@@ -101,7 +101,7 @@ class Growth:
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = blocks
         except MemoryError:
-            self._device.release(blocks[::-1].copy())
+            self._device.release(blocks)
             raise
         self._promised, self.num_promised = [], 0
         # A row that gets several keeps its last value.
@@ -120,15 +120,8 @@ class Growth:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
-            self.release(row, keep, num_blocks)
+            self._device.release(tables.blocks[0, row, keep:num_blocks].astype(np.int64))
             tables.set_num_blocks(row, keep)
-
-    def release(self, row: int, first: int, stop: int) -> None:
-        """Release the blocks at the row's columns `first` to `stop` - 1, tail first; the table still names them."""
-        if stop - first == 1:
-            self._device.release_one(self._tables.blocks.item(0, row, first))
-        elif first < stop:
-            self._device.release(self._tables.blocks[0, row, first:stop][::-1].astype(np.int64))
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The

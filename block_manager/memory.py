@@ -19,7 +19,7 @@ from .content import Content
 from .flights import Flight, Flights, Share
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
-from .pool import Pool
+from .pool import NO_BLOCKS, Pool
 from .prefix_index import PrefixIndex
 from .sharing import Sharing, truncate_table
 from .tables import Rows, Tables
@@ -206,7 +206,8 @@ class Memory:
 
     def begin_batch(self, number: int) -> None:
         self.batch = number
-        self.device.free_list.now = self.host.free_list.now = number
+        self.device.begin_step(number)
+        self.host.begin_step(number)
         self.flights.begin(number)
         if self.index is not None:
             self.index.batch = number
@@ -268,7 +269,7 @@ class Memory:
         while len(places):
             longer = rows[places]
             columns = tables.num_blocks[longer] - 1
-            self.device.release(tables.blocks[0, longer, columns].astype(np.int64))
+            self.device.release(tables.blocks[0, longer, columns][::-1].astype(np.int64))
             tables.num_blocks[longer] = columns
             excess[places] -= 1
             last = np.maximum(columns - 1, 0)
@@ -458,16 +459,19 @@ class Memory:
     def release(self, row: int) -> None:
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
-        first, stop = (0, 0) if self.index is None else self.index.release_path(row)
+        first, computed, run = (0, NO_BLOCKS, None) if self.index is None else self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
         if tables.is_swapped[row]:
             self.tiers.drop(row)
-        # Apart, because a release of blocks in one state is one read and one write.
+        # Tail first, and apart, because a release of blocks in one state is one read and one write.
+        stop = first + len(computed)
         if stop < num_blocks:
-            self.growth.release(row, stop, num_blocks)
+            self.device.release(tables.blocks[0, row, stop:num_blocks].astype(np.int64))
+        if run is not None:
+            self.device.release(computed, run)
         if first:
-            self.growth.release(row, 0, min(first, num_blocks))
+            self.device.release(tables.blocks[0, row, : min(first, num_blocks)].astype(np.int64))
         tables.close(row)
 
     def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:

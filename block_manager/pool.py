@@ -1,17 +1,25 @@
-"""All blocks of one tier: their references, which of them are free, and whose content each one carries."""
+"""All blocks of one tier: their references, the content that each one carries, and the order in which free ones are drawn.
+
+Block ids are int64 here and wherever they index a column: numpy gathers by int32 five times slower.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import OutOfBlocks
 
-from .free_list import FreeList, Taken
-from .runs import Blocks, Run
+from .runs import Blocks, Run, Span
+
+# Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
+Segment = tuple[int, Blocks, Span | None, int]
+# Blocks in eviction order, their nodes if known, and the step that released them.
+Taken = tuple[Blocks, Span | None, int]
 
 # The bit of a used block's state that marks a node in it.
 _CONTENT = 1 << 40
@@ -20,13 +28,19 @@ _REFERENCES = _CONTENT - 1
 _PATTERN = 1024
 _SOLE_WITH_CONTENT = np.full(_PATTERN, _CONTENT + 1, np.int64).tobytes()
 _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
+# Levels of retention, 0 for content that is not retained.
+_NUM_LEVELS = 4
+NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class Pool:
     """`num_blocks` blocks, each *used* (ref count ≥ 1), *cached* (0, with content) or *free* (0, without).
 
-    `state` int64 [num_blocks] is 0 if free, minus its segment in the free list if cached, the ref count if used (plus
-    one high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node.
+    Free blocks are drawn first. They are a stack: the last one released is still warm, and never-used ones lie at the
+    bottom in rising order. Cached blocks have one queue a level, and lower levels are emptied first.
+
+    `state` int64 [num_blocks] is 0 if free, minus its segment in a queue if cached, the ref count if used (plus one
+    high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node.
     """
 
     def __init__(self, num_blocks: int, tier: str) -> None:
@@ -36,30 +50,33 @@ class Pool:
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
         # int8 [num_blocks], higher levels are evicted later; None until any is raised.
         self.level: NDArray[np.int8] | None = None
-        self.free_list = FreeList(self.state)
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
+        numbers = itertools.count(1)
+        self.queues = [CachedQueue(self.state, numbers) for _ in range(_NUM_LEVELS)]
+        self.num_free, self.num_cached = num_blocks, 0
+        self._step = 0
         # Blocks evicted so far, and the sum of the steps that each was unused.
         self.num_evicted = self.idle_steps = 0
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
-        # Called with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence.
-        self.forget: Callable[[list[Taken], Blocks], None] | None = None
-
-    @property
-    def num_free(self) -> int:
-        return self.free_list.num_plain
-
-    @property
-    def num_cached(self) -> int:
-        return self.free_list.num_cached
+        self._forget: Callable[[list[Taken], Blocks], None] | None = None
 
     @property
     def num_available(self) -> int:
         """Blocks that can be drawn: free and cached ones."""
-        return self.free_list.num_plain + self.free_list.num_cached
+        return self.num_free + self.num_cached
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_available
+
+    def begin_step(self, number: int) -> None:
+        """Count the steps that a block is unused from its release in a step like this one."""
+        self._step = number
+
+    def on_eviction(self, forget: Callable[[list[Taken], Blocks], None]) -> None:
+        """Call `forget` with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence."""
+        self._forget = forget
 
     @property
     def ref_count(self) -> NDArray[np.int32]:
@@ -89,25 +106,39 @@ class Pool:
     def draw(self, count: int, *, for_nodes: bool = False) -> Blocks:
         """Draw `count` blocks, ref count 1 each, int64 [count]; evict where free ones do not suffice. With `for_nodes`
         they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
-        free_list = self.free_list
-        num_plain = free_list.num_plain
-        if count <= num_plain:
-            blocks = free_list.take_plain(count)
+        num_free = self.num_free
+        if count <= num_free:
+            blocks = self._take_free(count)
         else:
             self.require(count)
-            self.num_evicted += count - num_plain
-            parts = [free_list.take_plain(num_plain)] if num_plain else []
-            taken = free_list.take_cached(count - num_plain)
-            for evicted, _, when in taken:
-                self.idle_steps += len(evicted) * (free_list.now - when)
-                parts.append(evicted)
+            self.num_evicted += count - num_free
+            taken = self._take_cached(count - num_free)
+            self.idle_steps += sum([len(blocks) * (self._step - released) for blocks, _, released in taken])
+            parts = [blocks for blocks, _, _ in taken]
+            if num_free:
+                parts.insert(0, self._take_free(num_free))
             blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            if self.forget is not None:
-                self.forget(taken, blocks[num_plain:])
+            if self._forget is not None:
+                self._forget(taken, blocks[num_free:])
             if self.level is not None:
                 self.level[blocks] = 0
         self.state[blocks] = _CONTENT + 1 if for_nodes else 1
         return blocks
+
+    def _take_free(self, count: int) -> Blocks:
+        top = self.num_free
+        self.num_free = top - count
+        return self._stack[top - count : top][::-1].copy()
+
+    def _take_cached(self, count: int) -> list[Taken]:
+        """Remove the next `count` cached blocks, one part a segment; they must be there."""
+        self.num_cached -= count
+        taken: list[Taken] = []
+        for queue in self.queues:
+            if part := min(count, queue.num_cached):
+                taken += queue.take(part)
+                count -= part
+        return taken
 
     def hold(self, blocks: Blocks) -> None:
         """Add one reference to each of these distinct blocks, which are used or cached."""
@@ -115,29 +146,42 @@ class Pool:
         is_cached = state < 0
         num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
-            if self.level is None:
-                self.free_list.take_out(num_cached)
-            else:
-                for level, count in enumerate(np.bincount(self.level[blocks[is_cached]]).tolist()):
-                    if count:
-                        self.free_list.take_out(count, level)
+            self.num_cached -= num_cached
+            counts = [num_cached] if self.level is None else np.bincount(self.level[blocks[is_cached]]).tolist()
+            for queue, count in zip(self.queues, counts, strict=False):
+                # Their new state takes them out of the queue.
+                queue.num_cached -= count
             state[is_cached] = _CONTENT
         self.state[blocks] = state + 1
 
-    def release(self, blocks: Blocks) -> None:
-        """Drop one reference of each of these distinct blocks, in the order in which they are to be reused. At 0 a
-        block becomes cached if it has content, else free. Takes over the array."""
+    def release(self, blocks: Blocks, run: Run | None = None) -> None:
+        """Drop one reference of each of these distinct blocks, last one first: it is evicted, or drawn, before those
+        ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, which carry
+        nothing yet, are its nodes from now on. Takes over the array."""
+        if len(blocks) == 1 and run is None and self.state[block := blocks.item(0)] == 1:
+            # Most often a partial tail.
+            self.state[block] = 0
+            self._stack[self.num_free] = block
+            self.num_free += 1
+            return
         held = self.state[blocks]
-        looks = held.tobytes()
+        if run is not None:
+            self.run[blocks] = run
         if len(blocks) <= _PATTERN:
-            if looks == _SOLE_WITH_CONTENT[: len(looks)]:
-                if len(blocks):
-                    self._put_cached(blocks)
-                return
+            looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:
-                self.state[blocks] = 0
-                self.free_list.put_plain(blocks)
+                if run is None:
+                    self.state[blocks] = 0
+                    self._put_free(blocks)
+                else:
+                    self.num_cached += len(blocks)
+                    self.queues[0].put(blocks, (run, 0, len(blocks)), self._step)
                 return
+            if looks == _SOLE_WITH_CONTENT[: len(looks)]:
+                self._put_cached(blocks)
+                return
+        if run is not None:
+            held |= _CONTENT
         held -= 1
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
@@ -145,30 +189,36 @@ class Pool:
             # A prefix that many share: all blocks have other holders.
             return
         has_content = held >= _CONTENT
-        plain, cached = blocks[is_free & ~has_content], blocks[is_free & has_content]
-        if len(plain):
-            self.free_list.put_plain(plain)
+        free, cached = blocks[is_free & ~has_content], blocks[is_free & has_content]
+        if len(free):
+            self._put_free(free)
         if len(cached):
             self._put_cached(cached)
 
+    def _put_free(self, blocks: Blocks) -> None:
+        """Add blocks without content, last one first: the first is drawn next."""
+        top = self.num_free
+        self.num_free = top + len(blocks)
+        self._stack[top : self.num_free] = blocks[::-1]
+
     def _put_cached(self, blocks: Blocks) -> None:
+        """Add blocks with content, last one first, at their levels."""
+        self.num_cached += len(blocks)
         if self.level is None:
-            self.free_list.put_cached(blocks)
+            self.queues[0].put(blocks, None, self._step)
             return
         levels = self.level[blocks]
         for level in np.unique(levels).tolist():
-            self.free_list.put_cached(blocks[levels == level], level=level)
+            self.queues[level].put(blocks[levels == level], None, self._step)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
         """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
         if self.level is None:
             self.level = np.zeros(self.num_blocks, np.int8)
         cached = blocks[self.state[blocks] < 0]
-        if len(cached):
-            self.hold(cached)
+        self.hold(cached)
         self.level[blocks] = levels
-        if len(cached):
-            self.release(cached[::-1].copy())
+        self.release(cached)
 
     def keep(self, blocks: Blocks) -> None:
         """`hold` beyond the tables, counted for the checker."""
@@ -176,26 +226,9 @@ class Pool:
         self.kept.update(blocks.tolist())
 
     def let_go(self, blocks: Blocks) -> None:
-        """Release what `keep` held, last block first."""
+        """Release what `keep` held."""
         self.kept.subtract(blocks.tolist())
-        self.release(blocks[::-1].astype(np.int64))
-
-    def release_one(self, block: int) -> None:
-        if self.state[block] != 1:
-            self.release(np.array([block]))
-            return
-        self.state[block] = 0
-        self.free_list.put_one(block)
-
-    def release_run(self, blocks: Blocks, run: Run) -> bool:
-        """Move these blocks to the cached queue as nodes of `run`, last one evicted first, if each has one reference
-        and no node. Return whether it did. Half the operations of `carry` and `release`."""
-        count = len(blocks)
-        if count > _PATTERN or self.state[blocks].tobytes() != _SOLE_PLAIN[: 8 * count]:
-            return False
-        self.run[blocks] = run
-        self.free_list.put_cached(blocks[::-1], (run, 0, count))
-        return True
+        self.release(blocks)
 
     def carry(self, blocks: Blocks, run: Run) -> None:
         """Mark these used blocks as carrying nodes of `run`."""
@@ -211,13 +244,100 @@ class Pool:
         if self.level is not None:
             self.level[blocks] = 0
         self.run[blocks] = None
-        self.release(blocks[::-1].copy())
+        self.release(blocks.copy())
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks; none may be used."""
-        cached = self.free_list.cached()
-        self.free_list.take_cached(self.num_cached)
+        cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _, _ in self._take_cached(self.num_cached))])
         self.state[cached] = 0
-        self.free_list.put_plain(cached)
+        self._put_free(cached[::-1])
         self.run[:] = None
         self.level = None
+
+    def free_blocks(self) -> Blocks:
+        """The free blocks in the order in which they are drawn, int64 [num_free]; a copy."""
+        return self._stack[: self.num_free][::-1].copy()
+
+
+class CachedQueue:
+    """Cached blocks of one level, least recently used first.
+
+    A queue of *segments*, one a release: a release of any length is one append and one scatter. A prefix hit takes
+    blocks out of the middle by changing their state, in O(its blocks). Stale entries are skipped when their turn comes,
+    and swept at twice the rate at which releases add entries: they never outgrow the live ones by much, and no release
+    compacts the whole queue.
+
+        | swept segments | segments not swept yet | <- releases append here
+          ^ takes come from here
+    """
+
+    def __init__(self, state: NDArray[np.int64], numbers: Iterator[int]) -> None:
+        # The pool's column: of a cached block, minus the number of its segment.
+        self._state = state
+        # Counts the segments of all queues of a pool.
+        self._numbers = numbers
+        self.num_cached = 0
+        self._swept: deque[Segment] = deque()
+        self._segments: deque[Segment] = deque()
+        self._num_entries = 0
+
+    def put(self, blocks: Blocks, nodes: Span | None, step: int) -> None:
+        """Append blocks, the last one evicted first, and their nodes if these are one span. Keeps the array."""
+        number, count = next(self._numbers), len(blocks)
+        self._state[blocks] = -number
+        self._segments.append((number, blocks[::-1], nodes, step))
+        self.num_cached += count
+        self._num_entries += count
+        if self._num_entries > 2 * self.num_cached + 64:
+            self._sweep(2 * count)
+
+    def take(self, wanted: int) -> list[Taken]:
+        """Remove the first `wanted` blocks; they must be there."""
+        taken: list[Taken] = []
+        while wanted:
+            if not self._swept:
+                self._swept, self._segments = self._segments, self._swept
+            number, blocks, nodes, when = self._swept.popleft()
+            live, nodes = self._live(number, blocks, nodes)
+            self._num_entries -= len(blocks)
+            if len(live) > wanted:
+                rest = None
+                if nodes is not None:
+                    run, first, stop = nodes
+                    nodes, rest = (run, stop - wanted, stop), (run, first, stop - wanted)
+                self._swept.appendleft((number, live[wanted:], rest, when))
+                self._num_entries += len(live) - wanted
+                live = live[:wanted]
+            if len(live):
+                taken.append((live, nodes, when))
+            self.num_cached -= len(live)
+            wanted -= len(live)
+        return taken
+
+    def blocks(self) -> Blocks:
+        """The blocks in eviction order, int64 [num_cached]; a copy."""
+        return np.concatenate([NO_BLOCKS, *(blocks for blocks, _ in self.live())])
+
+    def live(self) -> list[tuple[Blocks, Span | None]]:
+        """Segment by segment, the blocks that have not left, and their nodes if known."""
+        return [self._live(*segment[:3]) for queue in (self._swept, self._segments) for segment in queue]
+
+    def _live(self, number: int, blocks: Blocks, nodes: Span | None) -> tuple[Blocks, Span | None]:
+        """The blocks of a segment that have not left; if some have, the nodes of the rest are unknown."""
+        if self._num_entries == self.num_cached:
+            return blocks, nodes
+        is_live = self._state[blocks] == -number
+        return (blocks, nodes) if is_live.all() else (blocks[is_live], None)
+
+    def _sweep(self, work: int) -> None:
+        """Check about `work` entries that this round has not checked, and drop the stale ones."""
+        while work > 0 and self._num_entries > self.num_cached:
+            if not self._segments:
+                # All entries are checked: begin a new round.
+                self._swept, self._segments = self._segments, self._swept
+            number, blocks, nodes, when = self._segments.popleft()
+            live, nodes = self._live(number, blocks, nodes)
+            self._num_entries += len(live) - len(blocks)
+            work -= len(blocks)
+            if len(live):
+                self._swept.append((number, live, nodes, when))

@@ -15,8 +15,7 @@ import numpy as np
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .free_list import Taken
-from .pool import Pool
+from .pool import NO_BLOCKS, Pool, Taken
 from .retention import Retentions
 from .runs import DEVICE, Blocks, Node, Path, Run, Span
 from .tables import Rows, Tables
@@ -73,7 +72,7 @@ class PrefixIndex:
         # Set once events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
         for place, pool in enumerate(self.pools):
-            pool.forget = partial(self._evict, place)
+            pool.on_eviction(partial(self._evict, place))
         tables.before_growth.append(self._ensure_rows)
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
@@ -100,24 +99,24 @@ class PrefixIndex:
         if num_rows > len(self.is_lazy):
             self.is_lazy = np.concatenate([self.is_lazy, np.zeros(num_rows - len(self.is_lazy), np.bool_)])
 
-    def release_path(self, row: int) -> tuple[int, int]:
-        """Drop the path of a row that ends; its open run stays as content. Returns (first, stop): the row's blocks
-        before `first` are nodes, those from `stop` on are not, and those in between are released already."""
+    def release_path(self, row: int) -> tuple[int, Blocks, Run | None]:
+        """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, run): the row's
+        blocks before column `first` carry nodes, `blocks` from there on are to be released as nodes of `run`, which
+        they do not carry yet, and the rest carries none."""
         path, tables = self.paths[row], self._tables
         run, start = path.open, path.published
         if run is not None and path.guard < 0 and not run.retained:
             stop = tables.num_computed.item(row) // self._block_size
             if stop > start and tables.content_end(row) // self._block_size == stop:
                 blocks = tables.blocks[0, row, start:stop].astype(np.int64)
-                if self.pools[DEVICE].release_run(blocks, run):
-                    self._keep(run, row, start, blocks)
-                    self.is_lazy[row] = False
-                    del self.paths[row]
-                    return start, stop
+                self._keep(run, row, start, blocks)
+                self.is_lazy[row] = False
+                del self.paths[row]
+                return start, blocks, run
         self.close_run(row)
         self.num_attentive -= path.writes
         del self.paths[row]
-        return path.published, path.published
+        return path.published, NO_BLOCKS, None
 
     def _keep(self, run: Run, row: int, start: int, blocks: Blocks) -> None:
         """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""

@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .free_list import Taken
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import Pool
+from .pool import Pool, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
@@ -36,7 +35,7 @@ class Offload:
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         device, self._host = index.pools
-        device.forget = self._evict
+        device.on_eviction(self._evict)
         # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = _always
         # False while copies of an earlier batch may still have to run: they come first.
@@ -44,7 +43,7 @@ class Offload:
         self.offloaded_blocks = self.loaded_blocks = 0
         self._out: list[Pairs] = []
         self._in: list[tuple[Blocks, Blocks]] = []
-        # Host blocks in the order of their release.
+        # Host blocks, released last one first.
         self._busy: list[Blocks] = []
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
@@ -79,7 +78,7 @@ class Offload:
     def _hold_or_copy(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
         """Hold these nodes on the host, which has some of them, or copy them there."""
         if run.num_there(HOST, first, stop) == stop - first:
-            self._hold(self._index.blocks_of(HOST, [(run, first, stop)])[::-1])
+            self._hold(self._index.blocks_of(HOST, [(run, first, stop)]))
             return
         # One by one, because room for one may be made by evicting another.
         for at in range(stop - 1, first - 1, -1):
@@ -96,12 +95,12 @@ class Offload:
     def hold_sources(self, spans: list[Span]) -> Blocks:
         """Hold the host blocks of these nodes, in order, int64 [n], until the moves are taken: copies read them."""
         blocks = self._index.blocks_of(HOST, spans)
-        self._hold(blocks[::-1])
+        self._hold(blocks)
         return blocks
 
     def keep_until_taken(self, blocks: Blocks) -> None:
         """Keep holding these host blocks, in order, until the moves are taken: copies read them."""
-        self._busy.append(blocks[::-1])
+        self._busy.append(blocks)
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
         """Plan copies from held host blocks to device blocks, both int64 [n]."""
@@ -132,7 +131,7 @@ class Offload:
             spans, sources = last_of(spans, room), sources[:room]
         blocks = self._index.draw_for(HOST, spans, room)
         self._out.append(_pairs([(sources, blocks)]))
-        self._busy.append(blocks)
+        self._busy.append(blocks[::-1])
         self.offloaded_blocks += room
 
     def _forget_loads(self, blocks: Blocks) -> None:
@@ -241,8 +240,7 @@ class Tiers:
         return 0 <= place < len(tail) and bool(self._host.has_content(tail[place : place + 1])[0])
 
     def _release_host(self, tail: Blocks) -> None:
-        # Tail first: the host, too, evicts children before parents.
-        self._host.release(tail[::-1].astype(np.int64))
+        self._host.release(tail)
 
     def _entries(self, row: int, keep: int) -> list[tuple[int, Node | None]]:
         """The row's device blocks from column `keep` on that hold launched tokens, each with its node if it has one."""
@@ -283,7 +281,7 @@ class Tiers:
         num_blocks = int(tables.num_blocks[row])
         # Lookahead blocks hold nothing to bring back.
         keep = min(keep, -(-int(tables.num_launched[row]) // tables.block_size))
-        self._device.release(tables.blocks[0, row, keep:num_blocks][::-1].astype(np.int64))
+        self._device.release(tables.blocks[0, row, keep:num_blocks].astype(np.int64))
         tables.set_num_blocks(row, keep)
         tables.reserved[row] = 0
         tables.is_swapped[row] = True
