@@ -102,8 +102,9 @@ class BlockManager(Uncopyable):
         self._is_claimed = False
 
     def claim(self) -> Memory:
-        """Give the memory and its unchecked calls to a scheduler: calls here that change rows or batches now raise
-        MemoryClaimed. Raises InvalidConfig if another scheduler has it, or rows are open."""
+        """Give the memory and its unchecked calls to a scheduler: calls here that change rows, batches or what is
+        loaded now raise MemoryClaimed. Those that read stay open, and `retain`, `expire` and `reset_cache`, which change
+        no row. Raises InvalidConfig if another scheduler has it, or rows are open."""
         if self._is_claimed or len(self.rows.live):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
@@ -221,7 +222,6 @@ class BlockManager(Uncopyable):
     def _ending(self, place: int) -> Flight:
         flights = self._memory.flights
         if flights.composed.is_used and (place or not flights.outstanding):
-            flights.seal()
             self.next_batch()
         if not flights.outstanding:
             raise NothingInFlight
@@ -266,7 +266,7 @@ class BlockManager(Uncopyable):
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
         """Move the rows' blocks from column `keep` on to the host, after outstanding batches wrote them. Raises
-        UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing nothing."""
+        UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing no row or content."""
         memory = self._own("swap_out")
         array = memory.tables.checked(rows, allow_swapped=True)
         least = int(memory.tables.num_blocks[array].min()) if len(array) else 0
@@ -388,7 +388,7 @@ class BlockManager(Uncopyable):
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""
-        self._memory.load_where(is_worth_loading)
+        self._own("load_where").load_where(is_worth_loading)
 
     def _with_content(self, moves: Moves) -> Moves:
         return moves if self._memory.offload is None else joined([self._memory.offload.take_moves(), moves])

@@ -23,6 +23,8 @@ CHANGES = {
     "confirm": (),
     "cancel": (),
     "take_moves": (),
+    "extend_hit": (0,),
+    "load_where": (lambda start, end: False,),
 }
 
 
