@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import rising, rising_from
-from paged.errors import OutOfBlocks
 
 from .moves import Moves, pairs_of
 from .pool import Pool
@@ -40,14 +39,13 @@ class Growth:
         # To be drawn at once, `num_promised` blocks: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Sources of this batch's copies that no row holds: not drawn again before the copies ran.
-        self._copied: list[Blocks] = []
+        # Sources of the composed batch's copies that no row holds: not drawn again before the copies ran.
+        self.copied: list[int] = []
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
         tables, stop = self._tables, column + len(blocks)
-        if stop > tables.blocks.shape[2]:
-            tables.ensure_columns(stop)
+        tables.ensure_columns(stop)
         tables.blocks[0, row, column:stop] = blocks
         if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop
@@ -110,62 +108,61 @@ class Growth:
         if self._changed is not None:
             self._changed.append((rows, columns, blocks.astype(np.int32)))
 
-    def note(self, row: int, first: int, stop: int) -> None:
-        """Record that the row's table has other blocks at columns `first` to `stop` - 1."""
-        if self._changed is not None:
-            self._changed.append((row, first, self._tables.blocks[0, row, first:stop].copy()))
-
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
-            self._device.release(tables.blocks[0, row, keep:num_blocks].astype(np.int64))
+            self._device.release(tables.blocks[0, row, keep:num_blocks])
             tables.set_num_blocks(row, keep)
+
+    def mark_tail(self, row: int, is_shared: bool) -> None:
+        """Note whether the row's partial block may be shared: then it is looked at before the row writes there."""
+        self._tables.shares_tail[row] = is_shared
+        self.any_shared_tail = is_shared or bool(self._tables.shares_tail.any())
+
+    def note_shared_tail(self, row: int) -> None:
+        """Mark the row if its last block is now partial and shared; it was full, or on the host."""
+        tables = self._tables
+        column, offset = divmod(tables.num_launched.item(row), tables.block_size)
+        if offset and column < tables.num_blocks[row] and self._device.num_refs(tables.blocks.item(0, row, column)) > 1:
+            self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
         last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
         `num_grown` more blocks cannot be drawn."""
         tables, device = self._tables, self._device
-        sharing: list[tuple[int, int, int]] = []
-        copies = 0
+        writers: list[int] = []
+        copies: list[tuple[int, int, int]] = []
         holders: dict[int, int] = {}
         for row in rows[tables.shares_tail[rows]].tolist():
             column, offset = divmod(int(tables.num_launched[row]), tables.block_size)
             if offset:
+                writers.append(row)
                 block = int(tables.blocks[0, row, column])
                 left = holders.setdefault(block, device.num_refs(block))
-                sharing.append((row, column, block))
                 if left > 1 or device.is_content(block):
                     holders[block] = left - 1
-                    copies += 1
-        if copies + num_grown > device.num_available:
-            raise OutOfBlocks(copies + num_grown, device.num_available)
+                    copies.append((row, column, block))
+        device.require(len(copies) + num_grown)
         pairs: list[tuple[int, int]] = []
-        for row, column, block in sharing:
-            tables.shares_tail[row] = False
-            is_shared, source = device.num_refs(block) > 1, np.array([block])
-            if is_shared or device.is_content(block):
-                copy = device.draw(1)
-                pairs.append((block, int(copy[0])))
-                if is_shared:
-                    device.release(source)
-                else:
-                    self._copied.append(source)
-                self.write(row, column, copy)
+        for (row, column, block), copy in zip(copies, device.draw(len(copies)).tolist(), strict=True):
+            if device.num_refs(block) > 1:
+                device.release(np.array([block]))
+            else:
+                self.copied.append(block)
+            self.write(row, column, np.array([copy]))
+            pairs.append((block, copy))
+        tables.shares_tail[writers] = False
         self.any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
 
     def release_copied(self) -> None:
         """Release the sources of the composed batch's copies: the next batch may draw them."""
-        for block in self._copied:
-            self._device.release(block)
-        self._copied = []
-
-    def copied(self) -> list[int]:
-        """Blocks that only a copy of this batch holds; for the checker."""
-        return [block.item(0) for block in self._copied]
+        if self.copied:
+            self._device.release(np.array(self.copied[::-1]))
+            self.copied = []
 
     def take_changes(self) -> TableChanges:
         """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
@@ -179,7 +176,7 @@ class Growth:
         changes = TableChanges(rows, columns, blocks)
         for column in changes:
             # If the batch does not run, they come back as they are.
-            column.flags.writeable = False
+            column.setflags(write=False)
         return changes
 
     @property

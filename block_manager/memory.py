@@ -16,7 +16,7 @@ from paged.base.growing import rising_from
 
 from .check import violations_of
 from .content import Content
-from .flights import Flight, Flights, Share
+from .flights import Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
 from .pool import NO_BLOCKS, Pool
@@ -65,11 +65,9 @@ class Memory:
         self.flights = Flights()
         self.index = PrefixIndex(self.tables, self.flights, self.device, self.host) if prefix_caching else None
         self.host_caching = host_caching
-        self.offload: Offload | None = None
-        if host_caching and self.index is not None:
-            self.offload = Offload(self.index)
-        self.tiers = Tiers(self.tables, self.device, self.host, self.index, self.offload)
+        self.offload = Offload(self.index) if self.index and host_caching else None
         self.growth = Growth(self.tables, self.device)
+        self.tiers = Tiers(self.tables, self.device, self.host, self.growth, self.index, self.offload)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = (
             Sharing(self.tables, self.flights, self.device, self.index, self.growth, self.tiers, self.offload)
@@ -84,48 +82,52 @@ class Memory:
         self._longest = 0
 
     def add_counted(
-        self, tokens: NDArray[np.int32], root: bytes, *, count: bool = True, reads: bool = True, writes: bool = True
+        self,
+        tokens: NDArray[np.int32],
+        root: bytes,
+        *,
+        count: bool = True,
+        reads: bool = True,
+        writes: bool = True,
+        first_is_known: bool = False,
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
-        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up."""
-        row = self.tables.open(tokens)
-        self._longest = max(self._longest, len(tokens))
+        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `first_is_known`:
+        a run is known to begin with the first block."""
+        row, num_tokens = self.tables.open(tokens), len(tokens)
+        self._longest = max(self._longest, num_tokens)
         if self.sharing is None:
             return row
         self.sharing.index.open_path(row, root, reads=reads, writes=writes)
         try:
-            found = self.sharing.extend_hit(row, count=count)
+            found = self.sharing.extend_hit(row, count=count, first_is_known=first_is_known)
         except MemoryError:
             self.release(row)
             raise
         if count and reads:
-            self.content.count_lookup(len(tokens), found)
+            self.content.count_lookup(num_tokens, found)
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
         """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. Promises them:
         `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
         """
-        sharing, size = self.sharing, self.block_size
-        row, num_tokens = self.tables.open(tokens), len(tokens)
-        if num_tokens > self._longest:
-            self._longest = num_tokens
-        computed = 0
-        if sharing is not None:
-            index = sharing.index
-            key = root + tokens[:size].tobytes()
-            if key not in index.runs and num_tokens >= size and most >= size:
+        index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
+        key = b"" if index is None else root + tokens[:size].tobytes()
+        if index is None or (key not in index.runs and num_tokens >= size and most >= size):
+            # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
+            row = self.tables.open(tokens)
+            if num_tokens > self._longest:
+                self._longest = num_tokens
+            if index is not None:
                 index.open_run(row, index.open_path(row, root), key)
-            else:
-                index.open_path(row, root)
-                if key in index.runs:
-                    self.growth.evict_promised()
-                    try:
-                        computed = sharing.extend_hit(row, first_is_known=True)
-                    except MemoryError:
-                        self.release(row)
-                        raise
-            self.content.count_lookup(num_tokens, computed)
+                self.content.count_lookup(num_tokens, 0)
+        else:
+            is_known = key in index.runs
+            if is_known:
+                self.growth.evict_promised()
+            row = self.add_counted(tokens, root, first_is_known=is_known)
+            computed = self.tables.num_computed.item(row)
         end = min(computed + most, num_tokens)
         have, wanted = computed // size, -(-end // size)
         if wanted > have:
@@ -159,15 +161,10 @@ class Memory:
             return totals
         self._longest = max(self._longest, int(totals.max()))
         tables.ensure_tokens(self._longest + 1)
-        stops = counts.cumsum()
         # One index for both dimensions costs half of two.
         tables.tokens.reshape(-1)[rising_from(rows * tables.tokens.shape[1] + known, counts)] = tokens
         tables.num_tokens[rows] = totals
-        if int(counts.min()) > 0:
-            tables.last_token[rows] = tokens[stops - 1]
-        else:
-            has_new = counts > 0
-            tables.last_token[rows[has_new]] = tokens[stops[has_new] - 1]
+        tables.last_token[rows] = tables.tokens[rows, totals - 1]
         return totals
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
@@ -256,7 +253,7 @@ class Memory:
         if is_swapped.any():
             for row, end in zip(rows[is_swapped].tolist(), ends[is_swapped].tolist(), strict=True):
                 if end < tables.num_launched[row]:
-                    self._fall_back(Share(row, end, end))
+                    self._fall_back(row, end)
             rows, ends = rows[~is_swapped], ends[~is_swapped]
         launched = np.minimum(tables.num_launched[rows], ends)
         tables.num_launched[rows] = launched
@@ -264,23 +261,20 @@ class Memory:
         if not len(places):
             return
         rows, launched = rows[places], launched[places]
-        excess = tables.num_blocks[rows] - np.maximum(-(-launched // self.block_size), tables.reserved[rows])
-        places = (excess > 0).nonzero()[0]
-        while len(places):
-            longer = rows[places]
-            columns = tables.num_blocks[longer] - 1
-            self.device.release(tables.blocks[0, longer, columns][::-1].astype(np.int64))
-            tables.num_blocks[longer] = columns
-            excess[places] -= 1
+        keep = np.maximum(-(-launched // self.block_size), tables.reserved[rows])
+        while (is_longer := tables.num_blocks[rows] > keep).any():
+            rows, keep = rows[is_longer], keep[is_longer]
+            columns = tables.num_blocks[rows] - 1
+            self.device.release(tables.blocks[0, rows, columns][::-1])
+            tables.num_blocks[rows] = columns
             last = np.maximum(columns - 1, 0)
-            tables.slot_base[longer] = (tables.blocks[0, longer, last] - last) * np.int64(self.block_size)
-            places = places[excess[places] > 0]
+            tables.slot_base[rows] = (tables.blocks[0, rows, last] - last) * np.int64(self.block_size)
 
     def copy_content(self, may_copy: bool) -> None:
         """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
         earlier batch are still to run. Putting a batch out forbids them."""
         if self.offload is not None:
-            self.offload.is_open = may_copy
+            self.offload.allow_copies(may_copy)
 
     def commit(
         self,
@@ -342,8 +336,8 @@ class Memory:
         tables.num_computed[child] = min(launched, int(tables.num_computed[row]))
         self.flights.inherit(row, child, launched)
         if launched % self.block_size:
-            tables.shares_tail[row] = tables.shares_tail[child] = True
-            self.growth.any_shared_tail = True
+            self.growth.mark_tail(row, True)
+            self.growth.mark_tail(child, True)
         if self.sharing is not None:
             self.sharing.share_fork(row, child)
         return child
@@ -357,15 +351,14 @@ class Memory:
         child = self.fork_of(row)
         moves = growth.copy_shared_tails(np.array([child]), 0)
         # The child has a copy now.
-        tables.shares_tail[row] = shared_it_before
-        growth.any_shared_tail = bool(tables.shares_tail.any())
+        growth.mark_tail(row, shared_it_before)
         return child, moves
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
         """Void what outstanding batches compute of the row from token `num_tokens` on; it is launched no further."""
         self.flights.clip(row, num_tokens)
-        self._fall_back(Share(row, num_tokens, num_tokens))
-        self._note_shared_tail(row)
+        self._fall_back(row, num_tokens)
+        self.growth.note_shared_tail(row)
 
     def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Slots of `counts[i]` rising positions of `rows[i]` (None: of one each), packed, int64 [n]."""
@@ -422,10 +415,10 @@ class Memory:
             sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
         for share in shares:
-            self._fall_back(share)
+            self._fall_back(share.row, share.start)
         for share in shares:
             # After the releases: only then is it known which tails are shared.
-            self._note_shared_tail(share.row)
+            self.growth.note_shared_tail(share.row)
         self.flights.end(flight)
         if index is None or sharing is None:
             return {}
@@ -433,9 +426,9 @@ class Memory:
         sharing.hand_down(flight.number)
         return sharing.take_lost_hits()
 
-    def _fall_back(self, share: Share) -> None:
+    def _fall_back(self, row: int, stays: int) -> None:
+        """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside."""
         tables, size = self.tables, self.block_size
-        row, stays, _ = share
         if tables.is_swapped[row] and stays % size and self.tiers.tail_is_node(row, stays // size):
             # A private tail must not lie in a node's block.
             stays -= stays % size
@@ -448,14 +441,6 @@ class Memory:
             self.tiers.trim(row, keep)
         self.growth.give_back(row, max(keep, int(tables.reserved[row])))
 
-    def _note_shared_tail(self, row: int) -> None:
-        """Mark the row if its last block is now partial and shared; it was full, or on the host."""
-        tables = self.tables
-        column, offset = divmod(tables.num_launched.item(row), self.block_size)
-        if offset and column < tables.num_blocks[row] and self.device.num_refs(tables.blocks.item(0, row, column)) > 1:
-            tables.shares_tail[row] = True
-            self.growth.any_shared_tail = True
-
     def release(self, row: int) -> None:
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
@@ -463,20 +448,19 @@ class Memory:
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
         if tables.is_swapped[row]:
-            self.tiers.drop(row)
+            self.tiers.trim(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
         stop = first + len(computed)
         if stop < num_blocks:
-            self.device.release(tables.blocks[0, row, stop:num_blocks].astype(np.int64))
+            self.device.release(tables.blocks[0, row, stop:num_blocks])
         if run is not None:
             self.device.release(computed, run)
         if first:
-            self.device.release(tables.blocks[0, row, : min(first, num_blocks)].astype(np.int64))
+            self.device.release(tables.blocks[0, row, : min(first, num_blocks)])
         tables.close(row)
 
     def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
-        self.tables.extend(row, tokens)
-        self._longest = max(self._longest, int(self.tables.num_tokens[row]))
+        self.extend_by(np.array([row]), tokens, np.array([len(tokens)]))
 
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:
         """`BlockManager.reserve`. Raises OutOfBlocks, changing nothing."""
@@ -502,16 +486,14 @@ class Memory:
     def take_from_host(self, rows: Rows) -> Moves:
         """`BlockManager.swap_in`, with its own copies only. Raises OutOfBlocks, changing nothing."""
         rows = rows[self.tables.is_swapped[rows]]
-        before = self.tables.num_blocks[rows]
         moves = self.tiers.swap_in(rows)
-        for row, start in zip(rows.tolist(), before.tolist(), strict=True):
-            self.growth.note(row, start, int(self.tables.num_blocks[row]))
-            self._note_shared_tail(row)
+        for row in rows.tolist():
+            self.growth.note_shared_tail(row)
         return moves
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         if self.offload is not None:
-            self.offload.is_worth_loading = is_worth_loading
+            self.offload.load_where(is_worth_loading)
 
     def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
         """`Sharing.extend_hit`; 0 without a prefix cache."""
@@ -527,10 +509,9 @@ class Memory:
         self._publish(row)
 
     def check(self) -> list[str]:
-        held, held_host = self.device.kept.copy(), Counter[int]()
-        held.update(self.growth.copied())
-        if self.offload is not None:
-            held_host.update(self.offload.held().tolist())
+        held = self.device.kept.copy()
+        held.update(self.growth.copied)
+        held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
         found = violations_of(
             self.tables, self.flights, self.device, self.host, self.index, self.tiers, held, held_host
         )

@@ -11,13 +11,8 @@ from numpy.typing import NDArray
 Pairs = NDArray[np.int32]
 
 
-def _no_pairs() -> Pairs:
-    pairs = np.empty((0, 2), np.int32)
-    pairs.flags.writeable = False
-    return pairs
-
-
-NO_PAIRS = _no_pairs()
+NO_PAIRS: Pairs = np.empty((0, 2), np.int32)
+NO_PAIRS.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

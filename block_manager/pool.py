@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ class Pool:
         return self.num_blocks - self.num_available
 
     def begin_step(self, number: int) -> None:
-        """Count the steps that a block is unused from its release in a step like this one."""
+        """Begin the step `number`: what is released from now on is unused from then on."""
         self._step = number
 
     def on_eviction(self, forget: Callable[[list[Taken], Blocks], None]) -> None:
@@ -112,11 +113,11 @@ class Pool:
         else:
             self.require(count)
             self.num_evicted += count - num_free
+            parts = [self._take_free(num_free)] if num_free else []
             taken = self._take_cached(count - num_free)
-            self.idle_steps += sum([len(blocks) * (self._step - released) for blocks, _, released in taken])
-            parts = [blocks for blocks, _, _ in taken]
-            if num_free:
-                parts.insert(0, self._take_free(num_free))
+            for evicted, _, released in taken:
+                self.idle_steps += len(evicted) * (self._step - released)
+                parts.append(evicted)
             blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
             if self._forget is not None:
                 self._forget(taken, blocks[num_free:])
@@ -138,6 +139,8 @@ class Pool:
             if part := min(count, queue.num_cached):
                 taken += queue.take(part)
                 count -= part
+            if not count:
+                break
         return taken
 
     def hold(self, blocks: Blocks) -> None:
@@ -147,26 +150,30 @@ class Pool:
         num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
             self.num_cached -= num_cached
-            counts = [num_cached] if self.level is None else np.bincount(self.level[blocks[is_cached]]).tolist()
-            for queue, count in zip(self.queues, counts, strict=False):
-                # Their new state takes them out of the queue.
-                queue.num_cached -= count
+            # Their new state takes them out of their queues.
             state[is_cached] = _CONTENT
+            if self.level is None:
+                self.queues[0].num_cached -= num_cached
+            else:
+                for level, count in enumerate(np.bincount(self.level[blocks[is_cached]]).tolist()):
+                    self.queues[level].num_cached -= count
         self.state[blocks] = state + 1
 
-    def release(self, blocks: Blocks, run: Run | None = None) -> None:
-        """Drop one reference of each of these distinct blocks, last one first: it is evicted, or drawn, before those
-        ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, which carry
-        nothing yet, are its nodes from now on. Takes over the array."""
-        if len(blocks) == 1 and run is None and self.state[block := blocks.item(0)] == 1:
-            # Most often a partial tail.
-            self.state[block] = 0
-            self._stack[self.num_free] = block
-            self.num_free += 1
-            return
-        held = self.state[blocks]
-        if run is not None:
+    def release(self, blocks: NDArray[Any], run: Run | None = None) -> None:
+        """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
+        before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, int64
+        [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64."""
+        if run is None:
+            if len(blocks) == 1 and self.state.item(block := blocks.item()) == 1:
+                # Most often a partial tail.
+                self.state[block] = 0
+                self._stack[self.num_free] = block
+                self.num_free += 1
+                return
+            blocks = blocks.astype(np.int64, copy=False)
+        else:
             self.run[blocks] = run
+        held = self.state[blocks]
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:

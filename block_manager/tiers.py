@@ -13,14 +13,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import Pool, Taken
+from .pool import NO_BLOCKS, Pool, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
 
-# Most spans that go to the host in one draw: it may have room for a part, which is cut off this list.
-_SPANS = 64
+# A block that holds a row's tokens, and its node if it has one.
+Entry = tuple[int, Node | None]
 
 
 def _always(start: int, stop: int) -> bool:
@@ -41,10 +42,17 @@ class Offload:
         # False while copies of an earlier batch may still have to run: they come first.
         self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0
-        self._out: list[Pairs] = []
+        # Sources and targets of copies to the host, and back.
+        self._out: list[tuple[Blocks, Blocks]] = []
         self._in: list[tuple[Blocks, Blocks]] = []
         # Host blocks, released last one first.
         self._busy: list[Blocks] = []
+
+    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+        self.is_worth_loading = is_worth_loading
+
+    def allow_copies(self, may_copy: bool) -> None:
+        self.is_open = may_copy
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
         """Evict nodes of closed runs from these device blocks. Those not on the host are copied there while it has
@@ -60,19 +68,15 @@ class Offload:
         new: list[Span] = []
         start = stop = 0
         for run, first, last in leaving:
-            if is_there := run.is_any_there(HOST, first, last):
+            end = stop + last - first
+            if run.is_any_there(HOST, first, last):
                 # What goes before may evict this run's nodes from the host.
                 self._copy_out(new, sources[start:stop])
-                new, start = [], stop
-            stop += last - first
-            if is_there:
-                self._hold_or_copy(run, first, last, sources[start:stop])
-                start = stop
-                continue
-            new.append((run, first, last))
-            if len(new) == _SPANS:
-                self._copy_out(new, sources[start:stop])
-                new, start = [], stop
+                self._hold_or_copy(run, first, last, sources[stop:end])
+                new, start = [], end
+            else:
+                new.append((run, first, last))
+            stop = end
         self._copy_out(new, sources[start:stop])
 
     def _hold_or_copy(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
@@ -109,14 +113,13 @@ class Offload:
 
     def held(self) -> Blocks:
         """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]; for the checker."""
-        return np.concatenate([np.empty(0, np.int64), *self._busy])
+        return np.concatenate([NO_BLOCKS, *self._busy])
 
     def take_moves(self) -> Moves:
         """Return all copies planned since the last call; they run together, before any planned later."""
         if not self._busy:
             return NO_MOVES
-        out = self._out
-        moves = Moves(NO_PAIRS if not out else out[0] if len(out) == 1 else np.concatenate(out), _pairs(self._in))
+        moves = Moves(_pairs(self._out), _pairs(self._in))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
         for blocks in busy:
             self._host.release(blocks)
@@ -130,7 +133,7 @@ class Offload:
         if room < len(sources):
             spans, sources = last_of(spans, room), sources[:room]
         blocks = self._index.draw_for(HOST, spans, room)
-        self._out.append(_pairs([(sources, blocks)]))
+        self._out.append((sources, blocks))
         self._busy.append(blocks[::-1])
         self.offloaded_blocks += room
 
@@ -148,13 +151,19 @@ class Tiers:
     """The host tails of swapped rows, and swaps both ways."""
 
     def __init__(
-        self, tables: Tables, device: Pool, host: Pool, index: PrefixIndex | None, offload: Offload | None
+        self,
+        tables: Tables,
+        device: Pool,
+        host: Pool,
+        growth: Growth,
+        index: PrefixIndex | None,
+        offload: Offload | None,
     ) -> None:
         self._tables = tables
-        self._offload = offload
-        self._device = device
-        self._host = host
+        self._pools = (device, host)
+        self._growth = growth
         self._index = index
+        self._offload = offload
         # row -> the host blocks of its columns from num_blocks on, in order.
         self.tails: dict[int, Blocks] = {}
 
@@ -166,84 +175,71 @@ class Tiers:
         if self._index is not None:
             for row in rows:
                 self._index.close_run(row)
-        wanted: set[Node | int] = set()
-        for row in rows:
-            for block, node in self._entries(row, keep):
-                there = -1 if node is None else node[0].block(HOST, node[1])
-                # Holding a cached block takes it out of what is available, as a draw does.
-                if there < 0 or self._host.num_refs(there) == 0:
-                    wanted.add(block if node is None else node)
-        return len(wanted)
+        return self._num_wanted(HOST, [entry for row in rows for entry in self._entries_on_device(row, keep)])
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
         """Device blocks that `swap_in` of these rows would take from the available ones. What several share counts
         once, a node that another row holds on the device not at all."""
         tails = [self.tails[row] for row in rows if row in self.tails]
-        if not tails:
-            return 0
-        blocks = np.unique(np.concatenate(tails))
-        wanted = 0
-        for node in self._nodes_in(blocks):
-            resident = self._on_device(node)
-            # Holding a cached block takes it out of what is available, as a draw does.
-            wanted += resident < 0 or self._device.num_refs(resident) == 0
-        return wanted
+        return self._num_wanted(DEVICE, self._entries_on_host(np.concatenate([NO_BLOCKS, *tails])))
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
-        """Move blocks from column `keep` on to the host. Raises OutOfBlocks, changing nothing."""
-        self._host.require(self.host_blocks_wanted(rows.tolist(), keep))
+        """Move blocks from column `keep` on to the host. Raises OutOfBlocks, changing no row or content; the rows' open
+        runs are closed all the same."""
+        tables = self._tables
+        self._pools[HOST].require(self.host_blocks_wanted(rows.tolist(), keep))
         copied: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []
         for row in rows.tolist():
-            self._swap_out_row(row, keep, copied, pairs)
+            tail = self._moved_to(HOST, self._entries_on_device(row, keep), copied, pairs)
+            self.tails[row] = np.concatenate([tail, self.tails.get(row, NO_BLOCKS)])
         for row in rows.tolist():
-            self._give_up_device(row, keep)
+            # Lookahead blocks hold nothing to bring back.
+            self._growth.give_back(row, min(keep, -(-int(tables.num_launched[row]) // tables.block_size)))
+            tables.reserved[row] = 0
+            tables.is_swapped[row] = True
         return Moves(device_to_host=pairs_of(pairs))
 
     def swap_in(self, rows: Rows) -> Moves:
         """Move the host tails back. Raises OutOfBlocks, changing nothing."""
-        self._device.require(self.device_blocks_wanted(rows.tolist()))
+        tables, host = self._tables, self._pools[HOST]
+        self._pools[DEVICE].require(self.device_blocks_wanted(rows.tolist()))
         for row in rows.tolist():
             # Before any tail is popped: this may raise MemoryError.
-            self._tables.ensure_columns(int(self._tables.num_blocks[row]) + len(self.tails[row]))
+            tables.ensure_columns(int(tables.num_blocks[row]) + len(self.tails[row]))
+        copied: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []
-        loaded: dict[int, int] = {}
-        returned: list[Blocks] = []
-        for row in rows.tolist():
-            returned.append(self._swap_in_row(row, loaded, pairs))
+        returned = [self.tails.pop(row) for row in rows.tolist()]
+        for row, tail in zip(rows.tolist(), returned, strict=True):
+            blocks = self._moved_to(DEVICE, self._entries_on_host(tail), copied, pairs)
+            if len(blocks):
+                self._growth.write(row, int(tables.num_blocks[row]), blocks)
+            tables.is_swapped[row] = False
         for tail in returned:
             if self._offload is not None:
                 # Content that this evicted to the host must not overwrite what these copies read.
                 self._offload.keep_until_taken(tail)
             else:
-                self._release_host(tail)
+                host.release(tail)
         return Moves(host_to_device=pairs_of(pairs))
-
-    def drop(self, row: int) -> None:
-        tail = self.tails.pop(row, None)
-        if tail is not None:
-            self._tables.is_swapped[row] = False
-            self._release_host(tail)
 
     def trim(self, row: int, keep: int) -> None:
         """Cut the swapped row to its first `keep` blocks, on the device and then on the host."""
         tail, on_host = self.tails[row], max(keep - int(self._tables.num_blocks[row]), 0)
-        if not on_host:
-            self.drop(row)
-        elif on_host < len(tail):
+        if on_host:
             self.tails[row] = tail[:on_host]
-            self._release_host(tail[on_host:])
+        else:
+            del self.tails[row]
+            self._tables.is_swapped[row] = False
+        self._pools[HOST].release(tail[on_host:])
 
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])
         tail = self.tails[row]
-        return 0 <= place < len(tail) and bool(self._host.has_content(tail[place : place + 1])[0])
+        return 0 <= place < len(tail) and bool(self._pools[HOST].has_content(tail[place : place + 1])[0])
 
-    def _release_host(self, tail: Blocks) -> None:
-        self._host.release(tail)
-
-    def _entries(self, row: int, keep: int) -> list[tuple[int, Node | None]]:
-        """The row's device blocks from column `keep` on that hold launched tokens, each with its node if it has one."""
+    def _entries_on_device(self, row: int, keep: int) -> list[Entry]:
+        """The row's device blocks from column `keep` on that hold launched tokens."""
         tables, nodes = self._tables, list[Node]()
         if self._index is not None:
             path = self._index.paths[row]
@@ -253,67 +249,46 @@ class Tiers:
         blocks = tables.blocks[0, row, keep:stop].tolist()
         return [(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]
 
-    def _nodes_in(self, blocks: Blocks) -> list[Node | None]:
-        return [None] * len(blocks) if self._index is None else self._index.node_of_each(HOST, blocks)
+    def _entries_on_host(self, tail: Blocks) -> list[Entry]:
+        nodes = [None] * len(tail) if self._index is None else self._index.node_of_each(HOST, tail)
+        return list(zip(tail.tolist(), nodes, strict=True))
 
-    def _on_device(self, node: Node | None) -> int:
-        return -1 if node is None or self._index is None else self._index.block(DEVICE, *node)
+    def _block_of(self, place: int, node: Node | None) -> int:
+        return -1 if node is None or self._index is None else self._index.block(place, *node)
 
-    def _swap_out_row(self, row: int, keep: int, copied: dict[int, int], pairs: list[tuple[int, int]]) -> None:
-        tail: list[int] = []
-        for source, node in self._entries(row, keep):
+    def _num_wanted(self, place: int, entries: list[Entry]) -> int:
+        """Blocks of a place that `_moved_to` would take from the available ones."""
+        wanted: set[Node | int] = set()
+        for source, node in entries:
+            there = self._block_of(place, node)
+            # Holding a cached block takes it out of what is available, as a draw does.
+            if there < 0 or self._pools[place].num_refs(there) == 0:
+                wanted.add(source if node is None else node)
+        return len(wanted)
+
+    def _moved_to(
+        self, place: int, entries: list[Entry], copied: dict[int, int], pairs: list[tuple[int, int]]
+    ) -> Blocks:
+        """Hold or draw a block of a place for each of these, int64 [n]; add the copies to `pairs`, those of blocks
+        without a node to `copied` (source → target), too."""
+        blocks: list[int] = []
+        for source, node in entries:
             # The common partial block of forked rows travels once.
-            block = copied.get(source, -1) if node is None else node[0].block(HOST, node[1])
+            block = copied.get(source, -1) if node is None else self._block_of(place, node)
             if block >= 0:
-                self._host.hold(np.array([block]))
+                self._pools[place].hold(np.array([block]))
             else:
                 if node is None or self._index is None:
-                    block = copied[source] = self._host.draw(1).item()
+                    block = copied[source] = self._pools[place].draw(1).item()
                 else:
-                    block = self._index.draw_for(HOST, [(*node, node[1] + 1)], 1).item()
+                    block = self._index.draw_for(place, [(*node, node[1] + 1)], 1).item()
                 pairs.append((source, block))
-            tail.append(block)
-        before = self.tails.get(row, np.empty(0, np.int64))
-        self.tails[row] = np.concatenate([np.array(tail, np.int64), before])
-
-    def _give_up_device(self, row: int, keep: int) -> None:
-        tables = self._tables
-        num_blocks = int(tables.num_blocks[row])
-        # Lookahead blocks hold nothing to bring back.
-        keep = min(keep, -(-int(tables.num_launched[row]) // tables.block_size))
-        self._device.release(tables.blocks[0, row, keep:num_blocks].astype(np.int64))
-        tables.set_num_blocks(row, keep)
-        tables.reserved[row] = 0
-        tables.is_swapped[row] = True
-
-    def _swap_in_row(self, row: int, loaded: dict[int, int], pairs: list[tuple[int, int]]) -> Blocks:
-        tables, tail = self._tables, self.tails.pop(row)
-        column = int(tables.num_blocks[row])
-        for source, node in zip(tail.tolist(), self._nodes_in(tail), strict=True):
-            block = loaded.get(source, -1) if node is None else self._on_device(node)
-            if block >= 0:
-                self._device.hold(np.array([block]))
-            else:
-                drawn = self._device.draw(1)
-                block = drawn.item()
-                pairs.append((source, block))
-                if node is None or self._index is None:
-                    loaded[source] = block
-                else:
-                    self._index.reside(DEVICE, *node, drawn)
-            tables.blocks[0, row, column] = block
-            column += 1
-        tables.set_num_blocks(row, column)
-        tables.is_swapped[row] = False
-        return tail
+            blocks.append(block)
+        return np.array(blocks, np.int64)
 
 
 def _pairs(parts: list[tuple[Blocks, Blocks]]) -> Pairs:
     if not parts:
         return NO_PAIRS
-    count = sum(len(sources) for sources, _ in parts)
-    pairs, stop = np.empty((count, 2), np.int32), 0
-    for sources, targets in parts:
-        start, stop = stop, stop + len(sources)
-        pairs[start:stop, 0], pairs[start:stop, 1] = sources, targets
-    return pairs
+    sources, targets = (np.concatenate(side) for side in zip(*parts, strict=True))
+    return np.stack([sources, targets], axis=1).astype(np.int32)

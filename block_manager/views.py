@@ -111,5 +111,5 @@ class TierView:
 
 def _read_only(column: NDArray[Any]) -> NDArray[Any]:
     view = column.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
