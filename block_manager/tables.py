@@ -27,18 +27,6 @@ Rows = NDArray[np.int64]
 _STRIDE_PADDING = 16
 # Room for tokens in a row at first.
 _FIRST_STRIDE = 4096
-_COLUMNS: dict[str, type[np.generic]] = {
-    "num_blocks": np.int64,
-    "reserved": np.int64,
-    "num_tokens": np.int64,
-    "num_computed": np.int64,
-    "num_launched": np.int64,
-    "uid": np.int64,
-    "is_swapped": np.bool_,
-    "shares_tail": np.bool_,
-    "last_token": np.int32,
-    "slot_base": np.int64,
-}
 # Only full attention today; a second group would be layers with their own table for the same row.
 NUM_GROUPS = 1
 
@@ -66,26 +54,23 @@ class Tables:
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
         self.blocks: NDArray[np.int32] = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
         self._num_rows = num_rows
-        for name, dtype in _COLUMNS.items():
-            setattr(self, name, np.zeros(num_rows, dtype))
+        self.num_blocks = np.zeros(num_rows, np.int64)
+        self.reserved = np.zeros(num_rows, np.int64)
+        self.num_tokens = np.zeros(num_rows, np.int64)
+        self.num_launched = np.zeros(num_rows, np.int64)
+        self.num_computed = np.zeros(num_rows, np.int64)
+        self.uid = np.zeros(num_rows, np.int64)
+        self.last_token = np.zeros(num_rows, np.int32)
+        self.slot_base = np.zeros(num_rows, np.int64)
+        self.is_swapped = np.zeros(num_rows, np.bool_)
+        self.shares_tail = np.zeros(num_rows, np.bool_)
+        self._scratch = np.zeros(num_rows, np.int64)
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
-        self._scratch = np.zeros(num_rows, np.int64)
         # Called with the new number of rows before they grow: make room in other columns, or raise MemoryError.
         self.before_growth: list[Callable[[int], None]] = []
         # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
-
-    num_blocks: NDArray[np.int64]
-    reserved: NDArray[np.int64]
-    num_tokens: NDArray[np.int64]
-    num_launched: NDArray[np.int64]
-    num_computed: NDArray[np.int64]
-    uid: NDArray[np.int64]
-    is_swapped: NDArray[np.bool_]
-    shares_tail: NDArray[np.bool_]
-    last_token: NDArray[np.int32]
-    slot_base: NDArray[np.int64]
 
     @property
     def num_rows(self) -> int:
@@ -120,16 +105,6 @@ class Tables:
         self.shares_tail[row] = False
         heapq.heappush(self._free_rows, row)
 
-    def extend(self, row: int, tokens: Tokens) -> None:
-        start = int(self.num_tokens[row])
-        stop = start + len(tokens)
-        if stop > self._stride:
-            self.ensure_tokens(stop)
-        self.tokens[row, start:stop] = tokens
-        self.num_tokens[row] = stop
-        if stop > start:
-            self.last_token[row] = tokens[-1]
-
     def set_num_blocks(self, row: int, num_blocks: int) -> None:
         self.num_blocks[row] = num_blocks
         if num_blocks:
@@ -140,27 +115,16 @@ class Tables:
         return (int(self.blocks[0, row, column]) - column) * self.block_size
 
     def ensure_tokens(self, num_tokens: int) -> None:
-        if num_tokens <= self._stride:
-            return
-        stride = max(num_tokens, 2 * self._stride) + _STRIDE_PADDING
-        grown: Tokens = np.empty((self._num_rows, stride), np.int32)
-        # Copy only what live rows know: the rest of the memory is never touched.
-        for row in self.live_rows.tolist():
-            known = self.num_tokens[row]
-            grown[row, :known] = self.tokens[row, :known]
-        self.tokens, self._stride = grown, stride
-        self._tell_growth()
+        if num_tokens > self._stride:
+            stride = max(num_tokens, 2 * self._stride) + _STRIDE_PADDING
+            self.tokens, self._stride = self._copied_tokens(self._num_rows, stride), stride
+            self._tell_growth()
 
     def ensure_columns(self, num_columns: int) -> None:
         have = self.blocks.shape[2]
-        if num_columns <= have:
-            return
-        grown = np.zeros((NUM_GROUPS, self._num_rows, max(num_columns, 2 * have)), np.int32)
-        for row in self.live_rows.tolist():
-            used = self.num_blocks[row]
-            grown[:, row, :used] = self.blocks[:, row, :used]
-        self.blocks = grown
-        self._tell_growth()
+        if num_columns > have:
+            self.blocks = self._copied_blocks(self._num_rows, max(num_columns, 2 * have))
+            self._tell_growth()
 
     def content_end(self, row: int) -> int:
         """Tokens of the row that are launched and known: what may be content."""
@@ -218,34 +182,35 @@ class Tables:
         """`row` if it is one live row. Raises as `checked`."""
         if not is_integer(row):
             raise UnknownRow(row)
-        row = int(row)
-        if not 0 <= row < self._num_rows or self.uid[row] == 0:
-            raise UnknownRow(row)
-        if not allow_swapped and self.is_swapped[row]:
-            raise RowSwapped(row)
-        return row
+        return self.checked(row, allow_swapped=allow_swapped).item()
 
     def _grow_rows(self) -> None:
         """Double the rows. All arrays are made before one is replaced, because the last may raise MemoryError."""
         old, new = self._num_rows, 2 * self._num_rows
         for ensure_rows in self.before_growth:
             ensure_rows(new)
-        columns = {name: _longer(getattr(self, name), new) for name in _COLUMNS}
-        tokens: Tokens = np.empty((new, self._stride), np.int32)
-        for row in range(old):
-            known = self.num_tokens[row]
-            tokens[row, :known] = self.tokens[row, :known]
-        blocks = np.zeros((NUM_GROUPS, new, self.blocks.shape[2]), np.int32)
-        blocks[:, :old] = self.blocks
-        scratch, free_rows = np.zeros(new, np.int64), list(range(old, new))
-        for name, column in columns.items():
-            setattr(self, name, column)
-        self.tokens, self._scratch, self._free_rows = tokens, scratch, free_rows
-        self.blocks, self._num_rows = blocks, new
+        columns: dict[str, NDArray[Any]] = {"tokens": self._copied_tokens(new, self._stride)}
+        columns["blocks"] = self._copied_blocks(new, self.blocks.shape[2])
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray) and column.ndim == 1:
+                columns[name] = np.zeros(new, column.dtype)
+                columns[name][:old] = column
+        vars(self).update(columns)
+        self._num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()
 
+    def _copied_tokens(self, num_rows: int, stride: int) -> Tokens:
+        """What live rows know, in an array of this shape; the rest of its memory is never touched."""
+        grown: Tokens = np.empty((num_rows, stride), np.int32)
+        for row in self.live_rows.tolist():
+            known = self.num_tokens[row]
+            grown[row, :known] = self.tokens[row, :known]
+        return grown
 
-def _longer(column: NDArray[Any], length: int) -> NDArray[Any]:
-    grown = np.zeros(length, column.dtype)
-    grown[: len(column)] = column
-    return grown
+    def _copied_blocks(self, num_rows: int, num_columns: int) -> NDArray[np.int32]:
+        """The tables of live rows, in an array of this shape."""
+        grown = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
+        for row in self.live_rows.tolist():
+            used = self.num_blocks[row]
+            grown[:, row, :used] = self.blocks[:, row, :used]
+        return grown
