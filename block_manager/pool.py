@@ -170,7 +170,9 @@ class Pool:
                 self._stack[self.num_free] = block
                 self.num_free += 1
                 return
-            blocks = blocks.astype(np.int64, copy=False)
+            if blocks.itemsize < 8:
+                # As they stand in a table.
+                blocks = blocks.astype(np.int64)
         else:
             self.run[blocks] = run
         held = self.state[blocks]
