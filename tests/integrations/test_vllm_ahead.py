@@ -59,20 +59,15 @@ def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():
     queue.core.add_request(request("a", [7, 8]))
     assert queue.end() == {}
     output = queue.schedule()
-    assert output.finished_req_ids == {"a"} and output.num_scheduled_tokens == {}, (
-        "its name is taken by a step that is out"
-    )
+    # Its name is taken by a step that is out.
+    assert output.finished_req_ids == {"a"} and output.num_scheduled_tokens == {}
     assert queue.end() == {}
     assert queue.schedule().scheduled_new_reqs[0].prompt_token_ids == [7, 8]
 
 
 def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_blocks():
-    queue = Queue(
-        request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0),
-        policy="priority",
-        max_num_batched_tokens=4,
-        additional_config=VLLM,
-    )
+    first = request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0)
+    queue = Queue(first, policy="priority", max_num_batched_tokens=4, additional_config=VLLM)
     queue.step()
     queue.core.add_request(request("a", [6, 7, 8, 9, 1, 2, 3], priority=0, arrival_time=2.0))
     assert list(queue.step()[0].num_scheduled_tokens) == ["b", "a"]
@@ -121,8 +116,9 @@ def test_a_grammar_masks_a_step_when_it_has_seen_the_token_of_the_one_before():
 
 
 def test_a_grammar_of_a_request_that_has_ended_meanwhile_masks_nothing():
-    grammar = SimpleNamespace(grammar=lambda token: token != 9)
-    core = core_of(request("a", [1, 2], structured_output_request=grammar), is_ahead=True)
+    core = core_of(
+        request("a", [1, 2], structured_output_request=SimpleNamespace(grammar=lambda token: token != 9)), is_ahead=True
+    )
     first, second = core.schedule(), core.schedule()
     made = core.update_from_output(first, answer(first, {"a": [9]}))
     assert made[0].outputs[0].finish_reason.name == "ERROR"
