@@ -57,13 +57,6 @@ def test_a_pipe_gets_one_view_in_plain_lines(top, server, load, address):
     assert "preempted" in out
 
 
-def test_the_feed_goes_on(server):
-    feed = snapshots(server.url)
-    first, second = next(feed), next(feed)
-    assert second.uptime_s > first.uptime_s
-    feed.close()
-
-
 def drawn(seen, width, height, colour=False):
     """The lines of a view on a terminal of this size, without colours."""
     console = Console(width=width, height=height, force_terminal=colour, color_system="truecolor" if colour else None)
@@ -90,10 +83,9 @@ def test_a_view_of_a_server_where_nothing_has_happened():
 
 def test_a_key_is_asked_for_and_refused_and_taken(top, load):
     with WatchedServer(load, key="of-the-admin", every_s=0.05) as server:
-        asks = f"paged: {server.url}: the server asks for its admin key; give it by --api-key.\n"
-        assert top(server.url, "--once") == (2, "", asks)
-        refuses = f"paged: {server.url}: the server refuses this key.\n"
-        assert top(server.url, "--once", "--api-key", "another") == (2, "", refuses)
+        said = f"paged: {server.url}: the server "
+        assert top(server.url, "--once") == (2, "", said + "asks for its admin key; give it by --api-key.\n")
+        assert top(server.url, "--once", "--api-key", "another") == (2, "", said + "refuses this key.\n")
         assert top(server.url, "--once", "--api-key", "of-the-admin")[0] == 0
 
 
@@ -143,10 +135,11 @@ def test_another_kind_of_server_is_told(kind, body, said):
         thread.join()
 
 
-def test_a_server_that_goes_away_ends_the_feed(load):
+def test_the_feed_goes_on_until_its_server_goes_away(load):
     with WatchedServer(load, every_s=0.05) as server:
         feed = snapshots(server.url)
-        next(feed)
+        first, second = next(feed), next(feed)
+        assert second.uptime_s > first.uptime_s
     with pytest.raises(NoFeed):
         for _ in feed:
             pass
