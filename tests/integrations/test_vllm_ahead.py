@@ -4,7 +4,7 @@ runner is told of tokens that nobody knows yet is what vLLM's V1 runner needs.""
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import answer, core_of, request
+from integrations.vllm_things import answer, core_of, reasons, request
 
 from paged.errors import WrongAnswer
 
@@ -32,10 +32,6 @@ class Queue:
     def step(self):
         output = self.schedule()
         return output, self.end() if len(self.out) == 2 else {}
-
-
-def reasons(made):
-    return {id: None if each.finish_reason is None else each.finish_reason.name for id, each in made.items()}
 
 
 def test_a_step_counts_the_token_that_the_one_before_it_samples_and_what_goes_beyond_the_end_is_not_scheduled():
@@ -75,18 +71,6 @@ def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_bl
     told = queue.step()[0].scheduled_cached_reqs
     assert told.all_token_ids == {"b": [1, 2, 3, 4, 5, 5]} and told.resumed_req_ids == set()
     assert dict(zip(told.req_ids, told.num_output_tokens))["b"] == 2
-
-
-def test_two_that_say_the_same_are_told_of_each_others_blocks_only_when_their_tokens_are_known():
-    queue = Queue(*(request(id, [1, 2, 3], most=9) for id in "ab"), num_blocks=20)
-    resumed = set()
-    while queue.core.get_num_unfinished_requests():
-        told = queue.step()[0].scheduled_cached_reqs
-        resumed |= told.resumed_req_ids
-        for id in told.resumed_req_ids:
-            num_outputs = told.num_output_tokens[told.req_ids.index(id)]
-            assert told.all_token_ids[id] == [1, 2, 3, *[5] * num_outputs]
-    assert len(resumed) == 1
 
 
 def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():

@@ -153,17 +153,12 @@ def test_an_index_refuses_a_batch_before_which_others_are_missing_and_says_which
     assert index.apply(1, batch(1, stored(b"b"))) and index.missing == range(0)
 
 
-def test_a_batch_that_was_applied_is_passed_over():
+def test_a_batch_that_was_applied_is_passed_over_and_one_that_clears_first_is_taken_whatever_its_number():
     index = KvIndex()
     index.apply(0, batch(0, stored(b"a")))
     index.apply(1, batch(1, BlockRemoved([b"a"], "GPU")))
     assert index.apply(0, batch(0, stored(b"a")))
     assert (shown(index)["GPU"], index.next_seq) == (set(), 2)
-
-
-def test_a_batch_that_clears_first_is_taken_whatever_its_number():
-    index = KvIndex()
-    index.apply(0, batch(0, stored(b"a")))
     for seq in (7, 3):
         assert index.apply(seq, batch(seq, AllBlocksCleared(), stored(bytes([seq]))))
         assert (shown(index)["GPU"], index.next_seq) == ({bytes([seq])}, seq + 1)
@@ -224,11 +219,6 @@ def test_a_batch_that_came_with_an_answer_is_passed_over_and_one_of_its_number_a
     assert [follower.see(seq, batch(seq)) for seq in (1, 2, 3)] == [[], [], [(3, batch(3))]]
     assert follower.wants is None
     assert follower.see(1, batch(11)) == [] and follower.wants == 3
-
-
-def test_a_gap_is_asked_for_from_the_last_batch_that_is_known():
-    follower = following(FIRST, (1, batch(1)))
-    assert follower.see(3, batch(3)) == [] and follower.wants == 1
 
 
 def test_a_publisher_that_forgot_and_cannot_sum_up_is_told():
