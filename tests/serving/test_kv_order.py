@@ -221,6 +221,11 @@ def test_a_batch_that_came_with_an_answer_is_passed_over_and_one_of_its_number_a
     assert follower.see(1, batch(11)) == [] and follower.wants == 3
 
 
+def test_a_gap_is_asked_for_from_the_last_batch_that_is_known():
+    follower = following(FIRST, (1, batch(1)))
+    assert follower.see(3, batch(3)) == [] and follower.wants == 1
+
+
 def test_a_publisher_that_forgot_and_cannot_sum_up_is_told():
     follower = following(FIRST)
     follower.doubt()
