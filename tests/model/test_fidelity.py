@@ -75,9 +75,11 @@ def test_other_seconds_or_another_pool_give_other_decisions_and_the_difference_i
     assert differences(recording.decisions, replay(recording, trace)) == []
     faster = msgspec.structs.replace(recording, seconds=tuple(second / 8 for second in recording.seconds))
     smaller = msgspec.structs.replace(recording, setup=msgspec.structs.replace(recording.setup, num_blocks=POOL - 4))
-    for other in (faster, smaller):
-        found = differences(recording.decisions, replay_until_it_ends(other, trace))
+    others = [replay_until_it_ends(other, trace) for other in (faster, smaller)]
+    for found in (differences(recording.decisions, other) for other in others):
         assert found and found[0].startswith("step ")
+    sizes = [[(each.requests, each.tokens) for each in found] for found in (recording.decisions, *others)]
+    assert sizes[0] not in sizes[1:]
 
 
 def test_prompts_that_share_prefixes_are_found_in_both():

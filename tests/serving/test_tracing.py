@@ -103,6 +103,7 @@ def test_a_request_that_did_not_begin_says_why_and_only_a_fault_of_the_server_is
     refused = replace(RECORD, begun=None, first=None, last=None, status=status, error=error, finish_reason="")
     (span,) = spans(refused)
     assert (span.events, span.status.status_code) == ((), code)
+    assert span.status.description == (error if code == StatusCode.ERROR else None)
     assert span.attributes["error.type"] == error
     assert not {"gen_ai.latency.time_to_first_token", "gen_ai.response.finish_reasons"} & set(span.attributes)
 

@@ -237,6 +237,8 @@ def test_what_crosses_to_the_browser_is_small_and_holds_no_token(ticks):
     seen = load.watcher.snapshot()
     assert len(msgspec.json.encode(seen)) < 64_000
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(seen), type=Snapshot) == seen
+    story = load.watcher.story(seen.requests[0].id)
+    assert msgspec.json.decode(msgspec.json.encode(story), type=Story) == story
     names = {name for struct in (Snapshot, Story, type(seen.requests[0])) for name in struct.__struct_fields__}
     assert not names & {"prompt", "text", "token_ids", "tokens"}
 
