@@ -8,8 +8,6 @@ asynchronous scheduling the runner keeps tokens as vLLM's V1 runner does then:
 step 7: "a" samples, and has a place without a value | step 8: the last token of "a" comes from the device, where step 7 left it
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any

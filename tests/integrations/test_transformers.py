@@ -49,19 +49,27 @@ def test_answers_are_those_of_generate(stepped, policy, num_blocks):
         assert run.decisions.stats().hit_tokens > 0
 
 
-def test_prompts_are_shared_while_they_are_computed(stepped):
-    run = run_all(stepped(num_blocks=200, max_batch_tokens=64, max_requests_per_batch=10), PROMPTS[:10])
+@pytest.mark.parametrize(
+    ("prompts", "given", "computed", "shared"),
+    [
+        # Twelve tokens once, two of each, and what each answers but for its last token.
+        (PROMPTS[:10], {"max_batch_tokens": 64, "max_requests_per_batch": 10}, 12 + 10 * (2 + 7), 9 * 12),
+        (PROMPTS[:4], {"allow_block_sharing": False}, 4 * (14 + 7), 0),
+    ],
+    ids=["shared", "not shared"],
+)
+def test_prompts_are_shared_while_they_are_computed_where_they_may_be(stepped, prompts, given, computed, shared):
+    run = run_all(stepped(num_blocks=200, **given), prompts)
     all_equal_alone(run)
     stats = run.decisions.stats()
-    # Twelve tokens once, two of each, and what each answers but for its last token.
-    assert stats.computed_tokens == 12 + 10 * 2 + 10 * 7
-    assert stats.shared_in_flight_tokens == 9 * 12
+    assert (stats.computed_tokens, stats.shared_in_flight_tokens) == (computed, shared)
 
 
-def test_without_sharing_everything_is_computed(stepped):
-    run = run_all(stepped(num_blocks=200, allow_block_sharing=False), PROMPTS[:4])
+def test_several_answers_share_their_prompt(stepped):
+    run = run_all(stepped(num_blocks=200, num_answers=3), PROMPTS[:3])
+    assert len(run.ended) == 9
     all_equal_alone(run)
-    assert run.decisions.stats().computed_tokens == 4 * (14 + 7)
+    assert run.decisions.stats().computed_tokens < 3 * 14 + 9 * 7 + 9 * 2
 
 
 def test_a_step_that_reads_more_than_the_buffer_runs_in_parts(stepped):
@@ -91,16 +99,6 @@ def test_preempted_requests_are_swapped_to_the_host(stepped):
     assert run.decisions.stats().swapped_in_blocks > 0
 
 
-def test_several_answers_share_their_prompt(stepped):
-    run = stepped(num_blocks=200, num_answers=3)
-    for prompt in PROMPTS[:3]:
-        run.add(prompt, request_id=f"r{prompt[-1]}")
-    run.run()
-    assert sorted(run.ended) == sorted(f"r{k}{child}" for k in range(3) for child in ("", "__child#0", "__child#1"))
-    all_equal_alone(run)
-    assert run.decisions.stats().computed_tokens < 3 * 14 + 9 * 7 + 9 * 2
-
-
 def test_a_stop_id_ends_a_request(stepped):
     answer = alone(tuple(PROMPTS[0]), 8)
     stop = answer[3]
@@ -121,11 +119,7 @@ def test_streaming_and_logprobs_are_transformers_own(stepped):
 
 @pytest.mark.parametrize(
     ("prompt", "given", "sentence"),
-    [
-        (list(range(1, 7)) * 20, {}, "blocks"),
-        ([], {}, "prompt"),
-        ([1, 2], {"num_tokens": 0}, "max_tokens"),
-    ],
+    [(list(range(1, 7)) * 20, {}, "blocks"), ([], {}, "prompt"), ([1, 2], {"num_tokens": 0}, "max_tokens")],
 )
 def test_what_is_no_request_ends_alone(stepped, prompt, given, sentence):
     run = stepped(num_answers=2)
@@ -182,7 +176,6 @@ def test_generate_batch_runs_on_it_again_and_again(model):
     for _ in range(2):
         found = model.generate_batch(PROMPTS, max_new_tokens=8)
         assert [output.generated_tokens for output in found.values()] == [alone(tuple(p), 8) for p in PROMPTS]
-        assert isinstance(installed.scheduler, Scheduler)
         assert installed.decisions.stats().finished == len(PROMPTS)
 
 
@@ -239,25 +232,18 @@ def test_layers_that_forget_are_refused(given, monkeypatch):
         install(manager)
 
 
-def test_another_transformers_is_refused_with_what_is_missing(monkeypatch):
-    monkeypatch.setitem(
-        needed.NEEDED, "transformers.generation.continuous_batching.scheduler:Scheduler", ("schedule_step",)
-    )
-    monkeypatch.setitem(needed.NEEDED, "transformers.generation.batching:Manager", ())
+def test_another_transformers_or_none_is_refused_with_what_is_missing(monkeypatch):
+    lacking = {
+        "transformers.generation.continuous_batching.scheduler:Scheduler": ("schedule_step",),
+        "transformers.generation.batching:Manager": (),
+    }
+    monkeypatch.setattr(needed, "NEEDED", lacking)
     missing = (
         "Scheduler has no schedule_step; it has no transformers.generation.batching.Manager. Tried versions: 5.17.0, "
     )
     with pytest.raises(UnsupportedTransformers, match=f"does not fit: {missing}"):
         needed.must_have_all()
 
-
-def test_a_method_that_transformers_asks_for_and_ours_lacks_is_told():
-    later = type("Scheduler", (Scheduler,), {"wake_up": abstractmethod(lambda self: None)})
-    with pytest.raises(UnsupportedTransformers, match="does not fit: it asks Scheduler for wake_up"):
-        needed.must_define_all(later)
-
-
-def test_no_transformers_is_said(monkeypatch):
     def version(package):
         raise needed.PackageNotFoundError(package)
 
@@ -265,6 +251,12 @@ def test_no_transformers_is_said(monkeypatch):
     said = r"not installed here; .pip install '\.\[engine\]'. in a checkout"
     with pytest.raises(UnsupportedTransformers, match=said):
         needed.must_have_all()
+
+
+def test_a_method_that_transformers_asks_for_and_ours_lacks_is_told():
+    later = type("Scheduler", (Scheduler,), {"wake_up": abstractmethod(lambda self: None)})
+    with pytest.raises(UnsupportedTransformers, match="does not fit: it asks Scheduler for wake_up"):
+        needed.must_define_all(later)
 
 
 def moves(**pairs):

@@ -4,7 +4,7 @@ runner is told of tokens that nobody knows yet is what vLLM's V1 runner needs.""
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import answer, core_of, request
+from integrations.vllm_things import answer, core_of, reasons, request
 
 from paged.errors import WrongAnswer
 
@@ -34,10 +34,6 @@ class Queue:
         return output, self.end() if len(self.out) == 2 else {}
 
 
-def reasons(made):
-    return {id: None if each.finish_reason is None else each.finish_reason.name for id, each in made.items()}
-
-
 def test_a_step_counts_the_token_that_the_one_before_it_samples_and_what_goes_beyond_the_end_is_not_scheduled():
     queue = Queue(request("a", [1, 2], most=2))
     queue.step()
@@ -59,20 +55,15 @@ def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():
     queue.core.add_request(request("a", [7, 8]))
     assert queue.end() == {}
     output = queue.schedule()
-    assert output.finished_req_ids == {"a"} and output.num_scheduled_tokens == {}, (
-        "its name is taken by a step that is out"
-    )
+    # Its name is taken by a step that is out.
+    assert output.finished_req_ids == {"a"} and output.num_scheduled_tokens == {}
     assert queue.end() == {}
     assert queue.schedule().scheduled_new_reqs[0].prompt_token_ids == [7, 8]
 
 
 def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_blocks():
-    queue = Queue(
-        request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0),
-        policy="priority",
-        max_num_batched_tokens=4,
-        additional_config=VLLM,
-    )
+    first = request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0)
+    queue = Queue(first, policy="priority", max_num_batched_tokens=4, additional_config=VLLM)
     queue.step()
     queue.core.add_request(request("a", [6, 7, 8, 9, 1, 2, 3], priority=0, arrival_time=2.0))
     assert list(queue.step()[0].num_scheduled_tokens) == ["b", "a"]
@@ -80,18 +71,6 @@ def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_bl
     told = queue.step()[0].scheduled_cached_reqs
     assert told.all_token_ids == {"b": [1, 2, 3, 4, 5, 5]} and told.resumed_req_ids == set()
     assert dict(zip(told.req_ids, told.num_output_tokens))["b"] == 2
-
-
-def test_two_that_say_the_same_are_told_of_each_others_blocks_only_when_their_tokens_are_known():
-    queue = Queue(*(request(id, [1, 2, 3], most=9) for id in "ab"), num_blocks=20)
-    resumed = set()
-    while queue.core.get_num_unfinished_requests():
-        told = queue.step()[0].scheduled_cached_reqs
-        resumed |= told.resumed_req_ids
-        for id in told.resumed_req_ids:
-            num_outputs = told.num_output_tokens[told.req_ids.index(id)]
-            assert told.all_token_ids[id] == [1, 2, 3, *[5] * num_outputs]
-    assert len(resumed) == 1
 
 
 def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():
@@ -121,8 +100,9 @@ def test_a_grammar_masks_a_step_when_it_has_seen_the_token_of_the_one_before():
 
 
 def test_a_grammar_of_a_request_that_has_ended_meanwhile_masks_nothing():
-    grammar = SimpleNamespace(grammar=lambda token: token != 9)
-    core = core_of(request("a", [1, 2], structured_output_request=grammar), is_ahead=True)
+    core = core_of(
+        request("a", [1, 2], structured_output_request=SimpleNamespace(grammar=lambda token: token != 9)), is_ahead=True
+    )
     first, second = core.schedule(), core.schedule()
     made = core.update_from_output(first, answer(first, {"a": [9]}))
     assert made[0].outputs[0].finish_reason.name == "ERROR"

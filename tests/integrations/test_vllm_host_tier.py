@@ -67,14 +67,10 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
     assert core.decisions.stats().swapped_in_blocks > 0
 
 
-def test_without_it_no_step_has_copies():
+def test_without_it_no_step_has_copies_and_with_it_a_paused_one_says_that_it_has_none():
     core = plug_in()
     core.add_request(request("r", [1, 2]))
     assert core.schedule().kv_connector_metadata is None
     assert core.manager.num_host_blocks == 0
-
-
-def test_a_paused_step_has_none_but_says_so():
-    core = plug_in(kv_transfer_config=asked_tier(3))
-    output = core.schedule()
-    assert len(output.kv_connector_metadata.device_to_host) == len(output.kv_connector_metadata.host_to_device) == 0
+    moves = plug_in(kv_transfer_config=asked_tier(3)).schedule().kv_connector_metadata
+    assert len(moves.device_to_host) == len(moves.host_to_device) == 0

@@ -13,6 +13,7 @@ from paged.integrations.vllm.refusals import REFUSALS
 
 AHEAD, NGRAM = {"is_ahead": True}, SimpleNamespace(method="ngram")
 COSTS = r'additional_config\["paged"\]: '
+HYBRID = ("sliding_window", "attention_chunk_size", "mamba_type")
 NO_NUMBER = r'has to be \{"host_blocks": N\} with N of at least 1; got'
 
 
@@ -55,31 +56,27 @@ def test_a_feature_that_is_not_carried_is_refused_with_a_sentence(feature):
     assert "Leave --scheduler-cls away" in str(caught.value)
 
 
-def test_every_refusal_is_tried():
-    assert {refusal.feature for refusal in REFUSALS} == {*ASKED, "hybrid models"}
+def test_every_refusal_is_tried_and_stands_in_the_table_of_the_docs(repository):
+    refused = {refusal.feature for refusal in REFUSALS}
+    assert refused == {*ASKED, "hybrid models"}
+    page = (repository / "docs" / "integrations" / "vllm.md").read_text()
+    told = set(re.findall(r"^\| (.*?) \| refused", page, re.MULTILINE))
+    assert refused | {"speculation beside asynchronous scheduling"} <= told
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "attention_chunk_size", "mamba_type"])
-def test_a_hybrid_model_is_refused(name):
-    with pytest.raises(RefusedByPaged, match="hybrid models"):
-        Scheduler(config(), memory(9, 2, **{name: 4}), Grammars(), 2)
-
-
-def test_two_groups_of_layers_are_refused():
-    pool = memory(9, 2)
-    pool.kv_cache_groups *= 2
+@pytest.mark.parametrize(
+    "pool",
+    [memory(9, 2, **{kind: 4}) for kind in HYBRID]
+    + [SimpleNamespace(num_blocks=9, kv_cache_groups=memory(9, 2).kv_cache_groups * 2)],
+    ids=[*HYBRID, "two groups of layers"],
+)
+def test_a_hybrid_model_is_refused(pool):
     with pytest.raises(RefusedByPaged, match="hybrid models"):
         Scheduler(config(), pool, Grammars(), 2)
 
 
 def test_n_gram_speculation_is_carried():
     assert plug_in(speculative_config=NGRAM)
-
-
-def test_every_feature_that_is_refused_stands_in_the_table_of_the_docs(repository):
-    page = (repository / "docs" / "integrations" / "vllm.md").read_text()
-    refused = {refusal.feature for refusal in REFUSALS} | {"speculation beside asynchronous scheduling"}
-    assert refused <= set(re.findall(r"^\| (.*?) \| refused", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -130,18 +127,16 @@ def test_vllms_limits_are_ours():
     assert not core.decisions.policy.chunked
 
 
-def test_a_name_or_a_field_that_vllm_lacks_is_told_with_the_versions_that_were_tried(monkeypatch):
+def test_what_vllm_lacks_or_wants_besides_is_told_with_the_versions_that_were_tried(monkeypatch):
+    all_needed = needed.NEEDED
     needed.must_have_all()
     lacking = {"vllm.v1.request:RequestStatus": ("RUNNING", "ASLEEP"), "vllm.v1.nowhere:Nothing": ()}
     monkeypatch.setattr(needed, "NEEDED", lacking)
     said = r"RequestStatus has no ASLEEP; it has no vllm\.v1\.nowhere\.Nothing.*Tried versions: 0\.32\.0, 0\.33\.0"
     with pytest.raises(UnsupportedVllm, match=said):
         needed.must_have_all()
-
-
-def test_a_struct_that_asks_for_more_than_we_give_is_told(monkeypatch):
     name = "vllm.v1.core.sched.output:NewRequestData"
-    monkeypatch.setattr(needed, "NEEDED", {name: needed.NEEDED[name][1:]})
+    monkeypatch.setattr(needed, "NEEDED", {name: all_needed[name][1:]})
     with pytest.raises(UnsupportedVllm, match="NewRequestData asks for req_id"):
         needed.must_have_all()
 

@@ -117,3 +117,8 @@ def answer(output: Any, sampled: dict[str, list[int]], **given: Any) -> Any:
         sampled_token_ids=[sampled.get(id, []) for id in ids],
         **fields,
     )
+
+
+def reasons(made: dict[str, Any]) -> dict[str, str | None]:
+    """Why each of these has ended, by its id; None: it goes on."""
+    return {id: None if each.finish_reason is None else each.finish_reason.name for id, each in made.items()}

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from paged import Request, Retention
 
-# Every file that needs torch skips itself where there is none (pytest.importorskip); this one is loaded all the same.
-with suppress(ModuleNotFoundError):
+if find_spec("torch") is None or find_spec("transformers") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    from paged.model.loading import load_model
+    from paged.model.loading import LoadedModel, load_model
     from paged.testing.engine_world import EngineWorld
-
-if TYPE_CHECKING:
-    from paged.model.loading import LoadedModel
 
 VOCABULARY, FIRST_WORD = 97, 3
 MAX_LENGTH = 128
@@ -90,29 +89,35 @@ def _quiet_and_on_one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """checkpoint(architecture, **changes): a folder with a model of random weights, `changes` being made to its configuration.
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """saved(config, spread, seed=0): a folder with a model of random weights, large enough that greedy text wanders."""
 
-    Weights are large enough that greedy text wanders. The folder is shared: copy it before you harm it.
-    """
+    def save(config: Any, spread: float, seed: int = 0) -> Path:
+        folder = tmp_path_factory.mktemp(config.model_type)
+        with torch.random.fork_rng(), _silence(), torch.no_grad():
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config).float()
+            for path, weights in model.named_parameters():
+                if weights.dim() >= 2:
+                    weights.normal_(0, spread)
+                elif path.endswith(".sinks"):
+                    weights.normal_(0, 2)
+            model.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def checkpoint(saved: Callable[..., Path]) -> Callable[..., Path]:
+    """checkpoint(architecture, **changes): such a folder, `changes` being made to its configuration. It is shared: copy it before you
+    harm it."""
     made: dict[str, Path] = {}
 
     def make(architecture: str, **changes: Any) -> Path:
         name = "-".join([architecture, *(f"{key}={value}" for key, value in sorted(changes.items()))])
         if name not in made:
-            folder = tmp_path_factory.mktemp(architecture)
-            config = AutoConfig.for_model(architecture, **{**CONFIGS[architecture], **changes})
-            with torch.random.fork_rng(), _silence():
-                torch.manual_seed(0)
-                model = AutoModelForCausalLM.from_config(config).float()
-                with torch.no_grad():
-                    for path, weights in model.named_parameters():
-                        if weights.dim() >= 2:
-                            weights.normal_(0, 0.3)
-                        elif path.endswith(".sinks"):
-                            weights.normal_(0, 2)
-                model.save_pretrained(folder)
-            made[name] = folder
+            made[name] = saved(AutoConfig.for_model(architecture, **{**CONFIGS[architecture], **changes}), 0.3)
         return made[name]
 
     return make

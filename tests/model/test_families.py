@@ -1,17 +1,8 @@
 """What is accepted answers as transformers' `generate` does, one request at a time; what cannot is refused by name, before its weights are read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from paged import Engine, SamplingParams
 from paged.errors import InvalidRequest, UnsupportedModel
@@ -52,22 +43,11 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
+def folder_of(saved):
     """folder_of(architecture, changes): a checkpoint of that configuration made small, with random weights."""
-
-    def make(architecture, changes) -> Path:
-        folder = tmp_path_factory.mktemp(architecture)
-        config = shrunk(AutoConfig.for_model(architecture, **changes)).config
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            model = AutoModelForCausalLM.from_config(config).float()
-            for weights in model.parameters():
-                if weights.dim() >= 2:
-                    weights.data.normal_(0, 0.15)
-        model.save_pretrained(folder)
-        return folder
-
-    return make
+    return lambda architecture, changes: saved(
+        shrunk(AutoConfig.for_model(architecture, **changes)).config, 0.15, seed=1
+    )
 
 
 def answers(engine, prompts, most):

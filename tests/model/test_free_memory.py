@@ -1,14 +1,12 @@
 """More blocks than memory: said before anything is allocated, with what would fit."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from paged import Engine  # noqa: E402
-from paged.errors import InvalidConfig  # noqa: E402
-from paged.model import free_memory  # noqa: E402
-from paged.testing.tiny_model import tiny_model  # noqa: E402
+from paged import Engine
+from paged.errors import InvalidConfig
+from paged.model import free_memory
+from paged.testing.tiny_model import tiny_model
 
 CPU = torch.device("cpu")
 # Two layers, K and V, 16 tokens, one head of eight numbers of four bytes.
@@ -42,16 +40,15 @@ def test_what_is_free_is_the_least_that_anybody_says_and_of_other_devices_nothin
     monkeypatch.setattr(free_memory, "_MEMORY", memory)
     monkeypatch.setattr(free_memory, "_LIMITS", ((limit, used, cached),))
     assert free_memory.free_bytes(CPU) is None
-    memory.write_text("MemTotal:  9000 kB\nMemAvailable:   5000 kB\n")
-    assert free_memory.free_bytes(CPU) == 5000 * 1024
     limit.write_text("max\n")
     used.write_text("3000\n")
     cached.write_text("anon 1000\ninactive_file 0\n")
-    assert free_memory.free_bytes(CPU) == 5000 * 1024
-    limit.write_text("1003000\n")
-    assert free_memory.free_bytes(CPU) == 1_000_000
-    used.write_text("2000000\n")
-    assert free_memory.free_bytes(CPU) == 0
-    cached.write_text("anon 1000\ninactive_file 1500000\n")
-    assert free_memory.free_bytes(CPU) == 503_000
+    for file, text, free in (
+        (memory, "MemTotal:  9000 kB\nMemAvailable:   5000 kB\n", 5000 * 1024),
+        (limit, "1003000\n", 1_000_000),
+        (used, "2000000\n", 0),
+        (cached, "anon 1000\ninactive_file 1500000\n", 503_000),
+    ):
+        file.write_text(text)
+        assert free_memory.free_bytes(CPU) == free
     assert free_memory.free_bytes(torch.device("meta")) is None

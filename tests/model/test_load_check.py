@@ -1,14 +1,8 @@
 """At load, a small random model of the configuration is held against transformers: faults in what we do are found, and what passed is remembered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from transformers import AttentionMaskInterface, AutoConfig
 
 from paged.errors import UnsupportedModel

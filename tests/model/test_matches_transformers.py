@@ -1,15 +1,10 @@
 """Eleven architectures on paged memory write what transformers' own `generate` writes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from paged import Request
 from paged.attention import LayerOptions
@@ -40,8 +35,7 @@ def generated(checkpoint, generate):
 def small_pool_run(model, backend, *, batch_invariant=True):
     """All four prompts are to share a pool that holds hardly more than the longest of them."""
     run = PressureRun(model, replace(SMALL_POOL, backend=backend))
-    if not batch_invariant:
-        run.runner = runner_for(model, run.pool, backend=backend, batch_invariant=False)
+    run.runner = runner_for(model, run.pool, backend=backend, batch_invariant=batch_invariant)
     return run
 
 
@@ -56,10 +50,7 @@ def written(run):
 def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
     run = small_pool_run(loaded(architecture), backend, batch_invariant=batch_invariant)
     assert written(run) == generated(architecture)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_texts_are_not_one_word_again_and_again(architecture, generated):
+    # None is one word again and again.
     assert min(len(set(text)) for text in generated(architecture)) >= 5
 
 

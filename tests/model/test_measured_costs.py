@@ -1,11 +1,6 @@
 """What copying a block and computing a token cost can be timed by the engine itself, and decides what a hit on the host is worth."""
 
-from __future__ import annotations
-
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from paged import Costs, Engine, Retention, SamplingParams
 from paged.testing.tiny_model import tiny_model
@@ -41,13 +36,9 @@ def fixed(forward, copy):
     return lambda: next(shown, forward + copy)
 
 
-def test_the_real_clock_gives_costs_above_zero():
-    engine = engine_with(costs="measured")
-    costs = engine.scheduler.costs
+def test_the_real_clock_gives_costs_above_zero_and_those_that_are_named_are_the_schedulers():
+    costs = engine_with(costs="measured").scheduler.costs
     assert costs.seconds_per_token > 0 and costs.seconds_per_swapped_block > 0
-
-
-def test_costs_that_are_named_are_the_schedulers():
     assert engine_with(costs=Costs(seconds_per_token=1.0)).scheduler.costs.seconds_per_token == 1.0
 
 

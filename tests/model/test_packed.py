@@ -1,14 +1,8 @@
 """Packed linear layers give what torch's give, in one order of additions whatever else is computed beside."""
 
-from __future__ import annotations
-
 import pytest
-from hypothesis import given, settings, strategies as st
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library, multiply, pack, pack_linears

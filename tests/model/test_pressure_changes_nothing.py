@@ -1,15 +1,10 @@
 """An answer under memory pressure is the answer without it, tokens and logits, to the last bit."""
 
-from __future__ import annotations
-
 import os
 import random
 
 import pytest
 from hypothesis import given, note, settings, strategies as st
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from paged import Request, Retention
 from paged.testing.engine_world import EngineWorld

@@ -4,8 +4,6 @@ Two ways to get moves wrong are not among the faults, since no run gets there: c
 scheduler never makes, and no step of it moves blocks both ways.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -15,14 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 
-from paged.attention import StepTokens, run_moves
-from paged.block_manager import Moves
+from paged.attention import StepTokens
 from paged.model.runner import runner_for
 from paged.testing.pressure import Answers, differences
 from paged.testing.pressure_run import PressureRun, run_alone
@@ -95,16 +88,6 @@ def moves_after_the_forward_pass(run):
         return found
 
     run.logits = logits
-
-
-def moves_a_step_late(run):
-    run.late = Moves()
-
-    def move(batch):
-        run_moves(run.pool, run.late)
-        run.late = batch.moves
-
-    run.runner.move = move
 
 
 def next_door(batch):
@@ -206,24 +189,18 @@ FROM_HOST = "pool", "host_to_device"
 FAULTS = {
     "loses what goes to the host": (instead("pool", "device_to_host", lambda *_: None), SLOT),
     "loses what comes from the host": (instead(*FROM_HOST, lambda *_: None), SLOT),
-    "fetches the wrong host block": (
-        instead(*FROM_HOST, lambda run, copy, blocks, to: copy((blocks + 1) % run.pool.num_host_blocks, to)),
-        SLOT,
-    ),
     "brings blocks back in the wrong order": (
         instead(*FROM_HOST, lambda run, copy, blocks, to: copy(blocks, to.flip(0))),
         SLOT,
     ),
     "leaves the last layer behind": (instead(*FROM_HOST, last_layer_left_behind), ""),
     "moves after the forward pass": (moves_after_the_forward_pass, SLOT),
-    "moves a step late": (moves_a_step_late, SLOT),
     "writes next door": (altered(next_door), SLOT),
     "reads the tables of the step before": (reads_the_tables_of_the_step_before, ""),
     "believes contexts shorter": (
         altered(lambda batch: {"seq_lens": np.maximum(batch.seq_lens - 1, batch.num_tokens)}),
         "",
     ),
-    "believes contexts longer": (altered(lambda batch: {"seq_lens": batch.seq_lens + 1}), ""),
     "decodes one position early": (altered(one_position_early), ""),
     "samples after the token before": (
         instead(

@@ -1,13 +1,7 @@
 """A shape becomes a model of that shape, which runs; what no Llama can be is refused by name."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 
 from paged import Engine, SamplingParams
@@ -48,24 +42,25 @@ def test_an_engine_runs_it():
 
 
 MATRICES = "an MLP of two matrices and biases and learned positions"
-
-
-@pytest.mark.parametrize(("name", "words"), [("opt-13b", MATRICES), ("deepseek-v2", "experts and latent attention")])
-def test_what_no_llama_has_is_named(name, words):
-    with pytest.raises(UnsupportedModel, match=f"{name} has {words}; random weights are made for Llama's shape alone"):
-        random_model(model_named(name))
-
-
-def test_a_shape_beyond_this_machine_is_refused_before_anything_is_allocated():
-    giant = msgspec.structs.replace(SHAPE, layers=2**30)
-    with pytest.raises(BudgetTooSmall, match="this machine has"):
-        random_model(giant)
+NO_LLAMA = "{} has {}; random weights are made for Llama's shape alone"
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
-    [({"dtype": "int8"}, "known ones are auto, float32"), ({"device": "abacus"}, "cannot be used here")],
+    ("shape", "asked", "error", "words"),
+    [
+        (model_named("opt-13b"), {}, UnsupportedModel, NO_LLAMA.format("opt-13b", MATRICES)),
+        (
+            model_named("deepseek-v2"),
+            {},
+            UnsupportedModel,
+            NO_LLAMA.format("deepseek-v2", "experts and latent attention"),
+        ),
+        # Before anything is allocated.
+        (msgspec.structs.replace(SHAPE, layers=2**30), {}, BudgetTooSmall, "this machine has"),
+        (SHAPE, {"dtype": "int8"}, UnsupportedModel, "known ones are auto, float32"),
+        (SHAPE, {"device": "abacus"}, UnsupportedModel, "cannot be used here"),
+    ],
 )
-def test_a_dtype_or_device_that_is_not_known_is_refused(asked, words):
-    with pytest.raises(UnsupportedModel, match=words):
-        random_model(SHAPE, **asked)
+def test_what_no_llama_has_and_what_this_machine_has_not_is_named(shape, asked, error, words):
+    with pytest.raises(error, match=words):
+        random_model(shape, **asked)

@@ -1,15 +1,9 @@
-"""A runner's logits: in tiles they are a sequence's own, to the last bit, and packed they are close."""
-
-from __future__ import annotations
+"""A runner's logits: how many places a tile has, which rows are there, and what is written beside them."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 
 from paged import Request
@@ -21,7 +15,6 @@ from paged.testing.engine_world import EngineWorld
 from paged.testing.pressure import differences
 from paged.testing.pressure_run import PressureRun, run_alone
 
-ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
 ROOMY = EngineWorld(num_blocks=64, block_size=4, prefix_caching=False, max_tokens_per_step=4096, max_sequences=64)
 # Logits are of size 10 at most, and float32 has 7 digits.
 CLOSE = 5e-5
@@ -52,9 +45,10 @@ def whole_prompt(prompt, first_block=0):
 
 
 FUSED = ["llama", "qwen2", "qwen3", "mistral"]
+OTHERS = ["gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FUSED + OTHERS)
 def test_a_tile_is_32_places_and_packed_or_fused_there_are_none(loaded, architecture):
     model = loaded(architecture)
     assert runner_for(model, pool_for(model), backend="torch_gather").tile == 32
@@ -94,30 +88,11 @@ def place_matters(loaded):
     hook.remove()
 
 
-def test_where_places_do_not_agree_each_token_goes_by_itself(place_matters):
+def test_where_places_do_not_agree_each_token_goes_by_itself_and_depends_on_nobody(place_matters):
     assert runner_for(place_matters, pool_for(place_matters), backend="torch_gather").tile == 1
-
-
-def test_tokens_that_go_by_themselves_depend_on_nobody(place_matters):
     requests = requests_of(3, 9)
     together = PressureRun(place_matters, replace(ROOMY, max_chunk=2, backend="torch_gather")).run(requests)
     assert differences(together, run_alone(place_matters, requests, "torch_gather")) == []
-
-
-@pytest.mark.parametrize(
-    ("architecture", "backend"),
-    [*((each, "torch_gather") for each in ARCHITECTURES), ("llama", "native"), ("gpt2", "reference")],
-)
-def test_packed_logits_are_close(loaded, architecture, backend):
-    model, requests = loaded(architecture), requests_of(1, 40, 7)
-    conditions = replace(ROOMY, backend=backend, max_chunk=16)
-    packed = PressureRun(model, conditions)
-    packed.runner = runner_for(model, packed.pool, backend=backend, batch_invariant=False)
-    ours, theirs = packed.run(requests), PressureRun(model, conditions).run(requests)
-    assert ours.tokens == theirs.tokens
-    for request in requests:
-        a, b = np.stack(ours.logits[request.id, 0]), np.stack(theirs.logits[request.id, 0])
-        assert np.abs(a - b).max() < CLOSE
 
 
 @each_mode
@@ -128,7 +103,7 @@ def test_there_is_a_row_of_logits_for_each_token_that_is_asked_for(loaded, batch
     every = logits_of(runner, whole_prompt(prompt), prompt, [True] * 40)
     some = logits_of(runner, whole_prompt(prompt), prompt, np.isin(range(40), [4, 31, 32]))
     assert every.shape == (40, 97) and every.dtype is torch.float32
-    torch.testing.assert_close(some, every[[4, 31, 32]], atol=CLOSE, rtol=0)
+    torch.testing.assert_close(some, every[[4, 31, 32]], atol=0 if batch_invariant else CLOSE, rtol=0)
 
 
 @each_mode

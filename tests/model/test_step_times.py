@@ -1,10 +1,6 @@
 """Designed steps on an engine: each is timed in every round, and a clock that goes by prices gives these prices back."""
 
-from __future__ import annotations
-
 import pytest
-
-pytest.importorskip("torch")
 
 from paged import Engine
 from paged.errors import InvalidConfig, UnevenRounds
@@ -116,16 +112,13 @@ def test_designs_of_any_size_run_in_rounds_that_are_alike(sequences, context, bu
     assert times.profile().held_out.steps > 3
 
 
-def test_a_profile_of_no_rounds_is_refused():
-    with pytest.raises(InvalidConfig, match="no steps were timed"):
-        timed()[0].profile()
-
-
-def test_a_step_that_runs_out_of_memory_is_no_step_to_time(monkeypatch):
+def test_without_whole_rounds_there_is_no_profile(monkeypatch):
     def out_of_memory(batch):
         raise MemoryError
 
     times, _ = timed()
+    with pytest.raises(InvalidConfig, match="no steps were timed"):
+        times.profile()
     monkeypatch.setattr(times.engine.runner, "logits", out_of_memory)
     with pytest.raises(UnevenRounds, match="step 1 of the design did not run, or failed"):
         times.round()
@@ -140,16 +133,13 @@ def test_a_step_that_runs_out_of_memory_is_no_step_to_time(monkeypatch):
         ({"block_size": 8}, "blocks of 4 tokens"),
         ({"prefix_caching": False}, "with prefix caching"),
         ({"max_model_len": 100}, "sequences of 145 tokens; the model takes 100"),
+        ({}, "begins with a new one"),
     ],
 )
-def test_an_engine_that_has_less_than_the_design_wants_is_refused(options, words):
+def test_an_engine_that_has_less_than_the_design_wants_or_was_used_is_refused(options, words):
     usual = {"num_blocks": DESIGN.num_blocks, "block_size": 4, "max_sequences": 8, "max_tokens_per_step": 80}
+    engine = Engine(tiny_model(32), **{**usual, **options})
+    if not options:
+        engine.add_request([1, 2, 3])
     with pytest.raises(InvalidConfig, match=words):
-        StepTimes(Engine(tiny_model(32), **{**usual, **options}), DESIGN)
-
-
-def test_an_engine_that_has_been_used_is_refused():
-    engine = engine_for(tiny_model(32), DESIGN)
-    engine.add_request([1, 2, 3])
-    with pytest.raises(InvalidConfig, match="begins with a new one"):
         StepTimes(engine, DESIGN)

@@ -6,12 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from paged.model import threads  # noqa: E402
-from paged.model.threads import THREADS, FreeCores, Reading, Threads, read_usage, usable_cores  # noqa: E402
+from paged.model import threads
+from paged.model.threads import THREADS, FreeCores, Reading, Threads, read_usage, usable_cores
 
 
 def readings(*usage):
@@ -38,23 +36,19 @@ def test_a_core_that_others_use_is_not_free(by_all, by_us, free):
     assert FreeCores(lambda: next(found), cores=4).count() == free
 
 
-def test_who_comes_and_who_goes_is_noticed():
+def test_who_comes_and_who_goes_is_noticed_and_all_are_free_where_nobody_says():
     found = readings((2.0, 2.0), (2.0, 1.0), (2.0, 1.0), (1.0, 1.0))
     cores = FreeCores(lambda: next(found), cores=2)
     assert [cores.count() for _ in range(4)] == [2, 1, 1, 2]
+    assert FreeCores(lambda: None, cores=3).count() == 3
 
 
 def test_a_reading_is_used_for_half_a_second():
-    times = iter([0.1, 0.4, 0.6, 0.7])
-    reads = iter([0.0, 0.6])
+    times, reads = iter([0.1, 0.4, 0.6, 0.7]), iter([0.0, 0.6])
     cores = FreeCores(lambda: Reading(next(reads), 0.0, 0.0), cores=2, clock=lambda: next(times))
     for _ in range(4):
         cores.count()
     assert list(reads) == []
-
-
-def test_all_are_free_where_nobody_says():
-    assert FreeCores(lambda: None, cores=3).count() == 3
 
 
 def test_what_is_read_here_is_what_is_used_here():
@@ -80,24 +74,27 @@ def test_a_group_s_limit_counts(monkeypatch, tmp_path):
         assert usable_cores() == cores
 
 
-def test_the_fewest_count_and_nobody_gets_more_than_there_were():
-    before, ours, seen = torch.get_num_threads(), Threads(), []
-    torch.set_num_threads(3)
-    with ours.at_most(8):
-        seen.append(torch.get_num_threads())
-        with ours.at_most(1):
-            seen.append(torch.get_num_threads())
-            with ours.at_most(2):
-                seen.append(torch.get_num_threads())
-        seen.append(torch.get_num_threads())
-    seen.append(torch.get_num_threads())
-    torch.set_num_threads(before)
-    assert seen == [3, 1, 1, 3, 3]
-
-
-def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
+@pytest.fixture
+def three_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_the_fewest_count_and_nobody_gets_more_than_there_were():
+    ours, seen = Threads(), []
+    with ours.at_most(8):
+        seen.append(torch.get_num_threads())
+        with ours.at_most(1), ours.at_most(2):
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+    assert [*seen, torch.get_num_threads()] == [3, 1, 3, 3]
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
     inside, may_go = Event(), Event()
 
     def other():
@@ -112,9 +109,7 @@ def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
         may_go.set()
         first.result()
     with ThreadPoolExecutor() as fresh:
-        seen = fresh.submit(torch.get_num_threads).result()
-    torch.set_num_threads(before)
-    assert seen == 3
+        assert fresh.submit(torch.get_num_threads).result() == 3
 
 
 def test_the_command_line_lets_threads_wait_asleep_and_leaves_what_was_set(run_python):

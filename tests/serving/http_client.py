@@ -3,8 +3,6 @@
 It can read slowly, go away in the middle, and send what no library would.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -4,8 +4,6 @@ with served(max_sequences=8) as server:
     ...                              server.url, server.process, server.stderr
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -25,9 +25,9 @@ def server(impatient_server):
     return impatient_server
 
 
-def request(body, *, host="host: a\r\n", version="1.1", more=""):
+def request(body, *, host="host: a\r\n", more=""):
     raw = json.dumps(body).encode()
-    head = f"POST {TEXT} HTTP/{version}\r\n{host}{JSON}content-length: {len(raw)}\r\n{more}"
+    head = f"POST {TEXT} HTTP/1.1\r\n{host}{JSON}content-length: {len(raw)}\r\n{more}"
     return head.encode() + b"\r\n" + raw
 
 
@@ -40,17 +40,15 @@ def talk(server, data, *, shuts=False):
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-@pytest.mark.parametrize(
-    "host", ["", "host: a\r\nhost: a\r\n", "host: a\r\nHost: b\r\n", "host: a b\r\n", "host: a/b\r\n", "host: a@b\r\n"]
-)
-def test_a_request_without_one_host_is_refused(server, host):
+@pytest.mark.parametrize("hosts", [[], ["a", "a"], ["a", "b"], ["a b"], ["a/b"], ["a@b"]], ids=str)
+def test_a_request_without_one_host_is_refused(server, hosts):
+    host = "".join(f"host: {each}\r\n" for each in hosts)
     assert talk(server, request(USUAL, host=host)).startswith(b"HTTP/1.1 400")
     assert talk(server, f"GET /health HTTP/1.1\r\n{host}\r\n".encode()).startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.parametrize(
-    "head",
-    [f"1.1\r\nhost:{host}\r\n{CLOSE}" for host in (" a", " a:80", " [::1]:80", "", " 127.0.0.1")] + ["1.0\r\n"],
+    "head", [f"1.1\r\nhost:{host}\r\n{CLOSE}" for host in (" a", " a:80", " [::1]:80", "", " 127.0.0.1")] + ["1.0\r\n"]
 )
 def test_a_request_with_one_host_is_answered_and_http_1_0_needs_none(server, head):
     assert talk(server, f"GET /health HTTP/{head}\r\n".encode()).startswith(b"HTTP/1.1 200")

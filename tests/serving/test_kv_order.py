@@ -153,17 +153,12 @@ def test_an_index_refuses_a_batch_before_which_others_are_missing_and_says_which
     assert index.apply(1, batch(1, stored(b"b"))) and index.missing == range(0)
 
 
-def test_a_batch_that_was_applied_is_passed_over():
+def test_a_batch_that_was_applied_is_passed_over_and_one_that_clears_first_is_taken_whatever_its_number():
     index = KvIndex()
     index.apply(0, batch(0, stored(b"a")))
     index.apply(1, batch(1, BlockRemoved([b"a"], "GPU")))
     assert index.apply(0, batch(0, stored(b"a")))
     assert (shown(index)["GPU"], index.next_seq) == (set(), 2)
-
-
-def test_a_batch_that_clears_first_is_taken_whatever_its_number():
-    index = KvIndex()
-    index.apply(0, batch(0, stored(b"a")))
     for seq in (7, 3):
         assert index.apply(seq, batch(seq, AllBlocksCleared(), stored(bytes([seq]))))
         assert (shown(index)["GPU"], index.next_seq) == ({bytes([seq])}, seq + 1)

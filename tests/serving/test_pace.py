@@ -20,22 +20,20 @@ STEPS = [(tokens, 0.002 + 0.001 * tokens) for tokens in (1, 5, 9, 2, 40, 3) * 20
 
 
 def test_a_step_and_a_token_have_their_seconds():
-    assert noted(STEPS).coefficients() == pytest.approx((0.002, 0.001))
     assert noted(STEPS).seconds(10, 100) == pytest.approx(0.12)
 
 
-def test_what_is_done_between_steps_is_waited_for_too():
-    # All but the very first.
-    assert noted(STEPS, between=0.003).coefficients() == pytest.approx((0.005, 0.001), rel=0.02)
-
-
-def test_time_with_nothing_to_do_is_nobodys():
-    assert noted(STEPS, between=5.0, rests=True).coefficients() == pytest.approx((0.002, 0.001))
-
-
-def test_steps_that_computed_nothing_say_nothing():
-    assert noted([(0, 3.0)]).coefficients() == (0.0, 0.0)
-
-
-def test_steps_that_are_all_alike_tell_the_seconds_of_their_tokens():
-    assert noted([(8, 0.016)] * 9).coefficients() == pytest.approx((0.0, 0.002))
+@pytest.mark.parametrize(
+    ("steps", "more", "found"),
+    [
+        (STEPS, {}, (0.002, 0.001)),
+        # What is done between steps is waited for too, all but the very first; time with nothing to do is nobody's.
+        (STEPS, {"between": 0.003}, (0.005, 0.001)),
+        (STEPS, {"between": 5.0, "rests": True}, (0.002, 0.001)),
+        # Steps that computed nothing say nothing, and steps that are all alike the seconds of their tokens.
+        ([(0, 3.0)], {}, (0.0, 0.0)),
+        ([(8, 0.016)] * 9, {}, (0.0, 0.002)),
+    ],
+)
+def test_seconds_of_a_step_and_of_a_token_are_told_apart(steps, more, found):
+    assert noted(steps, **more).coefficients() == pytest.approx(found, rel=0.02 if "between" in more else 1e-6)

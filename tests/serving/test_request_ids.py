@@ -76,6 +76,10 @@ def test_keys_are_needed_where_there_are_any_and_an_admins_for_requests(odd_serv
         "/metrics": {None: 200},
     }.items():
         assert {name: got(odd_server, path, key(name)).status for name in statuses} == statuses
+    assert [each["id"] for each in got(odd_server, "/v1/models", key("sk-right")).body["data"]] == ["a", "b"]
+    # A wrong key gets no hint.
+    refused, wrong = (asked(odd_server, headers=headers) for headers in ({}, key("sk-r")))
+    assert (refused.status, refused.body) == (wrong.status, wrong.body) and wrong.status == 401
 
 
 def test_with_keys_and_without_an_admins_the_servers_own_keys_see_its_requests():
@@ -84,18 +88,3 @@ def test_with_keys_and_without_an_admins_the_servers_own_keys_see_its_requests()
         assert [got(server, "/requests/mine", key(name)).status for name in (None, "wrong", "right")] == [401, 403, 200]
         lines = [line for line in server.lines if line.get("id") == "mine"]
     assert lines[0]["status"] == 200
-
-
-def test_a_wrong_key_gets_no_hint(odd_server):
-    refused = [asked(odd_server, headers=headers) for headers in ({}, key("sk-r"))]
-    assert refused[0].status == refused[1].status == 401
-    assert refused[0].body == refused[1].body
-
-
-def test_a_server_answers_under_its_names(odd_server):
-    assert [each["id"] for each in got(odd_server, "/v1/models", key("sk-right")).body["data"]] == ["a", "b"]
-
-
-def test_the_engine_knows_the_policies_that_the_front_offers(odd_server):
-    """The fixture's policy is one of the study."""
-    assert asked(odd_server, headers=key("sk-right")).status == 200

@@ -33,9 +33,9 @@ def lines(text):
     return [json.loads(line) for line in text.removesuffix("\n").split("\n")]
 
 
-def written(path, *records, **options):
+def written(path, *records, clock=lambda: MOMENT, **options):
     with path.open("ab") as file:
-        log = RequestLog(file, clock=lambda: MOMENT, **options)
+        log = RequestLog(file, clock=clock, **options)
         for record in records:
             log.write(record)
         log.close(timeout_s=600)
@@ -52,25 +52,17 @@ def test_prompts_and_answers_are_said_at_the_end_where_they_are_asked_for(path):
     assert written(path, RECORD, with_prompts=True) == said
 
 
-def test_what_did_not_happen_is_null(path):
-    refused = replace(RECORD, begun=None, first=None, last=None, status=429, finish_reason="", error="overloaded")
-    (line,) = lines(written(path, refused))
-    assert (line["waited_s"], line["ttft_s"], line["e2e_s"], line["error"]) == (None, None, 2.25, "overloaded")
-
-
-def test_the_level_is_the_statuss(path):
-    said = lines(written(path, *(replace(RECORD, status=status) for status in (200, 400, 499, 500))))
+def test_what_did_not_happen_is_null_and_the_level_is_the_statuss(path):
+    refused = replace(RECORD, begun=None, first=None, last=None, finish_reason="", error="overloaded")
+    said = lines(written(path, *(replace(refused, status=status) for status in (200, 429, 499, 500))))
     assert [line["level"] for line in said] == ["info", "warning", "warning", "error"]
+    line = said[0]
+    assert (line["waited_s"], line["ttft_s"], line["e2e_s"], line["error"]) == (None, None, 2.25, "overloaded")
 
 
 def test_a_clock_that_jumps_back_changes_the_time_and_no_duration(path):
     clock = iter([2000.0, 1000.0])
-    with path.open("wb") as file:
-        log = RequestLog(file, clock=lambda: next(clock))
-        log.write(RECORD)
-        log.write(RECORD)
-        log.close(timeout_s=600)
-    first, second = lines(path.read_text())
+    first, second = lines(written(path, RECORD, RECORD, clock=lambda: next(clock)))
     assert (first.pop("time"), second.pop("time")) == ("1970-01-01T00:33:20.000Z", "1970-01-01T00:16:40.000Z")
     assert first == second
 
@@ -116,12 +108,8 @@ def test_a_full_disk_costs_lines_which_are_counted_and_said_once_when_there_is_r
         assert log.lost == 3
     first, notice, second = path.read_text().splitlines(keepends=True)
     assert (first, second) == (SAID, SAID)
-    assert json.loads(notice) == {
-        "time": "2026-01-02T03:04:05.678Z",
-        "level": "warning",
-        "message": "3 lines of this log were lost.",
-        "lost": 3,
-    }
+    told = {"level": "warning", "message": "3 lines of this log were lost.", "lost": 3}
+    assert json.loads(notice) == {"time": "2026-01-02T03:04:05.678Z", **told}
 
 
 @pytest.mark.parametrize("blocks", [True, False])
@@ -147,13 +135,15 @@ def test_a_reader_that_sleeps_blocks_nobody_and_what_is_kept_and_what_is_lost_is
     assert set(said) == {SAID}
 
 
+LONG = replace(RECORD, prompt="x" * (MOST_BYTES // 4))
+
+
 def test_lines_with_long_prompts_are_bounded_by_their_bytes():
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb", buffering=0) as stream:
         log = RequestLog(stream, with_prompts=True)
-        long = replace(RECORD, prompt="x" * (MOST_BYTES // 4))
         for _ in range(10):
-            log.write(long)
+            log.write(LONG)
         assert log.lost >= 6
         os.close(reader)
         log.close(timeout_s=600)
@@ -163,9 +153,8 @@ def test_lines_with_long_prompts_are_bounded_by_their_bytes():
 def test_lines_that_have_been_written_leave_room_for_others(path):
     with path.open("wb") as file:
         log = RequestLog(file, with_prompts=True)
-        long = replace(RECORD, prompt="x" * (MOST_BYTES // 4))
         for number in range(1, 7):
-            log.write(long)
+            log.write(LONG)
             waits_until(lambda size=number * MOST_BYTES // 4: path.stat().st_size > size)
         log.close(timeout_s=600)
         assert log.lost == 0

@@ -47,10 +47,6 @@ def refused(monkeypatch, capsys):
     return call
 
 
-def test_without_options_a_server_is_as_usual(settings_of):
-    assert settings_of() == Settings()
-
-
 @pytest.mark.parametrize(
     ("vllm", "ours"),
     [
@@ -65,16 +61,15 @@ def test_without_options_a_server_is_as_usual(settings_of):
         ("--shutdown-timeout 5", "--shutdown-timeout-s 5"),
         ("--async-scheduling", "--steps-ahead 1"),
         ("--disable-log-requests", "--log off"),
-        ("--tensor-parallel-size 1 --enable-chunked-prefill", ""),
-        ("--tensor-parallel-size=1 -tp 1 --enforce-eager", ""),
-        ("--scheduling-policy priority --trust-remote-code", ""),
+        ("--tensor-parallel-size=1 -tp 1 --enforce-eager --scheduling-policy priority", ""),
     ],
 )
 def test_a_flag_of_vllm_is_ours_where_it_means_the_same(settings_of, vllm, ours):
     assert settings_of("a/folder", *vllm.split()) == settings_of("a/folder", *ours.split())
 
 
-def test_options_change_what_they_name(settings_of):
+def test_options_change_what_they_name_and_nothing_else(settings_of):
+    assert settings_of() == Settings()
     found = settings_of(
         *("a/folder", "--port", 0, "--max-model-len", "16K", "--api-key", "one", "--api-key", "two", "--fast"),
         *("--served-model-name", "a", "--served-model-name", "b", "--kv-events-config", '{"publisher": "zmq"}'),
@@ -84,10 +79,14 @@ def test_options_change_what_they_name(settings_of):
     assert found == Settings(engine=engine, port=0, kv_events=KvEventsConfig(publisher="zmq"), **named)
 
 
-def test_keys_come_from_the_environment_too(settings_of, monkeypatch):
+def test_keys_come_from_the_environment_too_and_an_empty_one_does_not_open_the_server(
+    settings_of, refused, monkeypatch
+):
     monkeypatch.setenv("PAGED_API_KEY", "one two")
     monkeypatch.setenv("VLLM_API_KEY", "three")
     assert settings_of().api_keys == ("one", "two")
+    monkeypatch.setenv("PAGED_API_KEY", "")
+    assert "PAGED_API_KEY is empty, and everybody could ask" in refused()
 
 
 def test_options_win_over_the_file_and_the_file_over_what_is_usual(settings_of, tmp_path):
@@ -126,11 +125,6 @@ def test_options_win_over_the_file_and_the_file_over_what_is_usual(settings_of, 
 )
 def test_what_cannot_be_had_is_refused_in_a_line(refused, arguments, said):
     assert said in refused(*arguments)
-
-
-def test_an_empty_key_in_the_environment_does_not_open_the_server(refused, monkeypatch):
-    monkeypatch.setenv("PAGED_API_KEY", "")
-    assert "PAGED_API_KEY is empty, and everybody could ask" in refused()
 
 
 @pytest.mark.parametrize(

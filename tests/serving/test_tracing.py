@@ -79,15 +79,11 @@ def test_a_span_is_the_child_of_the_one_that_its_client_names():
 @pytest.mark.parametrize(
     "header", [None, "", "banana", PARENT[:-5], "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "\xff" * 99]
 )
-def test_without_a_name_that_holds_a_span_has_no_parent(header):
-    (span,) = spans(traceparent=header)
-    assert span.parent is None
-
-
-def test_a_span_that_happens_to_be_current_is_no_parent():
+def test_without_a_name_that_holds_a_span_has_no_parent_not_even_one_that_happens_to_be_current(header):
     (current,) = spans()
     with use_span(NonRecordingSpan(current.context)):
-        assert spans()[0].parent is None
+        (span,) = spans(traceparent=header)
+    assert span.parent is None
 
 
 def test_of_a_trace_that_its_client_does_not_sample_there_is_no_span_and_none_is_waited_for():
@@ -100,17 +96,16 @@ def test_of_a_trace_that_its_client_does_not_sample_there_is_no_span_and_none_is
     assert (len(exporter.get_finished_spans()), traces.lost) == (1, 0)
 
 
-def test_a_request_that_was_refused_says_why_and_has_no_moments():
-    refused = replace(RECORD, begun=None, first=None, last=None, status=429, error="overloaded", finish_reason="")
+@pytest.mark.parametrize(
+    ("status", "error", "code"), [(429, "overloaded", StatusCode.UNSET), (500, "engine_died", StatusCode.ERROR)]
+)
+def test_a_request_that_did_not_begin_says_why_and_only_a_fault_of_the_server_is_the_spans(status, error, code):
+    refused = replace(RECORD, begun=None, first=None, last=None, status=status, error=error, finish_reason="")
     (span,) = spans(refused)
-    assert (span.events, span.status.status_code) == ((), StatusCode.UNSET)
-    assert span.attributes["error.type"] == "overloaded"
+    assert (span.events, span.status.status_code) == ((), code)
+    assert span.status.description == (error if code == StatusCode.ERROR else None)
+    assert span.attributes["error.type"] == error
     assert not {"gen_ai.latency.time_to_first_token", "gen_ai.response.finish_reasons"} & set(span.attributes)
-
-
-def test_a_fault_of_the_server_is_the_spans():
-    (span,) = spans(replace(RECORD, status=500, error="engine_died", finish_reason="error"))
-    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "engine_died")
 
 
 def test_the_service_is_named_by_the_environment_where_that_does(monkeypatch):
@@ -193,23 +188,14 @@ def test_a_collector_gets_the_spans_over_http():
     assert traces.lost == 0
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "url"),
-    [
-        ("http://collector:4318", "http://collector:4318/v1/traces"),
-        ("https://collector/", "https://collector/v1/traces"),
-        ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
-        ("http://collector/of/ours?key=1", "http://collector/of/ours?key=1"),
-    ],
-)
-def test_an_endpoint_without_a_path_gets_the_usual_one(endpoint, url):
-    assert checked_url(endpoint) == url
-
-
-@pytest.mark.parametrize("endpoint", ["", "collector:4317", "grpc://collector:4317", "http://"])
-def test_an_endpoint_that_is_no_url_is_refused(endpoint):
-    with pytest.raises(InvalidConfig, match="traces_endpoint has to be an http or https URL"):
-        Traces(endpoint)
+def test_an_endpoint_without_a_path_gets_the_usual_one_and_one_that_is_no_url_is_refused():
+    assert checked_url("http://collector:4318") == "http://collector:4318/v1/traces"
+    assert checked_url("https://collector/") == "https://collector/v1/traces"
+    for whole in ("http://collector:4318/v1/traces", "http://collector/of/ours?key=1"):
+        assert checked_url(whole) == whole
+    for none in ("", "collector:4317", "grpc://collector:4317", "http://"):
+        with pytest.raises(InvalidConfig, match="traces_endpoint has to be an http or https URL"):
+            Traces(none)
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry.sdk", "opentelemetry.exporter"])

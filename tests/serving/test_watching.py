@@ -133,13 +133,16 @@ def test_a_wait_has_its_reason_from_the_beginning_and_as_the_first_of_the_queue(
     assert load.watcher.story(first).why == f'request "{first}" is finished: by its length, after 6 tokens.'
 
 
-def test_a_request_that_is_refused_has_a_story(ticks):
+def test_a_request_that_is_refused_has_a_story_and_of_those_that_ended_the_last_thousand_are_known(ticks):
     load = Load(num_clients=0, clock=ticks)
-    load.watcher.refused("huge", "research", 9000, "it never fits.", 250)
-    story = load.watcher.story("huge")
+    for number in range(1001):
+        load.watcher.refused(f"r{number}", "research", 9000, "it never fits.", 250)
+    story = load.watcher.story("r1")
     assert (story.status, story.tenant, story.prompt_tokens) == ("rejected", "research", 9000)
-    assert story.why == 'request "huge" is rejected: it never fits.'
-    assert [event.kind for event in load.watcher.snapshot().happened] == ["rejected"]
+    assert story.why == 'request "r1" is rejected: it never fits.'
+    assert {event.kind for event in load.watcher.snapshot().happened} == {"rejected"}
+    with pytest.raises(UnknownRequest, match="r0"):
+        load.watcher.story("r0")
 
 
 def test_an_error_is_told_and_an_end_is_told_once(ticks):
@@ -148,20 +151,11 @@ def test_an_error_is_told_and_an_end_is_told_once(ticks):
     load.step()
     load.engine.abort(name)
     error = EngineOutput(name, [], finish_reason="error", error="OutOfMemory: none left.", finished=True)
-    load.watcher.ended(error, 300)
-    load.watcher.ended(error, 301)
+    for moment in (300, 301):
+        load.watcher.ended(error, moment)
     assert load.watcher.story(name).status == "error"
     assert of_kind(load.watcher.snapshot().happened, "error") == [(name, "error")]
     assert "OutOfMemory" in load.watcher.story(name).why
-
-
-def test_of_those_that_ended_the_last_thousand_are_known(ticks):
-    load = Load(num_clients=0, clock=ticks)
-    for number in range(1001):
-        load.watcher.refused(f"r{number}", "", 1, "it never fits.", 200)
-    assert load.watcher.story("r1").status == "rejected"
-    with pytest.raises(UnknownRequest, match="r0"):
-        load.watcher.story("r0")
 
 
 def test_a_very_long_life_keeps_its_beginning_and_its_end(ticks):
@@ -255,8 +249,7 @@ def test_of_many_requests_two_hundred_are_shown_and_thirty_say_why_they_wait(tic
         load.add()
     load.step()
     seen = load.watcher.snapshot()
-    assert len(seen.requests) == 200
-    assert seen.queues.waiting + seen.queues.running == 240
+    assert (len(seen.requests), seen.queues.waiting + seen.queues.running) == (200, 240)
     away = [each for each in seen.requests if each.status != "running"]
     assert [bool(each.reason) for each in away] == [True] * 30 + [False] * (len(away) - 30)
 
@@ -281,16 +274,11 @@ def test_a_block_is_retained_or_held():
     assert cells.tolist() == [CACHED, RETAINED, HELD, FREE]
 
 
-def test_a_merged_cell_is_what_most_of_its_blocks_are():
-    cells = np.array([5, FREE, 5, CACHED, CACHED, CACHED, 8], np.int64)
-    assert merged(cells, 3).tolist() == [5, CACHED, 8]
-    assert merged(cells, 1) is cells
-
-
-def test_a_large_pool_is_shown_in_cells_of_equal_size(ticks):
+def test_a_large_pool_is_shown_in_cells_of_equal_size_each_of_which_is_what_most_of_its_blocks_are(ticks):
     load = Load(num_clients=3, num_blocks=40_000, block_size=1, max_model_len=512, clock=ticks, longest=40)
     load.step()
     blocks = load.watcher.snapshot().blocks
     assert blocks.cell_blocks == 3
     assert sum(count for _, count in blocks.runs) == 13_334
     assert blocks.free + blocks.cached + blocks.own + blocks.shared == 40_000
+    assert merged(np.array([5, FREE, 5, CACHED, CACHED, CACHED, 8], np.int64), 3).tolist() == [5, CACHED, 8]
