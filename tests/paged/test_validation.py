@@ -376,24 +376,6 @@ def test_closed_loops_are_medians_by_engine_and_devices(printed, document, tmp_p
     assert cell["tpot_error"] == pytest.approx(cell["simulated_tpot_s"] / cell["tpot_s"] - 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--engine", "vllm-9"], "unknown engine"),
-        (["--model", "no-such"], "unknown model"),
-        (["--device", "abacus"], "unknown device"),
-    ],
-)
-def test_what_is_unknown_ends_in_a_line(refused, run_folder, options, words):
-    assert words in refused("validate", run_folder, "--json", *options)
-
-
-def test_a_broken_line_ends_in_a_line(refused, run_folder):
-    path = run_folder / "requests.jsonl"
-    path.write_text(path.read_text().replace('"output_toks": 20', '"output_toks": null', 1))
-    assert "row 2: output_toks is None" in refused("validate", run_folder, "--json")
-
-
 def test_tables_of_others_become_a_file_that_a_simulation_goes_by(printed, refused, tmp_path):
     folder = write_folder(tmp_path)
     (folder / "meta.yaml").write_text("vllm_version: 1.2\nmodel: meta-llama/Llama-3.1-8B\n")
@@ -403,14 +385,6 @@ def test_tables_of_others_become_a_file_that_a_simulation_goes_by(printed, refus
     options = ("simulate", "azure", "--limit", 5, "--model", "llama-3.1-8b", "--profile", out)
     assert "vLLM 1.2" in printed(*options, "--device", "rtx4090")
     assert "timed on rtx4090, not on h100" in refused(*options, "--device", "h100")
-
-
-def test_an_import_says_what_it_needs(refused, tmp_path):
-    into = ("profile", "--out", tmp_path / "own.json", "--import")
-    folder = write_folder(tmp_path)
-    assert "--on" in refused(*into, folder)
-    assert "--shape" in refused(*into, folder, "--on", "rtx4090")
-    assert "nowhere: no such folder" in refused(*into, tmp_path / "nowhere", "--on", "h100")
 
 
 def test_capacity_and_simulate_say_what_times_a_step(printed):
