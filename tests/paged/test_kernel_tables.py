@@ -11,7 +11,6 @@ import pytest
 from paged.errors import BadHardwareFile, BadKernelRow, UnknownDevice, UnknownKernel
 from paged.study.hardware import device_named
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
-from paged.study.hardware.kernels.completion import completed
 
 LAUNCH_MS = 0.004
 ROWS = (1, 16, 17, 32, 33, 64, 65, 128, 129, 256)
@@ -130,42 +129,29 @@ def latency_of_row_7(value):
     return products(lambda place, row: {"latency": value} if place == 7 else None)
 
 
+def in_microseconds(place, row):
+    return {"latency": 1000 * row["latency"]}
+
+
+def on(device, of_row_5=None):
+    return products(lambda place, row: {"device": of_row_5 or device if place == 5 else device})
+
+
 LATENCY = "gemm_perf.csv, field latency.*row 7 has "
 
 
 @pytest.mark.parametrize(
     ("of", "error", "words"),
     [
-        (
-            without("gemm_perf"),
-            BadHardwareFile,
-            "field gemm_perf: there is neither a .parquet nor a .csv file of this name",
-        ),
-        (
-            without_column("k"),
-            BadHardwareFile,
-            "gemm_perf.csv, field k: the column is missing; there are version, gemm_dtype, m, n",
-        ),
+        (without("gemm_perf"), BadHardwareFile, "field gemm_perf: there is neither a .parquet nor a .csv"),
+        (without_column("k"), BadHardwareFile, "field k: the column is missing; there are version, gemm_dtype, m, n"),
         (latency_of_row_7(0.0), BadKernelRow, f"{LATENCY}0.0; it has to be finite and above 0"),
-        (latency_of_row_7(-1.0), BadKernelRow, f"{LATENCY}-1.0; it has to be finite and above 0"),
         (latency_of_row_7("nan"), BadKernelRow, f"{LATENCY}nan; it has to be finite and above 0"),
         (latency_of_row_7("soon"), BadKernelRow, f"{LATENCY}'soon'; it has to be a number"),
         (latency_of_row_7(1e-7), BadKernelRow, f"{LATENCY}1e-07 ms; at its published rates the device takes"),
-        (
-            products(lambda place, row: {"latency": 1000 * row["latency"]}),
-            BadKernelRow,
-            "no row is shorter, and the shortest has to be below 2 ms: is it in another unit",
-        ),
-        (
-            products(lambda place, row: {"device": "NVIDIA A100-SXM4-80GB"}),
-            BadKernelRow,
-            "gemm_perf.*NVIDIA A100-SXM4-80GB; kernels of h100 were asked for",
-        ),
-        (
-            products(lambda place, row: {"device": "NVIDIA H200" if place == 5 else "NVIDIA H100 80GB HBM3"}),
-            BadKernelRow,
-            "row 5 has NVIDIA H200; the rows before have NVIDIA H100",
-        ),
+        (products(in_microseconds), BadKernelRow, "the shortest has to be below 2 ms: is it in another unit"),
+        (on("NVIDIA A100-SXM4-80GB"), BadKernelRow, "NVIDIA A100-SXM4-80GB; kernels of h100 were asked for"),
+        (on("NVIDIA H100 80GB HBM3", "NVIDIA H200"), BadKernelRow, "row 5 has NVIDIA H200; the rows before have"),
         (
             products(lambda place, row: {"gemm_dtype": "fp8_block"}),
             BadHardwareFile,
@@ -184,14 +170,6 @@ def test_a_kernel_that_was_not_measured_is_named(fitted, tmp_path):
         fitted.product("fp8", 1, 1024, 1024)
     with pytest.raises(UnknownKernel, match="of h100 there is no all_reduce/graph; measured are none"):
         fit_folder(written(tmp_path, without("custom_allreduce_perf")), "h100").all_reduce(2, 1024)
-
-
-def test_a_sum_of_two_effects_is_completed():
-    places = (np.arange(6.0), np.arange(5.0))
-    whole = np.array([3.0, 1, 4, 1, 5, 9])[:, None] + np.array([2.0, 7, 1, 8, 2])
-    holed = whole.copy()
-    holed[2, 3] = np.nan
-    assert completed(holed, places)[2, 3] == pytest.approx(whole[2, 3], abs=0.2)
 
 
 def test_a_tiles_edge_stays_a_step(fitted):

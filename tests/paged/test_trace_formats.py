@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from paged.errors import TraceError
 from paged.study.traces import EXCERPTS, excerpt_path, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -113,71 +112,8 @@ def test_scaling_keeps_what_was_shared_and_leaves_no_length_at_zero(trace_of):
     assert np.array_equal(scaled.prompt(0)[:19], scaled.prompt(1)[:19])
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf")])
-def test_a_scale_that_is_not_a_positive_number_is_refused(trace_of, scale):
-    with pytest.raises(ValueError, match="must be a positive number"):
-        trace_of(MOONCAKE).scaled(prompts=scale)
-
-
 @pytest.mark.parametrize("name", sorted(EXCERPTS))
 def test_every_excerpt_is_small_and_can_be_read(name):
     path = excerpt_path(name)
     assert path.stat().st_size < 100_000
     assert len(read_trace(path)) >= 300
-
-
-def plain(*rows):
-    return PLAIN + "".join(f"{row}\n" for row in rows)
-
-
-def mooncake(**changes):
-    record = {"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 9]} | changes
-    return MOONCAKE + json.dumps(record) + "\n"
-
-
-DAMAGED = {
-    "no bytes": ("", None, None, "empty"),
-    "only blank lines": ("\n \n", None, None, "empty"),
-    "only a header": (AZURE, None, None, "empty"),
-    "an unknown header": ("when,what\n1,2\n", 1, None, "known in CSV are azure: TIMESTAMP"),
-    "a header without one column": ("arrival_s,prompt_tokens\n1,2\n", 1, "output_tokens", "missing"),
-    "an unknown object": ('{"when": 1}\n', 1, None, "known in JSON Lines are mooncake"),
-    "a list for an object": ("[1, 2]\n", 1, 1, "not a JSON object"),
-    "not UTF-8": (AZURE.encode() + b"\xff\xfe\n", 2, None, "UTF-8"),
-    "an open quotation": (AZURE + '"2023-11-16 18:15:46,20,1\n', 2, None, "not CSV"),
-    "too few cells": (AZURE + "2023-11-16 18:15:46,20\n", 2, None, "2 cells, but the header has 3"),
-    "no date": (AZURE + "yesterday,20,1\n", 2, "TIMESTAMP", '"yesterday" is not a date'),
-    "no number": (AZURE + "2023-11-16 18:15:46,many,1\n", 2, "ContextTokens", '"many" is not a whole number'),
-    "half a token": (AZURE + "2023-11-16 18:15:46,2.5,1\n", 2, "ContextTokens", '"2.5" is not a whole number'),
-    "no output": (AZURE + "2023-11-16 18:15:46,20,0\n", 2, "GeneratedTokens", "at least 1"),
-    "fewer than no tokens": (AZURE + "2023-11-16 18:15:46,-20,1\n", 2, "ContextTokens", "at least 1"),
-    "more tokens than a model reads": (plain("0,99999999,1,,"), 2, "prompt_tokens", "at most 10,000,000"),
-    "unsorted": (AZURE + "2023-11-16 18:15:46,2,1\n2023-11-16 18:15:45,2,1\n", 3, "TIMESTAMP", "1 s before"),
-    "a line cut short": (MOONCAKE + '{"timestamp": 0, "input_le', 2, 27, "not JSON"),
-    "a line that is no JSON": (MOONCAKE + '{"timestamp": x}', 2, 15, "not JSON"),
-    "nesting without end": (MOONCAKE + "[" * 100_000, 2, None, "not"),
-    "an id too few": (mooncake(hash_ids=[4]), 2, "hash_ids", "1 ids, but 600 tokens are 2 blocks"),
-    "an id that is text": (mooncake(hash_ids=[4, "x"]), 2, "hash_ids", '"x" is not an id'),
-    "an id below zero": (mooncake(hash_ids=[4, -1]), 2, "hash_ids", '"-1" is not an id'),
-    "no ids": (mooncake(hash_ids=None), 2, "hash_ids", "nothing is not a list"),
-    "true for a length": (mooncake(input_length=True), 2, "input_length", "not a whole number"),
-    "a missing length": (MOONCAKE + '{"timestamp": 0, "hash_ids": [1]}', 2, "input_length", "nothing is not"),
-    "time below zero": (plain("-1,2,1,,"), 2, "arrival_s", "not negative"),
-    "time that is no number": (plain("nan,2,1,,"), 2, "arrival_s", "finite"),
-    "a prefix without a length": (plain("0,9,1,bot,"), 2, "prefix_tokens", 'nothing, but prefix_id is "bot"'),
-    "a length without a prefix": (plain("0,9,1,,5"), 2, "prefix_id", "prefix_tokens is 5"),
-    "a prefix longer than the prompt": (plain("0,9,1,bot,10"), 2, "prefix_tokens", "10 of a prompt of 9"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_trace_says_file_line_and_column(trace_of, tmp_path, case):
-    text, line, column, problem = DAMAGED[case]
-    with pytest.raises(TraceError) as caught:
-        trace_of(text)
-    error = caught.value
-    assert (error.path, error.line) == (str(tmp_path / "trace"), line)
-    assert column is None or error.column == column
-    assert problem in str(error)
-    assert "\n" not in str(error)
-    assert str(error).startswith(error.path)

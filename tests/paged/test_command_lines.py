@@ -1,15 +1,16 @@
-"""Command lines that are refused: each says why in one line on standard error, ends with status 2, and writes nothing."""
-
-import re
-from pathlib import Path
+"""What command lines print, and what those that are refused get: one line on standard error, and status 2."""
 
 import pytest
 
 from .files_of_others import write_folder, write_run  # noqa: TID252
+from .shown import assert_shown, shown_in  # noqa: TID252
 
-# "$ paged COMMAND" and the line that it gets, in which … stands for anything.
-TEXT = (Path(__file__).parent / "fixtures" / "refusals.txt").read_text(encoding="utf-8")
-REFUSALS = re.findall(r"^\$ paged (.*)\n(.+)$", TEXT, flags=re.MULTILINE)
+
+@pytest.mark.parametrize(("command", "shown"), shown_in("printed.txt", "$ paged"))
+def test_a_command_prints_these_lines(printed, command, shown):
+    assert_shown(printed(*command.split()), shown)
+
+
 RUN_A_MODEL = ("generate", "profile", "bench attention", "bench engine", "bench step")
 
 
@@ -32,12 +33,11 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("command", "said"), REFUSALS, ids=[command for command, _ in REFUSALS])
-def test_a_command_that_is_refused_says_why_in_a_line_and_writes_nothing(refused, folder, monkeypatch, command, said):
+@pytest.mark.parametrize(("command", "shown"), shown_in("refused_commands.txt", "$ paged"))
+def test_a_command_that_is_refused_says_why_in_a_line_and_writes_nothing(refused, folder, monkeypatch, command, shown):
     if command.startswith(RUN_A_MODEL):
         pytest.importorskip("torch")
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
-    line = refused(*command.split())
-    assert re.fullmatch(re.escape(said).replace("…", ".*") + "\n", line), line
+    assert_shown(refused(*command.split()), shown)
     assert sorted(folder.rglob("*")) == before

@@ -1,0 +1,40 @@
+"""Calls with values that make no sense: each is refused with the value, the limit and what would do."""
+# ruff: noqa: F401  # the calls of the file take them from here
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from paged import (
+    BeamSearchParams,
+    ContrastiveSearchParams,
+    EngineConfig,
+    PagedError,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from paged.sampling import seed_of
+from paged.study import simulator
+from paged.study.hardware import Faster, Roofline, Tiling, capacity_of, device_named, model_named
+from paged.study.hardware.link import Link, link_of
+from paged.study.profiling import designed
+from paged.study.simulator import StepTime, Targets, engine_named
+from paged.study.traces import LogNormal, Trace, open_trace, superposed, synthetic
+
+from .shown import assert_shown, shown_in  # noqa: TID252
+
+
+def roofline(model="llama-2-13b", device="a100-40g", **options):
+    return Roofline(model=model_named(model), device=device_named(device), **options)
+
+
+trace = Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("refused_calls.txt", ">>>"))
+def test_a_call_that_makes_no_sense_is_refused_with_the_reason(call, shown):
+    with pytest.raises(PagedError) as refusal:
+        eval(call)
+    assert_shown(f"{type(refusal.value).__name__}: {refusal.value}\n", shown)
