@@ -58,6 +58,11 @@ META = {
 }
 
 
+def meta_of(model="meta-llama/Llama-3.1-8B", device="NVIDIA RTX PRO 6000 Blackwell", **fields):
+    engine = {**META["engine_kwargs"], **fields}
+    return {**META, "model": model, "hardware": {"device_name": device}, "engine_kwargs": engine}
+
+
 def write_run(folder, *, slower=1.0, meta=META, spoil=lambda rows: rows):
     """A run as if the simulated engine had been recorded, each time so many times as long after the request was taken in."""
     folder.mkdir(exist_ok=True)

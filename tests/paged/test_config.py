@@ -131,27 +131,6 @@ def test_a_variable_that_would_not_do_is_named(monkeypatch, variable, text, said
         EngineConfig.from_environment()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[engine]\nblock_sise = 8", "block_sise is no setting of an engine. Did you mean block_size?"),
-        ("[engine]\nblock_size = 0", "block_size has to be an integer of at least 1; got 0."),
-        ("[engine]\nblock_size = '8'", 'block_size has to be an integer of at least 1; got "8".'),
-        (
-            "[engine]\ngpu_memory_utilization = 0.9",
-            "gpu_memory_utilization is no setting of an engine: memory is named",
-        ),
-        ("block_size = 8", "block_size is a setting of an engine; it stands under [engine]."),
-        ("engine = 8", "engine has to be a table."),
-    ],
-)
-def test_a_file_that_would_not_do_is_named_with_the_key(tmp_path, text, said):
-    path = tmp_path / "a.toml"
-    path.write_text(f"{text}\n")
-    with pytest.raises(InvalidConfig, match=f"^{re.escape(f'{path}: {said}')}"):
-        EngineConfig.from_toml(path)
-
-
 @pytest.mark.parametrize("command", ["serve", "generate", "chat"])
 def test_each_setting_is_an_option_with_its_help_and_vllms_names(command):
     options = {option.name: option for option in typer.main.get_command(app).commands[command].params}

@@ -169,24 +169,6 @@ def test_a_saved_profile_comes_back_as_it_was(tmp_path):
     assert Profile.load(path) == profile
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "seconds", "held_out", "words"),
-    [
-        (7, np.ones(7), None, "7 timed steps; a profile takes at least 8"),
-        (8, np.ones(9), None, "durations of shape"),
-        (8, np.zeros(8), None, "has to be a finite number above 0"),
-        (8, np.full(8, np.nan), None, "has to be a finite number above 0"),
-        (8, -np.ones(8), None, "has to be a finite number above 0"),
-        *((8, np.ones(8), held, "some have to be, and some not") for held in (np.zeros(8, bool), np.ones(8, bool))),
-        (8, np.ones(8), np.ones(3, bool), "some have to be, and some not"),
-    ],
-)
-def test_steps_that_cannot_be_fitted_to_are_refused(num_steps, seconds, held_out, words):
-    work, _ = timed_steps(num_steps)
-    with pytest.raises(InvalidConfig, match=words):
-        Profile.fit(work, seconds, held_out=held_out)
-
-
 def test_a_profile_is_known_by_the_sizes_of_its_model_and_not_by_its_name():
     shape = model_named("smollm-135m")
     sizes = {name: getattr(shape, name) for name in ("layers", "heads", "kv_heads", "head_dim", "vocab")}

@@ -17,7 +17,7 @@ from paged import (
 )
 from paged.sampling import seed_of
 from paged.study import simulator
-from paged.study.hardware import Faster, Roofline, Tiling, capacity_of, device_named, model_named
+from paged.study.hardware import Faster, Profile, Roofline, StepWork, Tiling, capacity_of, device_named, model_named
 from paged.study.hardware.link import Link, link_of
 from paged.study.profiling import designed
 from paged.study.simulator import StepTime, Targets, engine_named
@@ -28,6 +28,11 @@ from .shown import assert_shown, shown_in  # noqa: TID252
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
     return Roofline(model=model_named(model), device=device_named(device), **options)
+
+
+def steps(count):
+    """So many steps of a token each."""
+    return StepWork(computed_tokens=np.ones(count))
 
 
 trace = Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])

@@ -7,14 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paged import PagedError
+from paged import EngineConfig, PagedError
 from paged.study.hardware import Profile, device_named, model_named
 from paged.study.hardware.kernels.layer_measurements import read_layers
-from paged.study.simulator import closed_loops, read_run
+from paged.study.report import writable
+from paged.study.simulator import Asked, closed_loops, read_run, validated
 from paged.study.traces import read_trace
 from paged.testing.saved import load, rerun
 
-from .files_of_others import BOX, CONFIGS, PRICES as PROFILE, TINY, table, without, write_folder  # noqa: TID252
+from .files_of_others import BOX, CONFIGS, PRICES as PROFILE, TINY, meta_of, table, without, write_folder, write_run  # noqa: TID252
 from .shown import assert_shown, shown_in  # noqa: TID252
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -40,6 +41,13 @@ def spoilt(name, number, column, value):
     return lambda of, rows: [
         [*row[:column], value, *row[column + 1 :]] if (of, i) == (name, number) else row for i, row in enumerate(rows)
     ]
+
+
+def run_of(spoil=lambda rows: rows, **fields):
+    """A recorded run whose requests are spoilt, or whose engine had such settings."""
+    write_run(HERE / "run", spoil=spoil)
+    (HERE / "run" / "meta.json").write_text(json.dumps(meta_of(**fields)))
+    return read_run(HERE / "run")
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("refused_files.txt", ">>>"))
