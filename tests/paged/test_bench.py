@@ -12,13 +12,12 @@ pytest.importorskip("transformers")
 import msgspec
 import torch
 
-from paged.cli import bench_attention
 from paged.errors import BuildFailed, InvalidConfig
 from paged.model import limits
 from paged.model.limits import Limits, product_rate
 from paged.model.native.packed import model_library
 from paged.model.random_weights import random_model
-from paged.model.shape import num_parameters, shape_of
+from paged.model.shape import shape_of
 from paged.study.bench import WORKLOADS, Measured, workload
 from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
 from paged.study.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
@@ -203,12 +202,6 @@ def test_what_rows_share_is_read_once_by_the_floor():
     assert floor.seconds([work], [80]) - floor.seconds([work], [48]) == 4 * kept * (80 - (48 + 2))
 
 
-def test_the_shape_of_a_loaded_model_is_the_one_that_it_was_made_in():
-    loaded = random_model(SHAPE)
-    assert shape_of(loaded) == SHAPE
-    assert num_parameters(loaded) == SHAPE.parameters
-
-
 def test_a_model_that_no_shape_describes_has_no_floor(monkeypatch):
     loaded = random_model(SHAPE)
     monkeypatch.setattr("paged.model.shape.num_parameters", lambda _model: 2 * SHAPE.parameters)
@@ -298,12 +291,6 @@ def test_an_interrupt_shows_the_measurements_that_had_ended(paged, monkeypatch):
 def test_a_figure_is_written_with_its_range_where_that_shows():
     assert f"{Measured.of([2.0, 1.0, 4.0]):.1f}" == "2.0 (1.0 to 4.0)"
     assert f"{Measured.of([2.01, 2.02]):.1f}" == "2.0"
-
-
-def test_prompts_are_no_longer_than_a_context_unless_somebody_says_so(document):
-    tiny = [*ATTENTION[:6], "--context", 8, "--rounds", 1, "--backends", "torch_gather"]
-    assert document("bench", "attention", *tiny)[0]["load"]["prompt"] == 8
-    assert bench_attention._MOST_NEW == 256
 
 
 STEP = ["--rows", 3, "--context", 8, "--steps", 4]

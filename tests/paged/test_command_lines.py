@@ -5,19 +5,14 @@ import pytest
 from .files_of_others import write_folder, write_run  # noqa: TID252
 from .shown import assert_shown, shown_in  # noqa: TID252
 
-
-@pytest.mark.parametrize(("command", "shown"), shown_in("printed.txt", "$ paged"))
-def test_a_command_prints_these_lines(printed, command, shown):
-    assert_shown(printed(*command.split()), shown)
-
-
 RUN_A_MODEL = ("generate", "profile", "bench attention", "bench engine", "bench step")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the commands are given: wrong files of several kinds, a recorded run, and a folder of layers' tables."""
-    path = tmp_path_factory.mktemp("refused")
+    """Where the commands are given: a trace, wrong files of several kinds, a recorded run, and a folder of layers' tables."""
+    path = tmp_path_factory.mktemp("commands")
+    (path / "long.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,8,3\n1,4090,9\n2,4090,6\n")
     (path / "bad.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,many,1\n")
     (path / "torn.json").write_text('{"name": "mine", "hidden": "wide"}')
     (path / "old.json").write_text('{"format": 99, "seconds_per_step": 0.1}')
@@ -31,6 +26,12 @@ def folder(tmp_path_factory):
     (path / "broken.run" / "meta.json").write_text((path / "run" / "meta.json").read_text())
     (path / "broken.run" / "requests.jsonl").write_text(requests.replace('"output_toks": 20', '"output_toks": null', 1))
     return path
+
+
+@pytest.mark.parametrize(("command", "shown"), shown_in("printed.txt", "$ paged"))
+def test_a_command_prints_these_lines(printed, folder, monkeypatch, command, shown):
+    monkeypatch.chdir(folder)
+    assert_shown(printed(*command.split()), shown)
 
 
 @pytest.mark.parametrize(("command", "shown"), shown_in("refused_commands.txt", "$ paged"))

@@ -22,11 +22,22 @@ def trace_of(tmp_path):
     return read
 
 
-def test_azure_times_count_from_the_first_request_and_lengths_are_kept(trace_of):
-    trace = trace_of(AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.1805900,396,109\n")
-    assert trace.arrival_s == pytest.approx([0.0, 3.5])
-    assert trace.prompt_tokens.tolist() == [374, 396]
-    assert trace.output_tokens.tolist() == [44, 109]
+@pytest.mark.parametrize(
+    ("text", "arrival_s", "prompts", "outputs"),
+    [
+        # Times count from the first request, in whatever zone they are.
+        (AZURE + "2023-11-16 18:15:46.68059,374,44\n2023-11-16 18:15:50.18059,9,10\n", [0, 3.5], [374, 9], [44, 10]),
+        (AZURE + "2024-05-10 00:00:00+00:00,5,6\n2024-05-10 02:00:01+02:00,5,6\n", [0, 1], [5, 5], [6, 6]),
+        # Columns come in any order, and unknown ones are ignored.
+        ("output_tokens, region ,arrival_s,prompt_tokens\n3,eu,1,8\n\n4,us,2,9\n", [0, 1], [8, 9], [3, 4]),
+        # As Windows writes it, with a byte order mark.
+        (b"\xef\xbb\xbf" + AZURE[:-1].encode() + b"\r\n2023-11-16 18:15:46,20,1\r\n", [0], [20], [1]),
+    ],
+)
+def test_a_table_becomes_arrivals_and_lengths(trace_of, text, arrival_s, prompts, outputs):
+    trace = trace_of(text)
+    assert trace.arrival_s == pytest.approx(arrival_s)
+    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == (prompts, outputs)
 
 
 def test_azure_prompts_differ_from_their_first_token_on_and_depend_on_the_seed(trace_of):
@@ -35,11 +46,6 @@ def test_azure_prompts_differ_from_their_first_token_on_and_depend_on_the_seed(t
     assert first[0] != second[0]
     assert np.array_equal(first, trace_of(text).prompt(0))
     assert not np.array_equal(first, trace_of(text, seed=1).prompt(0))
-
-
-def test_a_timestamp_with_a_time_zone_is_read_as_that_moment(trace_of):
-    trace = trace_of(AZURE + "2024-05-10 00:00:00+00:00,5,5\n2024-05-10 02:00:01+02:00,5,5\n")
-    assert trace.arrival_s.tolist() == [0.0, 1.0]
 
 
 def test_mooncake_milliseconds_are_seconds_and_the_last_id_is_what_is_left(trace_of):
@@ -86,17 +92,6 @@ def test_our_own_csv_and_json_lines_are_the_same_trace(trace_of):
     shared = np.equal(as_csv.prompt(0), as_csv.prompt(1)[:30])
     assert shared[:20].all()
     assert not shared[20]
-
-
-def test_columns_come_in_any_order_and_unknown_ones_are_ignored(trace_of):
-    trace = trace_of("output_tokens, region ,arrival_s,prompt_tokens\n3,eu,1,8\n\n4,us,2,9\n")
-    assert trace.prompt_tokens.tolist() == [8, 9]
-    assert trace.output_tokens.tolist() == [3, 4]
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_read(trace_of):
-    trace = trace_of(b"\xef\xbb\xbf" + AZURE.replace("\n", "\r\n").encode() + b"2023-11-16 18:15:46,20,1\r\n")
-    assert len(trace) == 1
 
 
 def test_a_limit_reads_no_further(trace_of):
