@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.errors import InvalidConfig, UnknownModel, UnknownPolicy
 from paged.study.simulator import (
     Device,
     Load,
@@ -262,32 +261,6 @@ def test_the_same_plans_come_out_of_any_number_of_processes():
         assert values[: tries + 1] == values[tries + 1 :]
         assert sorted(values[:tries]) == [probe.value for probe in plan.probes]
         assert values[tries] is None
-
-
-@pytest.mark.parametrize(
-    ("find", "scenario", "options", "error", "words"),
-    [
-        ("rate", {}, {"seeds": 0}, InvalidConfig, "0 seeds"),
-        ("rate", {}, {"jobs": 0}, InvalidConfig, "0 jobs"),
-        ("rate", {}, {"tolerance": 0}, InvalidConfig, "tolerance is 0"),
-        ("memory", {}, {"tolerance": 1.0}, InvalidConfig, "tolerance is 1.0"),
-        ("memory", {}, {"tolerance": math.nan}, InvalidConfig, "tolerance is nan"),
-        ("rate", {"policy": "pagd"}, {}, UnknownPolicy, 'Did you mean "paged"'),
-        ("memory", {"device": Device(model="lama-2-13b", device="h100")}, {}, UnknownModel, "llama-2-13b"),
-        ("rate", {"load": Load(trace="azure", limit=3, clients=2)}, {}, InvalidConfig, "clients is 2"),
-        ("devices", {"load": Load(trace="azure", limit=3, clients=2)}, {}, InvalidConfig, "clients is 2"),
-        ("rate", {"load": Load(trace="synthetic:at-once,requests=5")}, {}, InvalidConfig, "5 requests arrive at once"),
-        ("rate", {"load": Load(trace="nope.csv")}, {}, OSError, "no such file"),
-        ("speed", {}, {}, InvalidConfig, "Known are rate, memory, devices"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_planned_is_refused_before_anything_is_simulated(
-    find, scenario, options, error, words, monkeypatch
-):
-    monkeypatch.setattr(Scenario, "simulation", None)
-    with pytest.raises(error, match=words):
-        plans(find, [REPLACE(scenario_of(), **scenario)], Targets(ttft_s=1), **options)
 
 
 def test_a_closed_loop_has_a_smallest_memory():
