@@ -254,3 +254,12 @@ def test_a_driver_whose_device_torch_cannot_use_is_told(monkeypatch, tmp_path, b
     assert found == []
     assert words in problem.what
     assert problem.is_broken is is_broken
+
+
+def test_what_the_command_line_sets_for_itself_is_told_apart(monkeypatch):
+    from paged.cli import SET_FOR_ITSELF, doctor
+
+    monkeypatch.setitem(SET_FOR_ITSELF, "GOMP_SPINCOUNT", "2000")
+    assert doctor._waiting({}) == "as OpenMP has it"
+    assert doctor._waiting({"GOMP_SPINCOUNT": "2000"}).startswith("GOMP_SPINCOUNT=2000, set by this command line")
+    assert doctor._waiting({"OMP_WAIT_POLICY": "PASSIVE", "CC": "clang"}) == "OMP_WAIT_POLICY=PASSIVE"

@@ -13,13 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from paged import (  # noqa: E402
-    LLM,
-    BeamSearchParams,
-    ContrastiveSearchParams,
-    Engine,
-    SamplingParams,
-)
+from paged import LLM, BeamSearchParams, ContrastiveSearchParams, Engine, SamplingParams  # noqa: E402
 from paged.decoding.beam_groups import BeamGroups  # noqa: E402
 from paged.errors import NeverFits  # noqa: E402
 from paged.model.checkpoint import checkpoint_path  # noqa: E402

@@ -9,12 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
 
-from paged import (  # noqa: E402
-    LLM,
-    Engine,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from paged import LLM, Engine, SamplingParams, StructuredOutputsParams  # noqa: E402
 from paged.errors import GrammarFailed  # noqa: E402
 
 SCHEMA = {
