@@ -11,6 +11,7 @@ import pytest
 from paged.errors import BadHardwareFile, BadKernelRow, UnknownDevice, UnknownKernel
 from paged.study.hardware import device_named
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
+from paged.study.hardware.kernels.completion import completed
 
 LAUNCH_MS = 0.004
 ROWS = (1, 16, 17, 32, 33, 64, 65, 128, 129, 256)
@@ -170,6 +171,14 @@ def test_a_kernel_that_was_not_measured_is_named(fitted, tmp_path):
         fitted.product("fp8", 1, 1024, 1024)
     with pytest.raises(UnknownKernel, match="of h100 there is no all_reduce/graph; measured are none"):
         fit_folder(written(tmp_path, without("custom_allreduce_perf")), "h100").all_reduce(2, 1024)
+
+
+def test_a_sum_of_two_effects_is_completed():
+    places = (np.arange(6.0), np.arange(5.0))
+    whole = np.array([3.0, 1, 4, 1, 5, 9])[:, None] + np.array([2.0, 7, 1, 8, 2])
+    holed = whole.copy()
+    holed[2, 3] = np.nan
+    assert completed(holed, places)[2, 3] == pytest.approx(whole[2, 3], abs=0.2)
 
 
 def test_a_tiles_edge_stays_a_step(fitted):
