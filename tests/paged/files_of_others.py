@@ -1,15 +1,45 @@
-"""Files as others write them: recorded runs, tables of closed loops, of layers."""
+"""Files as others write them: configurations, devices, profiles, recorded runs, tables of closed loops, of layers."""
 
 import csv
 import json
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
+from paged.study.hardware import Profile
 from paged.study.simulator import Asked, read_run
 from paged.study.simulator.closed_loops import COLUMNS
 from paged.study.simulator.validation import prepared, simulation_of, taken_in
 from paged.study.traces import Trace
+
+# What published configurations say of a model's shape, by name.
+CONFIGS = json.loads((Path(__file__).parent / "fixtures" / "model_configs.json").read_text(encoding="utf-8"))
+TINY = {
+    "name": "tiny",
+    "hidden": 8,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 2,
+    "intermediate": 16,
+    "vocab": 10,
+    "max_length": 64,
+}
+BOX = {"name": "box", "memory_bytes": 1000, "bandwidth": 100.0, "peak_flops": {"bf16": 1e3}, "host_link": 10.0}
+PRICES = Profile(
+    seconds_per_step=2e-3,
+    seconds_per_computed_token=3e-5,
+    seconds_per_sampled_row=1e-5,
+    seconds_per_context_token=2e-8,
+    seconds_per_attended_pair=5e-9,
+    seconds_per_moved_token=4e-7,
+)
+
+
+def without(config, *names):
+    return {name: value for name, value in config.items() if name not in names}
+
 
 ARRIVAL = np.linspace(0, 2, 40)
 PROMPTS = np.tile([300, 800, 40, 1500], 10)
@@ -26,6 +56,11 @@ META = {
     "kv_cache": {"num_gpu_blocks": 401, "block_size": 16, "enable_prefix_caching": True},
     "hardware": {"device_name": "NVIDIA GeForce RTX 4090"},
 }
+
+
+def meta_of(model="meta-llama/Llama-3.1-8B", device="NVIDIA RTX PRO 6000 Blackwell", **fields):
+    engine = {**META["engine_kwargs"], **fields}
+    return {**META, "model": model, "hardware": {"device_name": device}, "engine_kwargs": engine}
 
 
 def write_run(folder, *, slower=1.0, meta=META, spoil=lambda rows: rows):

@@ -117,23 +117,6 @@ def test_a_simulation_is_a_figure_a_line_and_as_json_a_list_of_one(printed, docu
     assert set(result["ttft_s"]) == {"p50", "p90", "p99", "max"}
 
 
-def test_several_policies_and_rates_are_a_table_and_a_list(printed, document):
-    sweep = ["simulate", "azure", *TINY, "--policy", "paged,vllm", "--rate-scale", "1,4", "--jobs", 2]
-    head, *lines, trace = printed(*sweep).splitlines()
-    assert head.split()[:2] == ["policy", "rate"]
-    # Rates differ, so that of the trace is not said.
-    assert trace.startswith("azure_conversation.csv: 12 requests, prompts ")
-    assert [line.split()[:2] for line in lines] == [
-        ["paged", "1.27"], ["paged", "5.09"], ["vllm", "1.27"], ["vllm", "5.09"],
-    ]  # fmt: skip
-    results = document(*sweep)
-    assert [(result["policy"], result["rate_scale"]) for result in results] == [
-        ("paged", 1), ("paged", 4), ("vllm", 1), ("vllm", 4),
-    ]  # fmt: skip
-    assert results[1]["makespan_s"] < results[0]["makespan_s"]
-    assert [result["finished"] + result["rejected"] for result in results] == [12] * 4
-
-
 def test_a_trace_that_is_made_faster_lasts_until_its_load_has_settled(document):
     tiny = ["simulate", "azure", *TINY, "--jobs", 1]
     (plain,), (fast,), (short,) = (
@@ -145,20 +128,6 @@ def test_a_trace_that_is_made_faster_lasts_until_its_load_has_settled(document):
     assert fast["load"]["span_s"] > 0.8 * fast["load"]["settles_in_s"]
     assert short["requests"] == plain["requests"]
     assert "has settled after about" in short["notes"][0]
-
-
-def test_seeds_give_a_mean_and_an_interval(printed, document):
-    trace = "synthetic:poisson,rate=8,requests=30,lengths=alpaca"
-    options = ["--blocks", 64, "--max-tokens-per-step", 64, "--jobs", 1, "--seeds", 3]
-    _, *lines, _, note = printed("simulate", trace, *options, "--policy", "paged,vllm").splitlines()
-    assert note.startswith("Note: the trace lasts ")
-    assert ["±" in line for line in lines] == [True, True]
-    results = document("simulate", trace, *options)
-    assert [result["seed"] for result in results] == [0, 1, 2]
-    assert len({result["makespan_s"] for result in results}) == 3
-    # Seeds that change nothing have no interval.
-    fixed = "synthetic:deterministic,rate=1,requests=5,prompt=50,output=5"
-    assert "±" not in printed("simulate", fixed, *options)
 
 
 def test_seeds_of_a_file_draw_its_requests_anew_so_that_an_interval_is_one(printed, document):
@@ -174,39 +143,13 @@ def test_seeds_of_a_file_draw_its_requests_anew_so_that_an_interval_is_one(print
     assert second["load"]["note"] == "excerpt: the first 500 of 19,366 requests"
 
 
-def test_a_trace_says_its_rate_its_lengths_and_by_what_it_was_filtered(printed, trace_file):
-    assert printed("simulate", "mooncake").splitlines()[0] == (
-        "trace: mooncake_conversation.jsonl: 300 requests over 333 s, 0.901 requests/s, prompts 1,746 tokens on average (p99 3,980), "
-        "outputs 323 tokens on average (p99 864); excerpt: 300 of 12,031 requests, the first with prompts of up to 4,096 tokens, "
-        "as a third of all have"
-    )
-    assert printed("simulate", trace_file("0,8,3", "1,4,9", "2,6,6")).splitlines()[0] == (
-        "trace: trace.csv: 3 requests over 2 s, 1.50 requests/s, prompts 6 tokens on average (p99 8), outputs 6 tokens on average (p99 9)"
-    )
-
-
 def test_a_rate_is_so_many_requests_a_second_of_what_is_simulated_and_is_shown_as_it_was_asked_for(printed, document):
     asked = ["azure", *TINY, "--rate", "2,8", "--jobs", 1]
     slow, fast = document("simulate", *asked, "--length-scale", 0.5)
     assert [slow["load"]["per_s"], fast["load"]["per_s"]] == pytest.approx([2, 8])
     assert fast["rate_scale"] == pytest.approx(4 * slow["rate_scale"])
-    plan = ["plan", *asked, "--find", "memory", "--ttft", 30, "--no-explain"]
-    for command in (["simulate", *asked], plan):
-        lines = printed(*command).splitlines()[1:3]
-        assert [" ".join(line.split()[1:3]) for line in lines] == ["2 requests/s", "8 requests/s"]
-
-
-def test_the_context_is_the_models_and_what_is_longer_is_counted(printed, document, trace_file):
-    asked = ["simulate", trace_file("0,8,3", "1,4090,9", "2,4090,6"), "--model", "llama-2-7b", "--device", "a100-80g"]
-    out = printed(*asked)
-    assert "requests: 3: 2 finished, 1 rejected" in out
-    assert "; 1 left out, longer than the context of 4,096 tokens" in out
-    (result,), (clipped,), (named,) = (
-        document(*asked, *options) for options in ((), ("--over-long", "clip"), ("--context", 5000))
-    )
-    assert (result["load"]["left_out"], result["load"]["context"], result["load"]["requests"]) == (1, 4096, 2)
-    assert (clipped["load"]["left_out"], clipped["load"]["clipped"], clipped["finished"]) == (0, 1, 3)
-    assert (named["load"]["left_out"], named["finished"]) == (0, 3)
+    plan = printed("plan", *asked, "--find", "memory", "--ttft", 30, "--no-explain").splitlines()[1:3]
+    assert [" ".join(line.split()[1:3]) for line in plan] == ["2 requests/s", "8 requests/s"]
 
 
 def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_told(paged, trace_file):
@@ -272,105 +215,19 @@ def test_policies_are_listed_with_what_they_do(printed, document):
     assert [policy.summary for policy in POLICIES.values() if policy.summary not in out] == []
 
 
-def test_the_bench_is_a_list_with_a_cell_for_each_size(document):
-    cells = document("bench", "scheduler", "--rows", "1,4", "--steps", "16")
+def test_the_bench_is_a_list_with_a_cell_for_each_size(printed, document):
+    sizes = ["--rows", "1,4", "--steps", 16, "--holes", 2, "--context", 300]
+    cells = document("bench", "scheduler", *sizes)
     assert [(cell["rows"], cell["caching"]) for cell in cells] == [(1, False), (1, True), (4, False), (4, True)]
+    assert {(cell["holes"], cell["context"]) for cell in cells} == {(2, 300)}
     for cell in cells:
         assert 0 < cell["us_min"] <= cell["us_per_step"] <= cell["us_max"]
+    assert printed("bench", "scheduler", *sizes, "--caching", "on").split()[:2] == ["rows", "caching"]
 
 
 def test_the_bench_ends_when_many_sequences_are_to_decode_for_long():
     """A policy that looks ahead kept some of them back, since more was declared than the pool held: the bench waited for ever."""
     assert decode_step(64, caching=True, steps=400).steps == 400
-
-
-def test_the_bench_takes_holes_and_longer_contexts(printed, document):
-    options = ["--rows", "3", "--holes", "2", "--context", "300", "--caching", "on", "--steps", "16"]
-    (cell,) = document("bench", "scheduler", *options)
-    assert (cell["holes"], cell["context"], cell["caching"]) == (2, 300, True)
-    head, _ = printed("bench", "scheduler", *options).splitlines()
-    assert head.split()[:2] == ["rows", "caching"]
-
-
-WITH_A_MODEL = ("--dtype fp8", "--tensor-parallel 2", "--published")
-WHOLE, NUMBER = "a whole number of at least 1", "a number, or several with commas between"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--blocks 0", f'--blocks takes {WHOLE}, or several with commas between; got "0"\n'),
-        ("--blocks many", f'--blocks takes {WHOLE}, or several with commas between; got "many"\n'),
-        ("--blocks 9,0", f'--blocks takes {WHOLE} between commas; got "0"\n'),
-        *((f"--{name} -1", f"--{name}") for name in ("block-size", "host-blocks")),
-        *(
-            (f"--{name} 0", f"--{name}")
-            for name in ("max-tokens-per-step", "max-sequences", "limit", "clients", "seeds")
-        ),
-        (
-            "--max-tokens-per-step knees",
-            f'--max-tokens-per-step takes {WHOLE}, auto, knee or own, or several with commas between; got "knees"\n',
-        ),
-        ("--max-tokens-per-step knee", "needs a model and a device"),
-        ("--rate-scale 0", "rate"),
-        ("--rate-scale fast", f'--rate-scale takes {NUMBER}; got "fast"\n'),
-        ("--rate-scale 1,fast", 'a number between commas; got "fast"'),
-        ("--rate 2 --rate-scale 2", "--rate 2 and --rate-scale 2 both say how fast"),
-        ("--rate 2 --clients 3", "each of 3 clients waits for its answer"),
-        ("--rate 0", "--rate is 0"),
-        ("--rate inf", "--rate is inf"),
-        ("--rate fast", f'--rate takes {NUMBER}; got "fast"\n'),
-        ("--output-scale -2", "outputs"),
-        ("--weights-ms -1", "weights_ms"),
-        ("--policy magic", 'unknown policy "magic"; known are ' + ", ".join(POLICIES)),
-        ("--policy paged,vlm", 'Did you mean "vllm"?'),
-        ("--colour", "--colour"),
-        ("--model llama-2-13b", "a model runs on a device"),
-        ("--model lama-2-13b --device h100", "llama-2-13b"),
-        ("--context 1", "--context"),
-        ("--declared 100", "need a context"),
-        ("--price-per-hour -1", "price_per_hour"),
-        ("--log /nowhere/at/all", "/nowhere/at/all"),
-        ("--policy paged,vllm --log x", "--log follows one simulation"),
-        *((option, f"{option.split()[0]} goes with --model and --device") for option in WITH_A_MODEL),
-        (
-            "--model llama-3-8b --device h100 --weights-ms 5",
-            "--weights-ms is for steps without a model; --model times them here",
-        ),
-        ("--csv=", "Invalid value for '--csv': it is empty; a path is needed"),
-    ],
-)
-def test_an_option_of_a_simulation_that_is_wrong_is_one_line_and_status_2(refused, options, words):
-    assert words in refused("simulate", "azure", *options.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("simulate", "TRACE"),
-        ("simulate nope.csv", "nope.csv: no such file"),
-        ("simulate .", "directory"),
-        ("simulate bad.csv", 'paged: bad.csv, line 2, column ContextTokens: "many" is not a whole number of tokens\n'),
-        ("simulate bad.csv --policy paged,vllm --jobs 2", '"many" is not a whole number of tokens'),
-        ("simulate synthetic:at-once,requests=5 --rate 2", "all arrive at once"),
-        ("profile --out x.json --on h100", "--on h100 goes with --import"),
-        ("profile --out x.json --source me", "--source me goes with --import"),
-        ("profile --out x.json --import nope --on h100", "nope: no such folder"),
-        ("profile --out=", "Invalid value for '--out': it is empty; a path is needed"),
-        ("generate --prompt a --model=", "model has to be a checkpoint folder"),
-        ("bench scheduler --rows 4,x", '"4,x"'),
-        ("bench scheduler --rows 0", "at least 1 row"),
-        ("bench scheduler --caching maybe", "on, off or both"),
-        ("demo --speed 0", "--speed"),
-        ("dance", "dance"),
-        ("bench dance", "dance"),
-    ],
-)
-def test_wrong_input_is_one_line_on_standard_error_and_status_2(refused, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    row = "2023-11-16 18:15:46,many,1"
-    (tmp_path / "bad.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row}\n")
-    assert words in refused(*arguments.split())
 
 
 def test_a_pool_that_this_machine_cannot_account_for_is_one_line(refused, monkeypatch):

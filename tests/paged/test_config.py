@@ -62,40 +62,6 @@ def test_what_a_setting_does_not_take_is_refused_with_its_name_and_what_would_do
             kind().but(**{field.name: None})
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"block_size": 0}, "block_size has to be an integer of at least 1; got 0."),
-        ({"seed": -1}, "seed has to be an integer from 0 to 2^64 - 1; got -1."),
-        ({"speculate": "luck"}, 'speculate has to be "lookup", "lookahead" or "draft"; got "luck".'),
-        ({"costs": "cheap"}, 'costs has to be a Costs, or "measured"; got "cheap".'),
-        ({"model": ""}, 'model has to be a checkpoint folder or a LoadedModel; got "".'),
-        ({"num_blocks": 1, "kv_cache_bytes": 1}, "num_blocks and kv_cache_bytes say the same thing twice; name one."),
-        ({"num_drafts": 4}, "num_drafts goes with speculate; got num_drafts=4 and speculate=None."),
-        ({"draft_model": "a"}, 'a draft_model goes with speculate="draft"; got speculate=None.'),
-        ({"max_sequence": 8}, "max_sequence is no setting of an engine. Did you mean max_sequences?"),
-        ({"max_num_seq": 8}, "max_num_seq is no setting of an engine. Did you mean max_num_seqs?"),
-        ({"max_num_seqs": 8, "max_sequences": 8}, "max_num_seqs and max_sequences are the same; name one."),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is no setting of an engine: one device runs the model."),
-        ({"async_scheduling": True}, "async_scheduling is no setting of an engine: steps_ahead=1 is the same."),
-        (
-            {"gpu_memory_utilization": 0.9},
-            "gpu_memory_utilization is no setting of an engine: "
-            "memory is named in bytes or blocks: kv_cache_bytes=8 * 2**30, or num_blocks=4096.",
-        ),
-        (
-            {"quantization": "awq"},
-            "quantization is no setting of an engine: "
-            'weights are not quantised here; dtype="bfloat16" halves those of a float32 model.',
-        ),
-    ],
-)
-def test_what_is_said_of_what_cannot_be(options, said):
-    with pytest.raises(InvalidConfig) as refused:
-        EngineConfig.of(**options)
-    assert str(refused.value) == said
-
-
 def test_a_struct_is_checked_however_it_is_made():
     config = EngineConfig.of(num_blocks=np.int8(9), prefix_caching=np.False_, seed=np.uint64(2**64 - 1))
     found = (config.memory.num_blocks, config.memory.prefix_caching, config.decoding.seed)
@@ -163,27 +129,6 @@ def test_a_variable_that_would_not_do_is_named(monkeypatch, variable, text, said
     monkeypatch.setenv(variable, text)
     with pytest.raises(InvalidConfig, match=f"^{re.escape(variable + said)}"):
         EngineConfig.from_environment()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[engine]\nblock_sise = 8", "block_sise is no setting of an engine. Did you mean block_size?"),
-        ("[engine]\nblock_size = 0", "block_size has to be an integer of at least 1; got 0."),
-        ("[engine]\nblock_size = '8'", 'block_size has to be an integer of at least 1; got "8".'),
-        (
-            "[engine]\ngpu_memory_utilization = 0.9",
-            "gpu_memory_utilization is no setting of an engine: memory is named",
-        ),
-        ("block_size = 8", "block_size is a setting of an engine; it stands under [engine]."),
-        ("engine = 8", "engine has to be a table."),
-    ],
-)
-def test_a_file_that_would_not_do_is_named_with_the_key(tmp_path, text, said):
-    path = tmp_path / "a.toml"
-    path.write_text(f"{text}\n")
-    with pytest.raises(InvalidConfig, match=f"^{re.escape(f'{path}: {said}')}"):
-        EngineConfig.from_toml(path)
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat"])

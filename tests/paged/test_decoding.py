@@ -8,7 +8,6 @@ pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM, SuppressTokensLogitsProcessor  # noqa: E402
 
 from paged import LLM, SamplingParams  # noqa: E402
-from paged.errors import InvalidChat, InvalidRequest  # noqa: E402
 from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
 PROMPT = "The with statement is used to"
@@ -193,20 +192,6 @@ def test_a_processor_of_transformers_does_its_work_and_one_that_fails_ends_its_o
     assert without.token_ids[:3] == plain.token_ids[:3] and banned not in without.token_ids
 
 
-def test_all_guesses_may_be_right(model):
-    llm = LLM(model, speculate="lookup")
-    prompt = [7, 8, 9, 10] * 5
-    only = {7: (8,), 8: (9,), 9: (10,), 10: (7,)}
-
-    def next_in_the_circle(ids, logits):
-        return torch.full_like(logits, -torch.inf).index_fill_(1, torch.tensor(only[int(ids[0, -1])]), 0.0)
-
-    (answer,) = llm.generate([prompt], SamplingParams(max_tokens=24, logits_processors=(next_in_the_circle,)))
-    assert answer.token_ids == [7, 8, 9, 10] * 6
-    stats = llm.engine.stats()
-    assert stats.accepted_tokens == stats.drafted_tokens > 12 and stats.steps < 12
-
-
 def test_a_conversation_goes_on_from_what_is_known(model):
     llm = LLM(model, block_size=4)
     talk = [{"role": "system", "content": "Say what Python does."}, {"role": "user", "content": "What is a list?"}]
@@ -220,27 +205,6 @@ def test_a_conversation_goes_on_from_what_is_known(model):
         first.token_ids,
         second.token_ids,
     ]
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        ([], "there is no message"),
-        ("hello", "messages have to be a list of mappings with role and content; got 'hello'"),
-        ([{"role": "user"}], "message 0 has to be a mapping with role and content"),
-        ([{"role": "user", "content": 3}], "message 0: content has to be text; got 3"),
-        ([{"role": "robot", "content": "x"}], "role has to be one of system, user, assistant, tool; got 'robot'"),
-        ([{"role": "assistant", "content": "x"}], "the last message is the assistant's"),
-    ],
-)
-def test_messages_of_the_wrong_shape_are_refused(model, messages, message):
-    with pytest.raises(InvalidChat, match=message):
-        LLM(model).chat(messages)
-
-
-def test_half_a_surrogate_pair_is_no_message(model):
-    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
-        LLM(model).chat([{"role": "user", "content": "\ud800"}])
 
 
 @pytest.mark.parametrize(
@@ -260,27 +224,3 @@ def test_half_a_surrogate_pair_is_no_message(model):
 def test_the_farthest_numbers_that_may_be_given_are_answered(model, fields):
     (answer,) = LLM(model).generate("def", SamplingParams(max_tokens=3, ignore_eos=True, **fields))
     assert (answer.finish_reason, len(answer.token_ids)) == ("length", 3)
-
-
-@pytest.mark.parametrize("memory", [{"num_blocks": 99}, {"num_blocks": 12}, {"num_blocks": 12, "host_blocks": 12}])
-def test_one_step_ahead_tokens_and_logits_are_the_same_bit_for_bit(model, memory):
-    prompts = [
-        "The with statement",
-        "Return a new list",
-        "The with statement is used",
-        "A generator",
-        "def",
-        "Return a",
-    ]
-    wishes = [SamplingParams(max_tokens=6 + 5 * number, temperature=0.7 * (number % 2)) for number in range(6)]
-    found, logits = [], ({}, {})
-    for steps_ahead in (0, 1):
-        llm = LLM(model, max_sequences=4, max_tokens_per_step=48, block_size=4, steps_ahead=steps_ahead, **memory)
-        kept = logits[steps_ahead]
-        llm.engine.on_logits = lambda id, place, row, kept=kept: kept.__setitem__((id, place), row.clone())
-        found.append([(answer.token_ids, answer.finish_reason) for answer in llm.generate(prompts, wishes)])
-        assert (llm.engine.check(), llm.engine.manager.device.num_used, llm.engine.has_unfinished) == ([], 0, False)
-    assert found[0] == found[1]
-    # One step ahead there are some more, after the last tokens.
-    assert all(torch.equal(row, logits[1][key]) for key, row in logits[0].items())
-    assert memory["num_blocks"] == 99 or llm.engine.scheduler.stats().preemptions > 0

@@ -11,9 +11,7 @@ pytest.importorskip("transformers")
 
 from paged import Engine, SamplingParams  # noqa: E402
 from paged.decoding.drafter import FromText  # noqa: E402
-from paged.errors import InvalidConfig  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
-from paged.testing.shadowed_pool import ShadowedPool  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
 PROMPTS = ["The with statement", "def", "a, b, c, a, b, c, a, b", "Changed in version 3.", "A generator is"]
@@ -115,108 +113,21 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(change, expected):
     assert (ours, right) == (plain, expected)
 
 
-def test_a_draft_model_that_is_the_model_itself_is_always_right():
-    model = tiny_model()
-    engine = Engine(model, num_blocks=60, block_size=4, speculate="draft", draft_model=model, num_drafts=4)
-    for number in range(3):
-        engine.add_request([number, 5, 2], SamplingParams(max_tokens=20, ignore_eos=True))
-    while engine.has_unfinished:
-        engine.step()
-    stats = engine.stats()
-    assert stats.accepted_tokens == stats.drafted_tokens > 30 and stats.steps < 10
-
-
-class Watched:
-    """An engine on a pool whose shadow knows what every slot has to hold; memory of nobody is NaN, the draft model's, too."""
-
-    def __init__(self, **options):
-        import paged.engine.engine
-
-        real = paged.engine.engine.pool_for
-        try:
-            paged.engine.engine.pool_for = lambda model, **sizes: real(model, kind=ShadowedPool, **sizes)
-            self.engine = Engine(tiny_model(), block_size=2, **options)
-        finally:
-            paged.engine.engine.pool_for = real
-        self.pool, runner = self.engine.pool, self.engine.runner
-        self.pools, self.real, runner.logits = [self.pool], runner.logits, self.logits
-        self.num_nan = 0
-        drafter = self.engine._drafter
-        if hasattr(drafter, "_runner"):
-            self.pools.append(drafter._runner.pool)
-            forward = drafter._runner.forward
-
-            def watched(*args):
-                found = forward(*args)
-                self.num_nan += int(found.isnan().sum())
-                return found
-
-            drafter._runner.forward = watched
-            # What is written there is not asked for, but for NaN.
-            drafter._runner.pool.plan(np.arange(0), np.arange(0))
-
-    def logits(self, batch):
-        manager = self.engine.manager
-        expected, new = [], []
-        drafts = batch.token_ids
-        for i, row in enumerate(batch.rows.tolist()):
-            count, length, begin = int(batch.num_drafts[i]), int(batch.seq_lens[i]), int(batch.query_start_loc[i + 1])
-            known = [*manager.rows.tokens[row, : length - count].tolist(), *drafts[begin - count : begin].tolist()]
-            contents = self.pool.shadow.contents.path((None, None, None), known)
-            expected.append(contents)
-            new.append(contents[length - int(batch.num_tokens[i]) :])
-        self.pool.plan(batch.slot_mapping, np.concatenate(new))
-        logits = self.real(batch)
-        assert not logits.isnan().any()
-        for i, contents in enumerate(expected):
-            self.pool.check_row(batch.block_tables[batch.rows[i]], contents, str(batch.ids[i]))
-        return logits
-
-    def step(self):
-        free = (self.engine.manager.device.states == 0).nonzero()[0].astype(np.int64)
-        for pool in self.pools:
-            pool.poison(torch.from_numpy(free))
-        self.engine.step()
-        assert self.pool.violations == [], self.pool.violations
-        assert self.num_nan == 0
-        assert self.engine.check() == []
-
-
 @pytest.mark.parametrize(
     "options", [{"num_blocks": 60}, {"num_blocks": 20}, {"num_blocks": 20, "host_blocks": 20}], ids=str
 )
-@pytest.mark.parametrize("kind", KINDS)
-def test_slots_of_rejected_drafts_are_never_read(kind, options):
-    draft_model = tiny_model(noise=0.03) if kind == "draft" else None
-    watched = Watched(speculate=kind, draft_model=draft_model, max_tokens_per_step=40, **options)
-    engine = watched.engine
+def test_a_draft_model_that_is_the_model_itself_is_always_right(options):
+    """However its blocks were taken and given back: it would guess otherwise if its K and V were anywhere else."""
+    model = tiny_model()
+    engine = Engine(model, block_size=2, max_tokens_per_step=40, speculate="draft", draft_model=model, **options)
     for number in range(6):
         engine.add_request([1, 2, number, 1, 2], SamplingParams(max_tokens=16, ignore_eos=True))
-    run_to_the_end(watched)
-    stats = engine.scheduler.stats()
-    assert stats.rejected_tokens > 10 and (stats.preemptions > 0 or options["num_blocks"] == 60)
-    assert stats.preemptions_swap > 0 or "host_blocks" not in options
-
-
-def test_a_slot_that_is_read_before_it_is_written_would_be_found():
-    watched = Watched(speculate="lookup", num_blocks=60, max_tokens_per_step=40)
-    watched.engine.add_request([1, 2, 1, 1, 2], SamplingParams(max_tokens=16, ignore_eos=True))
-    real = watched.real
-    # The drafts' K and V are lost.
-    watched.real = lambda batch: real(batch) if not batch.num_drafts.any() else lost(watched, real, batch)
-    with pytest.raises(AssertionError, match="should hold"):
-        run_to_the_end(watched)
-
-
-def run_to_the_end(watched):
-    while watched.engine.has_unfinished:
-        watched.step()
-
-
-def lost(watched, real, batch):
-    found = real(batch)
-    watched.pool.shadow.device.reshape(-1)[batch.slot_mapping[-1]] = -1
-    return found
+    while engine.has_unfinished:
+        engine.step()
+    stats, decided = engine.stats(), engine.scheduler.stats()
+    assert stats.accepted_tokens == stats.drafted_tokens > 50
+    assert decided.preemptions > 0 or options["num_blocks"] == 60
+    assert decided.preemptions_swap > 0 or "host_blocks" not in options
 
 
 def test_a_block_takes_the_memory_of_both_models(model):
@@ -241,23 +152,6 @@ def test_a_hit_is_one_for_both_models(model):
 
 
 SHORT = dataclasses.replace(tiny_model(), max_length=10)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"draft_model": tiny_model(16)},
-            "of 16 tokens guesses for .* of 8; both have to have the same",
-        ),
-        ({"draft_model": tiny_model(), "steps_ahead": 1}, "speculate does not go with steps_ahead"),
-        ({}, 'speculate="draft" needs a draft_model'),
-        ({"draft_model": SHORT}, "takes 10 tokens of a sequence, which may have 256; name a smaller max_model_len"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options, message):
-    with pytest.raises(InvalidConfig, match=message):
-        Engine(tiny_model(), speculate="draft", **options)
 
 
 def test_a_draft_model_may_be_as_short_as_the_sequences_are():

@@ -47,19 +47,6 @@ def test_paged_alone_and_its_pytest_plugin_load_nothing_of_the_memory_layer(run_
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_the_memory_layer_runs_where_torch_cannot_be_imported(run_python):
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from paged import BlockManager, Request, Scheduler\n"
-        "scheduler = Scheduler(BlockManager(num_blocks=4, block_size=2))\n"
-        "scheduler.add(Request(id='a', prompt=[1, 2, 3], max_tokens=1))\n"
-        "batch = scheduler.schedule()\n"
-        "print([(output.id, output.token_ids, output.finish_reason) for output in scheduler.update(batch, [7])])\n"
-    )
-    result = run_python("-c", program)
-    assert result.stdout == "[('a', [7], 'length')]\n", result.stderr
-
-
 @pytest.mark.parametrize("start", [["-c", "from paged import Scheduler, attention"], ["-m", "paged", "policies"]])
 def test_modules_of_the_same_names_beside_a_program_are_left_alone(run_python, tmp_path, start):
     for room in ("attention", "block_manager", "scheduler"):

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from paged.errors import BadHardwareFile, BadKernelRow
+from paged.errors import BadHardwareFile
 from paged.study.hardware import model_named
 from paged.study.hardware.kernels.layer_measurements import described, read_layers
 from paged.study.hardware.kernels.layer_tables import LayerTables
-from paged.study.hardware.kernels.multilinear import Multilinear
 
 from .files_of_others import seconds, write_folder  # noqa: TID252
 
@@ -62,42 +61,3 @@ def test_a_description_is_read_as_far_as_it_is_plain(tmp_path):
     )
     assert described(tmp_path) == {"vllm_version": "0.19.0", "model": "some/Model", "skew": "0.05"}
     assert described(tmp_path / "nowhere") == {}
-
-
-def of_row(row, column, value):
-    return lambda rows: [*rows[:row], [*rows[row][:column], value, *rows[row][column + 1 :]], *rows[row + 1 :]]
-
-
-@pytest.mark.parametrize(
-    ("table", "spoil", "error", "words"),
-    [
-        ("attention", of_row(3, 4, -2.0), BadKernelRow, "row 4.*-2"),
-        ("attention", of_row(3, 4, 0.005), BadKernelRow, "row 4.*another unit"),
-        ("attention", of_row(3, 4, 1e9), BadKernelRow, "row 4.*another unit"),
-        ("attention", of_row(3, 4, "soon"), BadKernelRow, "row 4.*number"),
-        ("attention", of_row(3, 2, -1), BadKernelRow, "row 4.*0 or more"),
-        ("attention", lambda rows: [*rows, [*rows[5][:4], 99.0]], BadKernelRow, "row 6 has .* for the same sizes"),
-        ("dense", of_row(2, 2, "nan"), BadKernelRow, "row 3.*another unit"),
-        ("dense", lambda rows: [row[:-1] for row in rows], BadHardwareFile, "time_us"),
-    ],
-)
-def test_a_table_that_cannot_be_is_named_with_its_row(tmp_path, table, spoil, error, words):
-    write_folder(tmp_path, lambda name, rows: spoil(rows) if name == table else rows)
-    with pytest.raises(error, match=words) as caught:
-        read_layers(tmp_path)
-    assert caught.value.path.name == f"{table}.csv"
-
-
-def test_a_missing_file_is_named(tmp_path):
-    (write_folder(tmp_path) / "dense.csv").unlink()
-    with pytest.raises(BadHardwareFile, match=r"dense\.csv.*no such file"):
-        read_layers(tmp_path)
-
-
-def test_numbers_and_arrays_are_answered_alike():
-    table = np.random.default_rng(1).random((3, 4, 2))
-    lines = Multilinear([(0, 1, 5), (0, 2, 3, 9), (1, 2)], table)
-    draws = np.random.default_rng(2).uniform(-1, 11, (50, 3))
-    one_by_one = [lines.at(*map(float, sizes)) for sizes in draws]
-    np.testing.assert_allclose(lines.at(*draws.T), one_by_one)
-    assert lines.at(5.0, 9.0, 2.0) == table[2, 3, 1]

@@ -1,21 +1,15 @@
 """A Hugging Face config.json in place of a model's name: right figures, what is not modelled by name, or a typed refusal."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from paged.errors import BadHardwareFile, UnknownModel
 from paged.study.hardware import model_named
 
-# What published configurations say of a model's shape, by name.
-CONFIGS = json.loads((Path(__file__).parent / "fixtures" / "model_configs.json").read_text(encoding="utf-8"))
+from .files_of_others import CONFIGS  # noqa: TID252
+
 LLAMA, PHI_3, GPT_OSS, DEEPSEEK_V3 = (CONFIGS[name] for name in ("LLAMA", "PHI_3", "GPT_OSS", "DEEPSEEK_V3"))
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
-
-
-def without(config, *names):
-    return {name: value for name, value in config.items() if name not in names}
 
 
 @pytest.fixture
@@ -81,38 +75,6 @@ def test_what_no_figure_counts_is_said(written, config, said):
     assert [sentence.startswith(words) for sentence, words in zip(found, said, strict=True)] == [True] * len(said)
 
 
-@pytest.mark.parametrize(
-    ("config", "field", "words"),
-    [
-        (without(LLAMA, "hidden_size"), "hidden_size", "missing"),
-        (without(LLAMA, "vocab_size"), "vocab_size", "missing"),
-        ({**LLAMA, "hidden_size": 4000, "num_attention_heads": 33}, "head_dim", "no multiple of 33 heads"),
-        ({**LLAMA, "num_hidden_layers": 10**30}, "num_hidden_layers", "no model has more than"),
-        ({**LLAMA, "head_dim": 10**30}, "head_dim", "no model has more than"),
-        ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads", "cannot share so many evenly"),
-        ({**LLAMA, "num_key_value_heads": [8, 4]}, "num_key_value_heads", "the same for all layers"),
-        ({**LLAMA, "n_layer": 24}, "num_hidden_layers", "n_layer is 24"),
-        ({**LLAMA, "layer_types": ["full_attention"]}, "layer_types", "num_hidden_layers is 32"),
-        ({**LLAMA, "layer_types": ["linear_attention"] * 32}, "layer_types", "keep a state"),
-        ({**LLAMA, "sliding_window": "wide"}, "sliding_window", "whole number"),
-        ({**LLAMA, "num_local_experts": 8}, "num_experts", "known without experts"),
-        ({**LLAMA, "kv_lora_rank": 512}, "kv_lora_rank", "without latents"),
-        ({**CONFIGS["OPT_125M"], "word_embed_proj_dim": 512}, "word_embed_proj_dim", "not modelled"),
-        ({**DEEPSEEK_V3, "moe_layer_freq": 2}, "moe_layer_freq", "1 is modelled"),
-        ({**LLAMA, "model_type": "qwen3_next", "linear_num_value_heads": 32}, "linear_num_value_heads", "keep a state"),
-        ({"model_type": "mamba", "hidden_size": 768, "state_size": 16}, "state_size", "keep a state"),
-        ({**LLAMA, "model_type": "gemma3n_text"}, "model_type", "gemma3n_text is not known"),
-        (without(LLAMA, "model_type"), "model_type", "None is not known"),
-        ({**LLAMA, "is_encoder_decoder": True}, "is_encoder_decoder", "only decoders"),
-    ],
-)
-def test_what_a_configuration_has_wrong_or_no_figure_stands_for_is_refused_by_field(written, config, field, words):
-    with pytest.raises(BadHardwareFile, match=words) as raised:
-        model_named(str(written(config)))
-    assert raised.value.field == field
-    assert raised.value.path.name == "config.json"
-
-
 def test_weights_are_counted_as_they_are_published(written, document):
     def figures(config):
         return document("capacity", written(config), "--device", "h100")
@@ -159,9 +121,3 @@ def test_several_simulations_say_once_what_is_not_modelled(printed):
 def test_a_publisher_s_name_may_end_in_what_leaves_the_shape_as_it_is(name, model, max_length, dtype):
     found = model_named(name)
     assert (found.name, found.max_length, found.dtype) == (model, max_length, dtype)
-
-
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-AWQ", "deepseek-ai/DeepSeek-V2-Lite", "Qwen/Qwen2.5-7B-Instruct-1M"])
-def test_an_ending_that_may_change_the_shape_is_refused_by_name(name):
-    with pytest.raises(UnknownModel, match=r"is (qwen|deepseek).*; what \"-.*\" changes of it is not known"):
-        model_named(name)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.errors import InvalidConfig, UnknownModel, UnknownPolicy
 from paged.study.simulator import (
     Device,
     Load,
@@ -25,7 +24,7 @@ from paged.study.simulator import (
 from paged.study.simulator.probe import Round
 from paged.study.simulator.result import Percentiles
 from paged.study.simulator.trial import Trial, tried
-from paged.study.traces import Trace, open_trace
+from paged.study.traces import Trace
 
 SLOW = StepTime(weights_ms=20, context_us=1, token_us=200)
 REPLACE = msgspec.structs.replace
@@ -168,21 +167,6 @@ def test_the_fewest_devices_are_those_that_dealing_by_hand_finds(ttft_s):
     assert plan.best.simulations == plan.answer
 
 
-def test_dealing_in_turn_gives_every_request_to_one_replica():
-    trace = open_trace("azure", limit=20)
-    parts = [trace.dealt(replica, 3) for replica in range(3)]
-    assert [len(part) for part in parts] == [7, 7, 6]
-    assert parts[1].prompt_tokens.tolist() == trace.prompt_tokens[1::3].tolist()
-    assert np.diff(parts[1].arrival_s) == pytest.approx(np.diff(trace.arrival_s[1::3]))
-    assert str(parts[2].applied[-1]) == "dealt(replica=2, replicas=3): 6 of 20 requests"
-
-
-@pytest.mark.parametrize(("replica", "replicas"), [(0, 0), (3, 3), (-1, 2), (0, 21)])
-def test_a_replica_that_there_is_not_is_refused(replica, replicas):
-    with pytest.raises(InvalidConfig, match="replica"):
-        open_trace("azure", limit=20).dealt(replica, replicas)
-
-
 @pytest.mark.parametrize("policy", ["paged", "vllm", "tgi", "static"])
 def test_no_memory_below_what_the_longest_request_takes_is_a_solution(policy, trace_file):
     scenario = scenario_of(str(trace_file("0,8,30", "5,30,9", "10,20,3")), policy=policy)
@@ -277,47 +261,6 @@ def test_the_same_plans_come_out_of_any_number_of_processes():
         assert values[: tries + 1] == values[tries + 1 :]
         assert sorted(values[:tries]) == [probe.value for probe in plan.probes]
         assert values[tries] is None
-
-
-@pytest.mark.parametrize(
-    ("targets", "words"),
-    [
-        ({}, "no target was given"),
-        ({"ttft_s": 0}, "ttft_s is 0"),
-        ({"gap_s": -1.0}, "gap_s is -1"),
-        ({"itl_s": math.nan}, "itl_s is nan"),
-        ({"ttft_s": math.inf}, "ttft_s is inf"),
-    ],
-)
-def test_what_is_no_target_is_refused(targets, words):
-    with pytest.raises(InvalidConfig, match=words):
-        Targets(**targets)
-
-
-@pytest.mark.parametrize(
-    ("find", "scenario", "options", "error", "words"),
-    [
-        ("rate", {}, {"seeds": 0}, InvalidConfig, "0 seeds"),
-        ("rate", {}, {"jobs": 0}, InvalidConfig, "0 jobs"),
-        ("rate", {}, {"tolerance": 0}, InvalidConfig, "tolerance is 0"),
-        ("memory", {}, {"tolerance": 1.0}, InvalidConfig, "tolerance is 1.0"),
-        ("memory", {}, {"tolerance": math.nan}, InvalidConfig, "tolerance is nan"),
-        ("rate", {"policy": "pagd"}, {}, UnknownPolicy, 'Did you mean "paged"'),
-        ("memory", {"device": Device(model="lama-2-13b", device="h100")}, {}, UnknownModel, "llama-2-13b"),
-        ("rate", {"load": Load(trace="azure", limit=3, clients=2)}, {}, InvalidConfig, "clients is 2"),
-        ("devices", {"load": Load(trace="azure", limit=3, clients=2)}, {}, InvalidConfig, "clients is 2"),
-        ("rate", {"load": Load(trace="synthetic:at-once,requests=5")}, {}, InvalidConfig, "5 requests arrive at once"),
-        ("rate", {"load": Load(trace="nope.csv")}, {}, OSError, "no such file"),
-        ("speed", {}, {}, InvalidConfig, "Known are rate, memory, devices"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_planned_is_refused_before_anything_is_simulated(
-    find, scenario, options, error, words, monkeypatch
-):
-    monkeypatch.setattr(Scenario, "simulation", None)
-    with pytest.raises(error, match=words):
-        plans(find, [REPLACE(scenario_of(), **scenario)], Targets(ttft_s=1), **options)
 
 
 def test_a_closed_loop_has_a_smallest_memory():

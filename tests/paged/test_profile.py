@@ -1,26 +1,19 @@
 """A profile finds the prices that steps were made of, says how far it is off elsewhere, and survives a file; its steps are designed."""
 
 import itertools
-import json
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.errors import BadHardwareFile, InvalidConfig
+from paged.errors import InvalidConfig
 from paged.study.hardware import Profile, ProfiledModel, Roofline, StepWork, Tiling, device_named, model_named
 from paged.study.hardware.least_squares import non_negative_least_squares
 from paged.study.profiling import designed
 
-PRICES = Profile(
-    seconds_per_step=2e-3,
-    seconds_per_computed_token=3e-5,
-    seconds_per_sampled_row=1e-5,
-    seconds_per_context_token=2e-8,
-    seconds_per_attended_pair=5e-9,
-    seconds_per_moved_token=4e-7,
-)
+from .files_of_others import PRICES  # noqa: TID252
+
 NAMES = PRICES.__struct_fields__[:9]
 TILED = msgspec.structs.replace(
     PRICES,
@@ -176,49 +169,6 @@ def test_a_saved_profile_comes_back_as_it_was(tmp_path):
     assert Profile.load(path) == profile
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"seconds_per_step": -1.0}, "seconds_per_step"),
-        ({"seconds_per_attended_pair": "2"}, "seconds_per_attended_pair"),
-        ({"tiling": {"places": 0}}, "tiling.places"),
-        ({"tyle": 1}, "tyle"),
-        ({"format": 2}, "format"),
-        ({"format": None}, "format"),
-    ],
-)
-def test_a_profile_with_a_wrong_field_is_named_with_that_field(tmp_path, changes, field):
-    path = tmp_path / "wrong.json"
-    path.write_text(json.dumps({**msgspec.to_builtins(PRICES), **changes}))
-    with pytest.raises(BadHardwareFile, match=f"wrong.json, field {field}: "):
-        Profile.load(path)
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "seconds", "held_out", "words"),
-    [
-        (7, np.ones(7), None, "7 timed steps; a profile takes at least 8"),
-        (8, np.ones(9), None, "durations of shape"),
-        (8, np.zeros(8), None, "has to be a finite number above 0"),
-        (8, np.full(8, np.nan), None, "has to be a finite number above 0"),
-        (8, -np.ones(8), None, "has to be a finite number above 0"),
-        *((8, np.ones(8), held, "some have to be, and some not") for held in (np.zeros(8, bool), np.ones(8, bool))),
-        (8, np.ones(8), np.ones(3, bool), "some have to be, and some not"),
-    ],
-)
-def test_steps_that_cannot_be_fitted_to_are_refused(num_steps, seconds, held_out, words):
-    work, _ = timed_steps(num_steps)
-    with pytest.raises(InvalidConfig, match=words):
-        Profile.fit(work, seconds, held_out=held_out)
-
-
-def test_a_profile_of_another_version_says_what_makes_one(tmp_path):
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps({"seconds_per_step": 0.1, "tile": 32}))
-    with pytest.raises(BadHardwareFile, match="no known format; this paged reads 1. `paged profile` makes one"):
-        Profile.load(path)
-
-
 def test_a_profile_is_known_by_the_sizes_of_its_model_and_not_by_its_name():
     shape = model_named("smollm-135m")
     sizes = {name: getattr(shape, name) for name in ("layers", "heads", "kv_heads", "head_dim", "vocab")}
@@ -258,18 +208,3 @@ def test_a_design_keeps_to_its_limits_and_holds_out_no_extreme(max_sequences, bl
     for kind in (lambda scene: not scene.contexts, lambda scene: scene.contexts):
         assert any(map(kind, held_out))
         assert any(map(kind, fitted))
-
-
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"max_sequences": 3}, "max_sequences is 3"),
-        ({"max_context": 63}, "max_context is 63; four blocks, 64 tokens"),
-        ({"max_tokens_per_step": 32}, "max_tokens_per_step is 32; it has to be above the 32 sequences"),
-        ({"block_size": 0}, "block_size is 0"),
-    ],
-)
-def test_what_cannot_be_designed_is_refused(limits, words):
-    usual = {"max_sequences": 32, "max_context": 256, "max_tokens_per_step": 128}
-    with pytest.raises(InvalidConfig, match=words):
-        designed(**{**usual, **limits})

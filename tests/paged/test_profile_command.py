@@ -1,6 +1,4 @@
-"""`paged profile`: the file that it writes, what it prints, what simulates by it, and what wrong input gets."""
-
-import json
+"""`paged profile`: the file that it writes, what it prints, and what simulates by it."""
 
 import msgspec
 import pytest
@@ -102,32 +100,3 @@ def test_swapping_is_not_free_where_nobody_timed_it(saved):
     with pytest.raises(InvalidConfig, match="swapping would be free; host_blocks is 8"):
         scenario.scheduler()
     assert isinstance(msgspec.structs.replace(scenario, host_blocks=0).scheduler().manager, BlockManager)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("profile --out /nowhere/at/all.json", "/nowhere/at/all.json: cannot be written"),
-        ("profile --model a --shape smollm-135m", "--model and --shape"),
-        ("profile --shape smolm-135m", "Did you mean smollm-135m?"),
-        ("profile --shape nowhere.json", "nowhere.json"),
-        ("profile --shape deepseek-v2", "random weights are made for Llama's shape alone"),
-        ("profile --model nowhere", "nowhere: no such folder"),
-        ("profile --max-sequences 3", "max_sequences is 3"),
-        ("profile --max-sequences 64 --max-tokens-per-step 64", "has to be above the 64 sequences"),
-        ("profile --max-context 10", "max_context is 10"),
-        ("profile --max-context 1000", "the model takes 1,024. Lower max_context"),
-        ("profile --rounds 0", "--rounds"),
-        ("profile --dtype int8", "known ones are auto, float32"),
-        ("simulate azure --profile nowhere.json", "nowhere.json: No such file"),
-        ("simulate azure --profile pyproject.toml", "pyproject.toml: no JSON"),
-        ("simulate azure --profile old.json", "a profile of format 99; this paged reads 1"),
-    ],
-)
-def test_wrong_input_is_one_line_and_status_2(refused, tmp_path, monkeypatch, arguments, words):
-    pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_text("name = 1\n")
-    (tmp_path / "old.json").write_text(json.dumps({**msgspec.to_builtins(PROFILE), "format": 99}))
-    assert words in refused(*arguments.split())
-    assert not (tmp_path / "profile.json").exists()

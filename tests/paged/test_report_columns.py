@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from paged import PagedError, __version__
+from paged import __version__
 from paged.errors import UnwritablePath
 from paged.study.report import TraceEvents, flat, writable, write_csv, write_trace_events
 from paged.study.simulator import Device, Load, Scenario, SimulationResult, StepTime, outcome_of, run
@@ -64,27 +64,16 @@ def test_a_path_that_can_be_written_is_given_back_and_nothing_is_left_there_or_w
     assert (tmp_path / "old.html").read_text() == "old"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nowhere/a.html", r"nowhere/a\.html: cannot be written, there is no folder .*nowhere"),
-        ("", "it is a folder"),
-        ("file/a.html", "not a directory"),
-        ("a\0b", "null"),
-        pytest.param(
-            "closed/a.html",
-            "permission denied",
-            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere"),
-        ),
-    ],
-)
-def test_a_path_that_cannot_be_written_is_refused_with_the_reason(tmp_path, name, words):
-    (tmp_path / "file").touch()
+def test_a_path_that_no_system_has_is_refused():
+    with pytest.raises(UnwritablePath, match="null"):
+        writable("a\0b")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_path_that_may_not_be_written_is_refused(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(UnwritablePath, match=words) as error:
-        writable(tmp_path / name)
-    assert error.value.path == tmp_path / name
-    assert isinstance(error.value, PagedError)
+    with pytest.raises(UnwritablePath, match="permission denied"):
+        writable(tmp_path / "closed" / "a.html")
 
 
 @pytest.fixture

@@ -236,12 +236,6 @@ def with_result(outcome, **changes):
     return msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, **changes))
 
 
-def test_twenty_policies_look_different():
-    outcome = run(scenario_of())
-    many = named([with_result(outcome, policy=f"p{i}") for i in range(20)])
-    assert len({(one.look.colour, one.look.dash) for one in many}) == 20
-
-
 def test_latency_under_load_is_a_line_a_policy_whose_seeds_are_averaged():
     runs = [run(scenario_of(rate=rate, seed=seed)) for rate in (20.0, 10.0) for seed in (1, 2)]
     runs[0] = with_result(runs[0], throughput=runs[1].result.throughput + 10)

@@ -159,53 +159,6 @@ def test_the_command_says_whether_it_still_fails(failure, paged, tmp_path):
     assert paged("check", "replay", failure, "--build", "their_engine:build")[0] == 1
 
 
-def changed(**fields):
-    """A saved program with other fields."""
-    good = {
-        "format": 1,
-        "paged": "0.1.0",
-        "rig": "ManagerRig",
-        "world": {"num_blocks": 4},
-        "calls": [["add", [0, 1], None]],
-    }
-    return msgspec.json.encode(good | {"found": ["1: something"]} | fields)
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (changed(format=2, paged="9.0"), "of format 2 (paged 9.0); this version reads format 1"),
-        (changed(format=None), "of format None"),
-        (changed(rig="Rig"), "unknown rig 'Rig'; known ones are ManagerRig, SchedulerRig"),
-        (changed(world={"num_blocks": "many"}), "the world: Expected `int`, got `str`"),
-        (changed(calls=[["_note", "x"]]), "call 0: ['_note'] is no method of ManagerRig"),
-        (changed(calls=[["add", [0]], ["fly"]]), "call 1: ['fly'] is no method of ManagerRig"),
-        (changed(calls=[[]]), "call 0"),
-        (changed(calls=[["add"]]), "call 0: add: missing a required argument: 'tokens'"),
-        (changed(calls=[["add", {"set": [1]}]]), "'set' is no kind of saved value"),
-        (changed(calls=[["add", {"bytes": "zz"}]]), "is no saved bytes"),
-        (changed(calls=[["add", {"request": {"name": 1}}]]), "is no saved request"),
-        (changed(calls="all"), "Expected `array`, got `str`"),
-        (changed(build="nowhere:build"), "nowhere:build: No module named 'nowhere'"),
-        (changed(build="json:nothing"), "json:nothing: module 'json' has no attribute 'nothing'"),
-        (changed(build="json"), "MODULE:NAME does"),
-        (changed(build=".json:loads"), ".json:loads: "),
-        (changed(build="json:__name__"), "cannot be called with a world"),
-        (b"", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b"[1]", "of format None"),
-        (None, "program.json"),
-    ],
-    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
-)
-def test_a_file_that_cannot_be_run_is_refused_with_the_reason(data, words, tmp_path, refused):
-    file = tmp_path / "program.json"
-    if data is not None:
-        file.write_bytes(data)
-    assert words in refused("check", "replay", file)
-
-
 def test_what_no_file_can_hold_is_refused(tmp_path):
     rig = ManagerRig(ManagerWorld())
     rig.calls.append(("add", ({1, 2},)))

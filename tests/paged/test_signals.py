@@ -23,6 +23,11 @@ TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
 LIMIT_S = 120.0
 
 
+def ended(*command):
+    """A program of Python's that has ended by itself."""
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
 def tool():
     spec = importlib.util.spec_from_file_location("try_signals", TOOL)
     module = importlib.util.module_from_spec(spec)
@@ -295,9 +300,7 @@ if __name__ == "__main__":
 def test_a_worker_that_is_ended_in_the_middle_of_its_result_leaves_nobody_waiting(tmp_path):
     program = tmp_path / "study.py"
     program.write_text(HALF_A_RESULT)
-    done = subprocess.run(
-        [sys.executable, program, tmp_path / "half"], capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    done = ended(program, tmp_path / "half")
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
@@ -348,13 +351,13 @@ def test_a_study_that_is_ended_late_leaves_no_semaphores(tmp_path):
     program = tmp_path / "study.py"
     program.write_text(ENDS_LATE)
     # Until the process that looks after semaphores has ended, too, which has the same standard error.
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = ended(program)
     assert (done.returncode, done.stderr) == (143, "")
 
 
 def test_a_command_that_has_ended_waits_for_no_library():
     program = "import atexit, time; from paged.cli import signals; atexit.register(time.sleep, 60); print(1); signals.leave(3)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = ended("-c", program)
     assert (done.returncode, done.stdout) == (3, "1\n")
 
 

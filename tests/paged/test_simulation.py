@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -82,10 +83,7 @@ def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
 def test_the_same_trace_gives_the_same_figures():
     trace = read_trace(excerpt_path("mooncake"), limit=40).scaled(prompts=1 / 32, outputs=1 / 8)
     results = [simulate(trace, scheduler_of(160, 16, host_blocks=40, max_tokens_per_step=128)) for _ in range(2)]
-    host = {"wall_s", "us_per_step"}
-    first, second = (
-        {field: getattr(result, field) for field in result.__struct_fields__ if field not in host} for result in results
-    )
+    first, second = (msgspec.structs.replace(result, wall_s=0.0, us_per_step=0.0) for result in results)
     assert first == second
 
 
@@ -142,21 +140,6 @@ def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one_and_of
     values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
     assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
     assert Percentiles.of(np.empty(0)) == Percentiles(None, None, None, None)
-
-
-TIMES = ("weights_ms", "context_us", "token_us", "swap_us")
-
-
-@pytest.mark.parametrize(
-    ("times", "words"),
-    [
-        *(({name: value}, name) for name in TIMES for value in (-1.0, float("nan"), float("inf"))),
-        ({"weights_ms": 0, "token_us": 0}, "must take time"),
-    ],
-)
-def test_a_step_time_that_is_no_time_is_refused(times, words):
-    with pytest.raises(ValueError, match=words):
-        StepTime(**times).check()
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
@@ -254,10 +237,3 @@ def test_tokens_are_those_of_the_outputs_whoever_was_forgotten_before(steps, dat
         answers.begin(requests.tolist())
         assert answers.tokens(requests, places).tolist() == expected
         answers.forget(data.draw(st.lists(st.sampled_from(range(len(LENGTHS))), unique=True)))
-
-
-def test_tokens_of_a_stretch_come_a_row_for_each_request():
-    answers = Answers(TRACE)
-    answers.begin([1, 6])
-    found = answers.tokens(np.array([6, 1]), np.array([[80, 81, 82], [0, 1, 2]]))
-    assert found.tolist() == [TRACE.output(6)[80:83].tolist(), TRACE.output(1)[:3].tolist()]

@@ -1,10 +1,8 @@
 """The tiles of a step are counted as the runner cuts them, for one batch and for a stretch of them alike."""
 
 import numpy as np
-import pytest
 
 from paged import BlockManager, Request, Scheduler
-from paged.errors import InvalidConfig
 from paged.study.hardware import Profile, StepWork, Tiling
 from paged.study.simulator import Simulation, steady_work, work_of
 from paged.study.simulator.stretch import SteadyBatch
@@ -79,9 +77,3 @@ def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once
     assert at_once == one_by_one
     assert skipped > 100
     assert none == 0
-
-
-@pytest.mark.parametrize("sizes", [{"places": 0}, {"places": 4, "piece": 0}])
-def test_a_tile_of_nothing_is_refused(sizes):
-    with pytest.raises(InvalidConfig, match="has to be at least 1"):
-        Tiling(**sizes)

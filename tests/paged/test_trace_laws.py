@@ -94,6 +94,8 @@ def test_a_subset_keeps_its_requests_whole_and_in_order(trace, share, seed, data
     if drawn.any():
         assert_same_requests(trace.thinned(share, seed=seed), trace, np.flatnonzero(drawn))
     assert_same_requests(trace.head(count), trace, np.arange(count))
+    for replica in range(count):
+        assert_same_requests(trace.dealt(replica, count), trace, np.arange(replica, len(trace), count))
     if len(trace) > 1:
         middle = len(trace) // 2
         first, second = trace.halves()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged.errors import InvalidConfig, TraceError
+from paged.errors import InvalidConfig
 from paged.study.traces import Trace, read_trace, save_trace
 
 ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
@@ -58,40 +58,3 @@ def test_a_tenant_that_would_not_come_back_is_refused_before_anything_is_written
     with pytest.raises(InvalidConfig, match=r"tenant ' ' is no name"):
         save_trace(trace, path)
     assert not path.exists()
-
-
-DAMAGED = {
-    "a segment without a length": ({"segments": [[7]]}, "segments", '"[7]" is not a pair'),
-    "no segments": ({"segments": []}, "segments", "at least one"),
-    "a segment of no tokens": ({"segments": [[7, 0]]}, "segments", "0 tokens; at least 1"),
-    "segments in words": ({"segments": "7:6"}, "segments", "not a list"),
-    "an id below zero": ({"segments": [[-1, 6]]}, "segments", '"-1" is not an id'),
-    "an id in words": ({"segments": [["bot", 6]]}, "segments", '"bot" is not an id'),
-    "more than a model reads": ({"segments": [[1, 6_000_000], [2, 6_000_000]]}, "segments", "12,000,000 tokens"),
-    "two lengths": ({"prompt_tokens": 9}, "prompt_tokens", "9, but the segments have 8 tokens together"),
-    "segments and a prefix": ({"prefix_id": "bot", "prefix_tokens": 3}, "segments", "not by both"),
-    "a prefix after segments": ({"segments": None, "prompt_tokens": 9, "prefix_id": "bot", "prefix_tokens": 3}, "prefix_id", "not by both"),
-    "neither prompt nor segments": ({"segments": None}, "prompt_tokens", "nothing is not a whole number"),
-    "less declared than said": ({"max_tokens": 3}, "max_tokens", "3, but the output has 4 tokens"),
-    "nothing declared": ({"max_tokens": 0}, "max_tokens", "at least 1"),
-    "urgency in words": ({"priority": "high"}, "priority", '"high" is not a whole number from -2,147,483,647'),
-    "urgency beyond bounds": ({"priority": 2**31}, "priority", "to 2,147,483,647"),
-    "a tenant that does not print": ({"tenant": "a\u0000"}, "tenant", "is not a name"),
-    "a list for a tenant": ({"tenant": ["a"]}, "tenant", "is not a name"),
-    "an output's id below zero": ({"output_id": -1}, "output_id", "from 0 to 1,073,741,823"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", DAMAGED)
-def test_a_wrong_row_says_its_line_and_column(trace_of, case):
-    changes, column, problem = DAMAGED[case]
-    with pytest.raises(TraceError) as caught:
-        trace_of(ROW, ROW | changes)
-    assert (caught.value.line, caught.value.column) == (2, column)
-    assert problem in str(caught.value)
-
-
-def test_segments_after_a_named_prefix_are_refused(trace_of):
-    prefixed = {"arrival_s": 0, "output_tokens": 4, "prompt_tokens": 9, "prefix_id": "bot", "prefix_tokens": 3}
-    with pytest.raises(TraceError, match="line 2, column segments: .* not by both"):
-        trace_of(prefixed, ROW)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from paged.errors import InvalidConfig
-from paged.study.traces import Trace, excerpt_path, read_trace, superposed, synthetic
+from paged.study.traces import Trace, superposed, synthetic
 
 
 @pytest.fixture
@@ -17,15 +16,6 @@ def test_a_window_has_those_who_arrive_in_it_and_begins_with_the_first_of_them(t
     assert window.prompt_tokens.tolist() == [20, 30]
     assert window.arrival_s.tolist() == [0, 3]
     assert trace.window(9).prompt_tokens.tolist() == [40, 50]
-
-
-def test_thinning_keeps_the_share_and_a_larger_share_keeps_all_of_a_smaller_one():
-    arrivals = np.arange(20_000.0)
-    many = Trace.from_lengths(arrivals, np.arange(1, 20_001), np.ones(20_000, np.int64))
-    some, more = many.thinned(0.3, seed=4), many.thinned(0.5, seed=4)
-    assert len(some) == pytest.approx(6000, rel=0.03)
-    assert set(some.prompt_tokens.tolist()) < set(more.prompt_tokens.tolist())
-    assert some.prompt_tokens.tolist() != many.thinned(0.3, seed=5).prompt_tokens.tolist()[: len(some)]
 
 
 def test_the_longer_part_of_a_request_that_is_too_long_gives():
@@ -72,14 +62,6 @@ def test_superposing_a_trace_on_itself_doubles_its_rate_and_not_each_moment():
     assert str(turned.applied[-1]) == "superposed(traces=2, seed=3): 2,000 of 1,000 requests"
 
 
-def test_prompts_of_superposed_copies_differ_and_share_within_a_copy():
-    trace = read_trace(excerpt_path("mooncake"), limit=50)
-    both = superposed([trace, trace])
-    originals = {tuple(trace.prompt(i)[:1]) for i in range(50)}
-    firsts = {tuple(both.prompt(i)[:1]) for i in range(100)}
-    assert len(firsts) == 2 * len(originals)
-
-
 def test_an_output_is_said_the_same_again_and_unlike_the_prompt_and_others():
     trace = Trace.from_lengths([0, 0], [8, 8], [8, 8])
     first = trace.output(0)
@@ -88,46 +70,6 @@ def test_an_output_is_said_the_same_again_and_unlike_the_prompt_and_others():
     assert first.min() >= 0
     for other in (trace.output(1), trace.prompt(0)):
         assert not (first == other).any()
-
-
-REFUSED = {
-    "no request": (lambda t: t.head(0), "the number of requests wanted is 0; at least 1"),
-    "more than there are": (lambda t: t.sampled(6, seed=0), "is 6; at most 5"),
-    "half a request": (lambda t: t.sampled(2.5, seed=0), "is 2.5; it must be a whole number"),
-    "a negative seed": (lambda t: t.sampled(2, seed=-1), "seed is -1; at least 0"),
-    "no share": (lambda t: t.thinned(0, seed=0), "share is 0; it must be a positive number"),
-    "a share that is no number": (lambda t: t.thinned(float("nan"), seed=0), "share is nan"),
-    "more than all": (lambda t: t.thinned(1.5, seed=0), "share is 1.5; it must be at most 1"),
-    "nobody left": (lambda t: t.thinned(1e-9, seed=0), "none of 5 requests"),
-    "a negative time": (lambda t: t.window(-1, 5), "start_s is -1"),
-    "a time that is none": (lambda t: t.window(0, float("nan")), "stop_s is nan"),
-    "a window backwards": (lambda t: t.window(5, 2), "from 5 s to 2 s ends before it begins"),
-    "an empty window": (lambda t: t.window(5, 8), "no request arrives from 5 s to 8 s; the last one arrives at 9 s"),
-    "half of one": (lambda t: t.head(1).halves(), "is 1; at least 2"),
-    "a context for a prompt alone": (lambda t: t.fitted(1), "context is 1; at least 2"),
-    "another way": (lambda t: t.fitted(99, how="drop"), '"drop"; known are clip, reject'),
-    "a context for nobody": (lambda t: t.fitted(5, how="reject"), "none of 5 requests fits a context of 5"),
-    "a prompt that leaves no room": (lambda t: t.declared(30), "prompt of request 2 has 30 tokens; a context of 30"),
-    "no cap": (lambda t: t.declared(99, 0), "cap is 0; at least 1"),
-    "a rate without end": (lambda t: t.scaled(rate=1e-320), "arrival_s of request 1 is inf"),
-    "lengths without end": (lambda t: t.scaled(outputs=1e308), "at most 10,000,000 are possible"),
-    "no traces": (lambda t: superposed([]), "the number of traces to superpose is 0"),
-    "nobody": (lambda t: Trace.from_lengths([], [], []), "the number of requests in a trace is 0|are float64"),
-    "a negative prompt": (lambda t: Trace.from_lengths([0], [-5], [1]), "segment 0: -5; it must be from 1"),
-    "no output": (lambda t: Trace.from_lengths([0, 1], [5, 5], [1, 0]), "request 1: 0; it must be from 1 to 10,000,000"),
-    "half an output": (lambda t: Trace.from_lengths([0], [5], [1.5]), "output_tokens are float64"),
-    "a negative arrival": (lambda t: Trace.from_lengths([-1], [5], [1]), "arrival_s of request 0 is -1"),
-    "an arrival that is none": (lambda t: Trace.from_lengths([0, np.nan], [5, 5], [1, 1]), "request 1 is nan"),
-    "not sorted": (lambda t: Trace.from_lengths([0, 3, 2], [5] * 3, [1] * 3), "request 2 arrives at 2 s, after one at 3 s"),
-    "columns of two sizes": (lambda t: Trace.from_lengths([0, 3], [5, 5], [1]), r"output_tokens has the shape \(1,\)"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_trace_is_refused_with_value_and_limit(trace, case):
-    attempt, problem = REFUSED[case]
-    with pytest.raises(InvalidConfig, match=problem):
-        attempt(trace)
 
 
 def test_a_resample_is_made_of_blocks_of_neighbours_with_the_gaps_between_them():
@@ -163,12 +105,6 @@ def test_a_request_that_is_drawn_twice_does_not_find_itself_in_a_cache():
     # Turns of a conversation that were drawn once still share what they shared.
     shared = np.unique(drawn.segment_ids, return_counts=True)[1]
     assert (shared > 1).sum() > 10
-
-
-@pytest.mark.parametrize("blocks", [0, -1])
-def test_a_resample_of_no_blocks_is_refused(trace, blocks):
-    with pytest.raises(InvalidConfig, match="number of blocks"):
-        trace.resampled(seed=0, blocks=blocks)
 
 
 def test_a_trace_of_one_request_is_its_own_resample():

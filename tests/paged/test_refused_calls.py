@@ -1,0 +1,53 @@
+"""Calls with values that make no sense: each is refused with the value, the limit and what would do."""
+# ruff: noqa: F401  # the calls of the file take them from here
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from paged import (
+    BeamSearchParams,
+    ContrastiveSearchParams,
+    EngineConfig,
+    PagedError,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from paged.sampling import seed_of
+from paged.study.hardware import Faster, Profile, Roofline, StepWork, Tiling, capacity_of, device_named, model_named
+from paged.study.hardware.link import Link, link_of
+from paged.study.profiling import designed
+from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, engine_named, plans
+from paged.study.traces import LogNormal, Trace, open_trace, superposed, synthetic
+
+from .shown import assert_shown, shown_in  # noqa: TID252
+
+
+def roofline(model="llama-2-13b", device="a100-40g", **options):
+    return Roofline(model=model_named(model), device=device_named(device), **options)
+
+
+def steps(count):
+    """So many steps of a token each."""
+    return StepWork(computed_tokens=np.ones(count))
+
+
+FORMULA = Device()
+trace = Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
+
+
+def planned(find="rate", *, policy="paged", device=FORMULA, load="azure", clients=None, **options):
+    """A plan of a small pool."""
+    scenario = Scenario(load=Load(trace=load, limit=5, clients=clients), device=device, policy=policy, blocks=60)
+    return plans(find, [scenario], Targets(ttft_s=1), **options)
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("refused_calls.txt", ">>>"))
+def test_a_call_that_makes_no_sense_is_refused_with_the_reason(monkeypatch, call, shown):
+    # A plan is refused before anything is simulated.
+    monkeypatch.setattr(Scenario, "simulation", None)
+    with pytest.raises((PagedError, OSError)) as refusal:
+        eval(call)
+    assert_shown(f"{type(refusal.value).__name__}: {refusal.value}\n", shown)

@@ -1,0 +1,66 @@
+"""Files that cannot be: each is refused with its name, the line, column or field, and what is wrong there."""
+# ruff: noqa: F401  # the calls of the file take them from here
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paged import EngineConfig, PagedError
+from paged.study.hardware import Profile, device_named, model_named
+from paged.study.hardware.kernels.layer_measurements import read_layers
+from paged.study.report import writable
+from paged.study.simulator import Asked, closed_loops, read_run, validated
+from paged.study.traces import read_trace
+from paged.testing.saved import load, rerun
+
+from .files_of_others import BOX, CONFIGS, PRICES as PROFILE, TINY, meta_of, table, without, write_folder, write_run  # noqa: TID252
+from .shown import assert_shown, shown_in  # noqa: TID252
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+PLAIN = "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n"
+MOONCAKE = {"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 9]}
+ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
+PREFIXED = {"arrival_s": 0, "output_tokens": 4, "prompt_tokens": 9, "prefix_id": "bot", "prefix_tokens": 3}
+LLAMA, DEEPSEEK_V3 = CONFIGS["LLAMA"], CONFIGS["DEEPSEEK_V3"]
+PROGRAM = {
+    "format": 1,
+    "paged": "0.1.0",
+    "rig": "ManagerRig",
+    "world": {"num_blocks": 4},
+    "calls": [["add", [0, 1], None]],
+    "found": ["1: something"],
+}
+HERE = Path()
+PRICES = msgspec.to_builtins(PROFILE)
+
+
+def spoilt(name, number, column, value):
+    """A change of one cell of a row of the table of this name."""
+    return lambda of, rows: [
+        [*row[:column], value, *row[column + 1 :]] if (of, i) == (name, number) else row for i, row in enumerate(rows)
+    ]
+
+
+def run_of(spoil=lambda rows: rows, **fields):
+    """A recorded run whose requests are spoilt, or whose engine had such settings."""
+    write_run(HERE / "run", spoil=spoil)
+    (HERE / "run" / "meta.json").write_text(json.dumps(meta_of(**fields)))
+    return read_run(HERE / "run")
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("refused_files.txt", ">>>"))
+def test_a_file_that_cannot_be_is_refused_where_it_is_wrong(tmp_path, monkeypatch, call, shown):
+    def written(*lines, name="file.json"):
+        """A file of text, bytes or documents, a line each."""
+        texts = [json.dumps(each) if isinstance(each, dict) else each for each in lines]
+        Path(name).write_bytes(b"\n".join(each.encode() if isinstance(each, str) else each for each in texts))
+        return name
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PagedError) as refusal:
+        eval(call, {**globals(), "written": written})
+    assert_shown(f"{type(refusal.value).__name__}: {refusal.value}\n", shown)
+    path, line = (getattr(refusal.value, name, None) for name in ("path", "line"))
+    assert path is None or str(refusal.value).startswith(f"{path}, line {line}" if line else str(path))

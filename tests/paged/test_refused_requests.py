@@ -1,0 +1,39 @@
+"""Requests and engines that cannot be: each is refused with the reason, and leaves nothing behind."""
+# ruff: noqa: F401  # the calls of the file take names from here
+
+from dataclasses import replace
+from math import inf, nan
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
+
+from paged import (
+    LLM,
+    BeamSearchParams,
+    ContrastiveSearchParams,
+    Engine,
+    PagedError,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from paged.testing.tiny_model import tiny_model
+
+from .shown import assert_shown, shown_in  # noqa: TID252
+
+
+def form(**description):
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**description))
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("refused_requests.txt", ">>>"))
+def test_what_cannot_be_answered_is_refused_and_leaves_nothing(model, call, shown):
+    tiny, shipped = LLM(tiny_model(), num_blocks=8), LLM(model)
+    with pytest.raises(PagedError) as refusal:
+        eval(call, {**globals(), "tiny": tiny, "shipped": shipped})
+    assert_shown(f"{type(refusal.value).__name__}: {refusal.value}\n", shown)
+    for llm in (tiny, shipped):
+        assert not llm.engine.has_unfinished and not llm.engine.scheduler.has_unfinished
