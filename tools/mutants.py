@@ -45,7 +45,7 @@ EQUIVALENT = REPOSITORY / "tools" / "equivalent_mutants.toml"
 QUICK = ("tests/block_manager", "tests/scheduler", "tests/acceptance")
 PROPERTIES = tuple(
     f"tests/properties/test_{name}.py"
-    for name in ("every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines")
+    for name in ("found_programs", "every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines")
 )
 # How often the machines reach an event is a question to the kit, not to the mutant.
 SEEDED = ("--hypothesis-seed=0", "-k", "not machine_reaches")

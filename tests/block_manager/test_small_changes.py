@@ -56,3 +56,14 @@ def test_the_first_row_beyond_the_columns_is_unknown():
     manager = BlockManager(4, 4)
     with pytest.raises(UnknownRow):
         manager.free([len(manager.rows.num_tokens)])
+
+
+def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confirmed_with_the_next_one():
+    manager = BlockManager(4, 1)
+    manager.allocate([manager.add([0])], [1])
+    manager.next_batch()
+    sharer = manager.add([0, 1])
+    manager.next_batch()
+    manager.allocate([sharer], [1])
+    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (1, True)
+    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (3, False)
