@@ -12,16 +12,12 @@ HELD = 7  # What the state of a block in somebody's hands looks like: anything a
 
 
 class Desk:
-    """A free list with its column, and the caller's part of the bargain: who takes a block changes its state."""
+    """A free list with its column, all blocks in somebody's hands, and the caller's part: who takes a block changes its state."""
 
     def __init__(self, num_blocks: int) -> None:
         self.state = np.zeros(num_blocks, np.int64)
         self.free_list = FreeList(self.state)
-
-    def draw(self, count: int) -> list[int]:
-        blocks = self.free_list.take_plain(count)
-        self.state[blocks] = HELD
-        return blocks.tolist()
+        self.state[self.free_list.take_plain(num_blocks)] = HELD
 
     def hit(self, blocks: list[int]) -> None:
         self.state[blocks] = HELD
@@ -29,10 +25,6 @@ class Desk:
 
     def cache(self, blocks: list[int]) -> None:
         self.free_list.put_cached(np.array(blocks, np.int64))
-
-    def free(self, blocks: list[int]) -> None:
-        self.state[blocks] = 0
-        self.free_list.put_plain(np.array(blocks, np.int64))
 
     @property
     def num_entries(self) -> int:
@@ -43,24 +35,11 @@ class Desk:
         )
 
 
-@pytest.fixture
-def desk():
-    """Six blocks, all of them in somebody's hands."""
-    desk = Desk(6)
-    desk.draw(6)
-    return desk
-
-
-def test_the_block_freed_last_comes_first(desk):
-    desk.free([3, 5])
-    desk.free([1])
-    assert desk.draw(3) == [1, 5, 3]
-
-
 RUN = Run(0, b"", None, -1, -1, 1)
 
 
-def test_a_part_of_a_segment_takes_the_last_of_its_nodes(desk):
+def test_a_part_of_a_segment_takes_the_last_of_its_nodes():
+    desk = Desk(6)
     desk.free_list.put_cached(np.array([5, 4, 3, 2, 1]), (RUN, 1, 6))
     parts = [part for count in (1, 2, 2) for part in desk.free_list.take_cached(count)]
     assert [blocks.tolist() for blocks, *_ in parts] == [[5], [4, 3], [2, 1]]
@@ -71,7 +50,6 @@ def test_a_part_of_a_segment_takes_the_last_of_its_nodes(desk):
 def test_stale_entries_do_not_pile_up_over_hits_of_one_length(num_live, length):
     """`num_live` blocks that nobody asks for again, each released by itself, and a prompt that comes and goes."""
     desk = Desk(num_live + length)
-    desk.draw(num_live + length)
     for block in range(num_live):
         desk.cache([block])
     prompt = list(range(num_live, num_live + length))
@@ -83,7 +61,8 @@ def test_stale_entries_do_not_pile_up_over_hits_of_one_length(num_live, length):
     assert most <= 2 * (num_live + length) + 64 + (2 * num_live or length)
 
 
-def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk):
+def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known():
+    desk = Desk(6)
     desk.free_list.put_cached(np.array([2, 1, 0]), (RUN, 0, 3))
     desk.hit([0])
     ((blocks, nodes, _),) = desk.free_list.take_cached(2)
@@ -92,7 +71,6 @@ def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk)
 
 def test_sweeping_keeps_the_order():
     desk = Desk(13)
-    desk.draw(13)
     for block in range(3):
         desk.cache([block])
     for _ in range(100):
