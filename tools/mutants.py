@@ -42,7 +42,7 @@ from mutant_sample import REPOSITORY, ROOMS, Mutant, sampled
 COPIED = (*ROOMS, "attention", "paged", "tests", "pyproject.toml")
 EQUIVALENT = REPOSITORY / "tools" / "equivalent_mutants.toml"
 
-QUICK = ("tests/block_manager", "tests/scheduler", "tests/acceptance")
+QUICK = ("tests/block_manager", "tests/scheduler", "tests/acceptance", "tests/docs/test_policies_page.py")
 PROPERTIES = tuple(
     f"tests/properties/test_{name}.py"
     for name in ("found_programs", "every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines")
