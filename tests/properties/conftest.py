@@ -22,9 +22,11 @@ class Reached:
         self.machine = Counting
 
     def below(self, shares):
-        """Of {share: events that have to occur in so many of the examples}, the events that do not: {event: share that they have}."""
-        reached = {event: self.examples[event] / self.num_examples for events in shares.values() for event in events}
-        return {event: reached[event] for share, events in shares.items() for event in events if reached[event] < share}
+        """Of {share: events that have to occur in so many of the examples, with commas between}, the events that do not: {event: share
+        that they have}."""
+        wanted = [(event, share) for share, events in shares.items() for event in events.split(", ")]
+        reached = {event: self.examples[event] / self.num_examples for event, _ in wanted}
+        return {event: reached[event] for event, share in wanted if reached[event] < share}
 
 
 @pytest.fixture(scope="session")
