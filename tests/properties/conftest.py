@@ -6,7 +6,7 @@ import pytest
 
 
 class Reached:
-    """In how many examples of a machine each event of its rig occurred; `machine` is the one to run."""
+    """In how many examples of a machine each event of its rig, or its own, occurred; `machine` is the one to run."""
 
     def __init__(self, machine):
         self.num_examples = 0
@@ -17,7 +17,8 @@ class Reached:
             def teardown(self):
                 super().teardown()
                 reached.num_examples += 1
-                reached.examples.update(name for name, times in self.rig.events.items() if times)
+                events = self.events if hasattr(self, "events") else self.rig.events
+                reached.examples.update(name for name, times in events.items() if times)
 
         self.machine = Counting
 
