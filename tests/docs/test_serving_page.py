@@ -30,15 +30,11 @@ from paged.serving.settings import Settings
 
 from ..serving.serving_process import served  # noqa: TID252
 
+PAGE = "docs/serving.md"
 KEY = "a-key-of-the-page"
 ON_THE_PAGE = "http://127.0.0.1:8000"
 # Executables of benchmarks, which have environments of their own.
 OTHERS = {"vllm": "PAGED_VLLM_BENCH", "guidellm": "PAGED_GUIDELLM"}
-
-
-@pytest.fixture(scope="module")
-def page(text_of):
-    return text_of("docs/serving.md")
 
 
 @pytest.fixture(scope="module")
