@@ -1,4 +1,4 @@
-"""What the list of free blocks keeps beside its order, which the naive model compares in the machine of the manager."""
+"""What the list of free blocks keeps beside the order of what is cached, which the naive model compares in the machine of the manager."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ class Desk:
             for queue in (self.free_list._queues[0]._swept, self.free_list._queues[0]._segments)
             for _, blocks, *_ in queue
         )
+
+
+def test_the_block_freed_last_comes_first():
+    desk = Desk(6)
+    for freed in ([3, 5], [1]):
+        desk.state[freed] = 0
+        desk.free_list.put_plain(np.array(freed))
+    assert desk.free_list.take_plain(3).tolist() == [1, 5, 3]
 
 
 RUN = Run(0, b"", None, -1, -1, 1)
