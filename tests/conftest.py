@@ -68,7 +68,12 @@ def run_python(tmp_path: Path) -> RunPython:
     def run(
         *arguments: str, cwd: Path = tmp_path, env: dict[str, str] | None = None, timeout: float = 600
     ) -> "subprocess.CompletedProcess[str]":
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COV_", "PAGED_"))}
+        # PYTHONPATH stays: it says which checkout is under test.
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if key == "PYTHONPATH" or not key.startswith(("PYTHON", "COV_", "PAGED_"))
+        }
         return subprocess.run(
             [sys.executable, "-W", "error", *arguments],
             cwd=cwd,

@@ -42,10 +42,10 @@ from mutant_sample import REPOSITORY, ROOMS, Mutant, sampled
 COPIED = (*ROOMS, "attention", "paged", "tests", "pyproject.toml")
 EQUIVALENT = REPOSITORY / "tools" / "equivalent_mutants.toml"
 
-QUICK = ("tests/block_manager", "tests/scheduler", "tests/acceptance")
+QUICK = ("tests/block_manager", "tests/scheduler", "tests/acceptance", "tests/docs/test_policies_page.py")
 PROPERTIES = tuple(
     f"tests/properties/test_{name}.py"
-    for name in ("every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines")
+    for name in ("found_programs", "every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines")
 )
 # How often the machines reach an event is a question to the kit, not to the mutant.
 SEEDED = ("--hypothesis-seed=0", "-k", "not machine_reaches")

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from paged.attention import KVPool, LayerOptions, StepTokens, get_backend, known_backends
+from paged.attention import LayerOptions, StepTokens, get_backend, known_backends
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -162,15 +162,14 @@ def attend(scene, backend, **options):
     return found
 
 
-def test_equal_scores_give_the_mean_of_what_came_before(backend, count_up, lay_out):
+@pytest.mark.parametrize(
+    ("window", "means"), [(None, [1.0, 1.5, 2.0, 2.5]), (1, [2.0, 3.0, 4.0, 5.0]), (2, [1.5, 2.5, 3.5, 4.5])]
+)
+def test_equal_scores_give_the_mean_of_what_is_in_the_window_the_token_itself_included(
+    backend, count_up, lay_out, window, means
+):
     scene = lay_out([(count_up(6, num_kv_heads=1, group=1), 2, 6)], block_size=4)
-    assert attend(scene, backend).flatten().tolist() == [1.0, 1.5, 2.0, 2.5]
-
-
-def test_a_window_holds_so_many_tokens_the_token_itself_included(backend, count_up, lay_out):
-    scene = lay_out([(count_up(6, num_kv_heads=1, group=1), 2, 6)], block_size=4)
-    assert attend(scene, backend, window=1).flatten().tolist() == [2.0, 3.0, 4.0, 5.0]
-    assert attend(scene, backend, window=2).flatten().tolist() == [1.5, 2.5, 3.5, 4.5]
+    assert attend(scene, backend, window=window).flatten().tolist() == means
 
 
 def test_heads_of_a_group_read_one_head_of_k_and_v(backend, count_up, lay_out):
@@ -212,8 +211,8 @@ def test_a_step_of_nobody_gives_padding(backend, count_up, lay_out):
 @each_mode
 def test_what_a_backend_did_before_does_not_show(name, invariant, draw_turn, lay_out):
     backend = get_backend(name, invariant=invariant)
-    for done, count in [(0, 3), (40, 1), (0, 1), (150, 2), (7, 1), (0, 90)]:
-        scene = lay_out([draw_turn(done, count, seed=count)], block_size=16)
+    for done, count, head_dim in [(0, 3, 8), (40, 1, 8), (0, 1, 4), (150, 2, 8), (7, 1, 8), (0, 90, 8), (7, 1, 16)]:
+        scene = lay_out([draw_turn(done, count, seed=count, head_dim=head_dim)], block_size=16)
         (alone,) = scene.attend(get_backend(name, invariant=invariant), LayerOptions(0.3))
         (found,) = scene.attend(backend, LayerOptions(0.3))
         assert torch.equal(found, alone)
@@ -226,30 +225,14 @@ def test_a_backend_that_began_in_inference_mode_goes_on_outside(backend, draw_tu
     assert torch.equal(attend(scene, backend), within)
 
 
-def test_one_backend_serves_pools_of_several_shapes(draw_turn, lay_out):
-    backend = get_backend("torch_gather")
-    for num_kv_heads, head_dim in ((1, 8), (2, 8), (2, 4)):
-        scene = lay_out([draw_turn(4, 5, seed=0, num_kv_heads=num_kv_heads, head_dim=head_dim)], block_size=4)
-        assert_close(attend(scene, backend), attend(scene, REFERENCE), TOLERANCES)
-
-
 @pytest.mark.parametrize("soft_cap", [None, 50.0])
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [(name, dtype) for name in NAMES for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes_of(name)],
 )
-def test_scores_of_16_bit_queries_are_not_rounded_to_16_bits(name, dtype, soft_cap):
+def test_scores_of_16_bit_queries_are_not_rounded_to_16_bits(name, dtype, soft_cap, draw_turn, lay_out):
     """Scores of about 20, of which such a number keeps a tenth: weights would be off by as much."""
-    pool = KVPool(num_layers=1, num_blocks=1, block_size=64, num_kv_heads=1, head_dim=64, dtype=dtype)
-    drawn = torch.Generator().manual_seed(0)
-    keys, values = (torch.randn(64, 1, 64, generator=drawn).to(dtype) for _ in range(2))
-    pool.write_kv(0, torch.arange(64), keys, values)
-    queries = torch.randn(1, 4, 64, generator=drawn).to(dtype)
-    one = np.array([63])
-    step = StepTokens(one, one, np.array([0, 1]), one + 1, np.array([[0]], np.int32), 64)
-    found = []
-    for backend in (get_backend(name), get_backend("reference")):
-        plan = backend.prepare(step, pool)
-        found.append(backend.attend(queries, pool, 0, plan, LayerOptions(1.0, soft_cap=soft_cap)).float())
-    ours, expected = found
+    sizes = {"num_kv_heads": 1, "group": 4, "head_dim": 64, "dtype": dtype}
+    scene = lay_out([draw_turn(63, 1, seed=seed, **sizes) for seed in range(8)], block_size=64)
+    ours, expected = (attend(scene, get_backend(each), soft_cap=soft_cap).float() for each in (name, "reference"))
     assert (ours - expected).abs().max() <= 2 * torch.finfo(dtype).eps * expected.abs().max()

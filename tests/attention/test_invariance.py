@@ -73,8 +73,10 @@ def results(scene, backend, options):
         ("native", False, True),
     ],
 )
-def test_a_backend_says_whether_it_is_invariant(name, asked, given):
-    assert get_backend(name, invariant=asked).is_invariant is given
+def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, given):
+    backend = get_backend(name, invariant=asked)
+    assert (backend.name, backend.is_invariant) == (name, given)
+    assert get_backend(name, invariant=asked) is not backend
 
 
 @each_backend

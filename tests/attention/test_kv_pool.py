@@ -32,10 +32,6 @@ def rising(first, num_tokens):
     return first + torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
 
 
-def test_a_new_pool_is_all_zero():
-    assert not every_block(make_pool()).any()
-
-
 @settings(max_examples=50, derandomize=True)
 @given(st.integers(0, 1), st.lists(st.integers(0, NUM_SLOTS - 1), unique=True))
 def test_a_write_changes_its_slots_of_its_layer_and_no_others(layer, slots):
@@ -50,8 +46,9 @@ def test_a_write_changes_its_slots_of_its_layer_and_no_others(layer, slots):
     assert torch.equal(every_block(pool).nan_to_num(-1), expected.nan_to_num(-1))
 
 
-def test_slots_are_the_memory_of_the_blocks():
+def test_a_new_pool_is_all_zero_and_slots_are_the_memory_of_the_blocks():
     pool = make_pool()
+    assert not every_block(pool).any()
     keys, values = pool.slots(1)
     assert keys.shape == values.shape == (NUM_SLOTS + 2, 2, 3)
     keys[3], values[4] = 1, 2

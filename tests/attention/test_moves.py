@@ -75,11 +75,6 @@ def test_numbers_show_a_part_that_is_elsewhere(pool):
     assert state(pool) == ([10, -1, 12, 13, 14], [20, 21, 22, 23])
 
 
-def test_the_kinds_are_done_one_after_another(pool):
-    run_moves(pool, moves(to_host=[(0, 0)], to_device=[(0, 1)], on_device=[(1, 2)]))
-    assert state(pool) == ([10, 10, 10, 13, 14], [10, 21, 22, 23])
-
-
 DEVICE, HOST = st.integers(0, NUM_DEVICE - 1), st.integers(0, NUM_HOST - 1)
 
 

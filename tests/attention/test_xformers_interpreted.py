@@ -58,23 +58,26 @@ def assert_as_reference(scene, *options, num_padded=0):
         torch.testing.assert_close(found.float(), wanted.float(), rtol=TOLERANCE, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("block_size", "seed"), [(16, 0), (32, 1), (64, 2)])
-def test_decode_reads_blocks_wherever_they_lie(build, block_size, seed):
-    scene = build((0, 1), (15, 1), (16, 1), (64, 1), (127, 1), (130, 1), block_size=block_size, seed=seed)
-    assert_as_reference(scene, PLAIN)
+DECODES = (0, 1), (15, 1), (16, 1), (64, 1), (127, 1), (130, 1)
+# Takes seconds each.
+MIXED = (40, 1), (0, 37), (70, 4), (3, 16), (129, 17), (9, 2)
+GROUPED = (33, 1), (20, 5)
 
 
-# What takes seconds each: a block that is a tile's, and one that is several.
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_chunks_of_any_length_go_beside_decode_and_drafts(build, block_size):
-    scene = build((40, 1), (0, 37), (70, 4), (3, 16), (129, 17), (9, 2), block_size=block_size, num_kv_heads=1)
-    assert_as_reference(scene, PLAIN, num_padded=3)
-
-
-@pytest.mark.parametrize(("num_kv_heads", "group"), [(1, 1), (3, 1), (1, 7), (2, 3), (2, 8)])
-def test_grouped_heads(build, num_kv_heads, group):
-    scene = build((33, 1), (20, 5), num_kv_heads=num_kv_heads, group=group, block_size=32)
-    assert_as_reference(scene, PLAIN)
+@pytest.mark.parametrize(
+    ("turns", "sizes"),
+    [
+        *[(DECODES, {"block_size": size, "seed": seed}) for seed, size in enumerate((16, 32, 64))],
+        # A block that is a tile's, and one that is several.
+        *[(MIXED, {"block_size": size, "num_kv_heads": 1}) for size in (16, 64)],
+        *[
+            (GROUPED, {"block_size": 32, "num_kv_heads": heads, "group": group})
+            for heads, group in ((1, 1), (3, 1), (1, 7), (2, 3), (2, 8))
+        ],
+    ],
+)
+def test_decodes_chunks_and_drafts_of_any_heads_read_blocks_wherever_they_lie(build, turns, sizes):
+    assert_as_reference(build(*turns, **sizes), PLAIN, num_padded=3)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

@@ -39,23 +39,14 @@ def test_two_namespaces_share_an_encoding_only_if_they_are_one(one, other):
     assert (root_prefix(one) == root_prefix(other)) == (repr(one) == repr(other))
 
 
-@settings(max_examples=100, derandomize=True)
-@given(NAMESPACES, NAMESPACES, BLOCKS, BLOCKS)
-def test_a_first_key_is_one_namespace_and_one_block(one, other, block, other_block):
-    is_same = repr(one) == repr(other) and block == other_block
-    assert (root_prefix(one) + block == root_prefix(other) + other_block) == is_same
+NODES = st.tuples(st.integers(0, 300) | st.integers(0, 2**62), st.integers(0, 300) | st.integers(0, 2**31))
+CONTENT = st.tuples(st.builds(root_prefix, NAMESPACES) | NODES, BLOCKS)
 
 
-@settings(max_examples=100, derandomize=True)
-@given(NAMESPACES, BLOCKS, st.integers(0, 2**62), st.integers(0, 2**31), BLOCKS)
-def test_a_first_key_is_never_the_key_of_a_later_block(namespace, block, run_id, offset, other_block):
-    assert root_prefix(namespace) + block != node_prefix(run_id, offset) + other_block
-
-
-@settings(max_examples=100, derandomize=True)
-@given(*[st.tuples(st.integers(0, 300), st.integers(0, 300), BLOCKS)] * 2)
-def test_a_later_key_is_one_node_and_one_block(one, other):
-    keys = [node_prefix(run_id, offset) + block for run_id, offset, block in (one, other)]
+@settings(max_examples=300, derandomize=True)
+@given(CONTENT, CONTENT)
+def test_a_key_is_one_namespace_or_one_node_and_one_block(one, other):
+    keys = [(parent if isinstance(parent, bytes) else node_prefix(*parent)) + block for parent, block in (one, other)]
     assert (keys[0] == keys[1]) == (one == other)
 
 

@@ -30,11 +30,6 @@ def evict(manager: BlockManager, num_blocks: int) -> None:
     manager.reserve([row], num_blocks)
 
 
-def test_a_run_loses_its_last_nodes_first(manager):
-    evict(manager, 3)
-    assert manager.lookup([1, 2, 3, 4]).num_tokens == 2
-
-
 def test_a_trimmed_run_keeps_tokens_blocks_and_hashes_of_what_is_left_alone(manager):
     row = manager.add([1, 2, 3, 4, 5, 6, 7, 8, 9])
     manager.block_hashes(row)

@@ -4,29 +4,6 @@ import pytest
 
 from paged import BlockManager
 from paged.errors import InvalidConfig, UnknownRow
-from paged.testing import ManagerRig, ManagerWorld
-
-
-def test_pending_content_does_not_give_way_while_content_stands_on_it_whose_row_is_gone():
-    rig = ManagerRig(ManagerWorld(num_blocks=8, block_size=2))
-    rig.add([0])
-    rig.allocate([0], [1])
-    rig.seal()
-    # Its next token is the other rows' prompt, and nobody knows yet.
-    rig.allocate([0], [0], [[0]])
-    rig.seal()
-    rig.add([0, 0, 1])
-    rig.allocate([1], [3])
-    rig.seal()
-    rig.add([0, 0, 1, 1, 0])
-    rig.allocate([2], [3])
-    rig.seal()
-    rig.free([2])
-    rig.append(0, [0])
-    for _ in range(4):
-        rig.confirm()
-    rig.drain()
-    assert rig.events["pending node gave way"] == 0
 
 
 def test_a_table_may_be_asked_to_hold_nothing():
@@ -56,3 +33,14 @@ def test_the_first_row_beyond_the_columns_is_unknown():
     manager = BlockManager(4, 4)
     with pytest.raises(UnknownRow):
         manager.free([len(manager.rows.num_tokens)])
+
+
+def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confirmed_with_the_next_one():
+    manager = BlockManager(4, 1)
+    manager.allocate([manager.add([0])], [1])
+    manager.next_batch()
+    sharer = manager.add([0, 1])
+    manager.next_batch()
+    manager.allocate([sharer], [1])
+    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (1, True)
+    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (3, False)

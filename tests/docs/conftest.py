@@ -11,6 +11,12 @@ def text_of(repository):
     return lambda path: (repository / path).read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def page(request, text_of):
+    """The page that the file tests, which is named in its PAGE."""
+    return text_of(request.module.PAGE)
+
+
 @pytest.fixture(scope="session")
 def fences():
     """fences(page, language): the blocks of that language, of none where it is empty."""

@@ -13,10 +13,12 @@ pytest.importorskip("llguidance")
 
 from paged.cli.app import run
 
+PAGE = "docs/decoding.md"
 
-def test_every_command_answers(text_of, fences, repository, capsys, monkeypatch):
+
+def test_every_command_answers(page, fences, repository, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?\nAnd a tuple?\n"))
-    found = [line for block in fences(text_of("docs/decoding.md"), "") for line in block.splitlines()]
+    found = [line for block in fences(page, "") for line in block.splitlines()]
     assert len(found) == 13
     monkeypatch.chdir(repository)
     for line in found:
@@ -46,7 +48,7 @@ def test_every_command_answers(text_of, fences, repository, capsys, monkeypatch)
             assert len(out.strip()) > len("The with statement")
 
 
-def test_the_python_of_the_page_runs(text_of, fences, capsys):
-    (program,) = fences(text_of("docs/decoding.md"), "python")
+def test_the_python_of_the_page_runs(page, fences, capsys):
+    (program,) = fences(page, "python")
     exec(compile(program, "decoding.md", "exec"), {})
     assert len(capsys.readouterr().out) > 8

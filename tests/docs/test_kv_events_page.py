@@ -12,12 +12,8 @@ from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_events import KvEventPublisher
 from paged.serving.kv_wire import BlockStored
 
+PAGE = "docs/kv_events.md"
 ANY_PORT = "tcp://127.0.0.1:*"
-
-
-@pytest.fixture(scope="module")
-def page(text_of):
-    return text_of("docs/kv_events.md")
 
 
 def test_the_reader_of_the_page_knows_what_is_cached(page, fences):

@@ -11,12 +11,7 @@ from paged.serving.request_log import MOST_LINES, RequestLog
 from paged.serving.tracing import MOST_SPANS, attributes
 from paged.serving.wire import Ready
 
-
-@pytest.fixture(scope="module")
-def page(text_of):
-    return text_of("docs/metrics.md")
-
-
+PAGE = "docs/metrics.md"
 RECORD = RequestRecord(
     "a", "/v1", 0.0, "tenant", False, 1, 5, 1.0, 2.0, 3.0, 4.0, 5.0, status=500, finish_reason="error"
 )

@@ -2,15 +2,10 @@
 
 import re
 
-import pytest
-
 from paged import POLICIES
 from paged.scheduler import policies
 
-
-@pytest.fixture(scope="module")
-def page(text_of):
-    return text_of("docs/policies.md")
+PAGE = "docs/policies.md"
 
 
 def test_the_table_is_what_the_policies_are(page):

@@ -10,13 +10,10 @@ import pytest
 import paged
 from paged.cli.app import run
 
-
-@pytest.fixture(scope="module")
-def readme(text_of):
-    return text_of("README.md")
+PAGE = "README.md"
 
 
-def test_the_python_of_the_readme_runs(readme, fences, repository):
+def test_the_python_of_the_readme_runs(page, fences, repository):
     pytest.importorskip("torch")
     embed = runpy.run_path(str(repository / "examples" / "embed.py"), run_name="embed")
     prompt, delivered = list(range(100)), []
@@ -26,7 +23,7 @@ def test_the_python_of_the_readme_runs(readme, fences, repository):
         "prompt": prompt,
         "deliver": lambda *arguments: delivered.append(arguments),
     }
-    programs = fences(readme, "python")
+    programs = fences(page, "python")
     assert len(programs) >= 3
     for program in programs:
         exec(compile(program, "README.md", "exec"), names)
@@ -35,9 +32,9 @@ def test_the_python_of_the_readme_runs(readme, fences, repository):
     assert delivered[-1][2] == "length"
 
 
-def test_the_commands_of_the_readme_exist(readme, fences, text_of):
+def test_the_commands_of_the_readme_exist(page, fences, text_of):
     makefile = text_of("Makefile")
-    commands = [line.split("#")[0].split() for block in fences(readme, "sh") for line in block.splitlines()]
+    commands = [line.split("#")[0].split() for block in fences(page, "sh") for line in block.splitlines()]
     assert ["make", "demo"] in commands
     assert ["paged", "simulate", "TRACE"] in commands
     subcommands = set()
@@ -68,15 +65,15 @@ def test_the_glossary_has_every_word_once(text_of):
     assert [word for word, cells in rows if len(cells.split(" | ")) != 5] == []
 
 
-def test_the_simulation_of_the_readme_gives_its_table_and_policies_differ_in_it(readme, tmp_path, run_python):
+def test_the_simulation_of_the_readme_gives_its_table_and_policies_differ_in_it(page, tmp_path, run_python):
     pytest.importorskip("typer")
     pytest.importorskip("plotly")
-    (line,) = re.findall(r"^paged (simulate azure .*)$", readme, flags=re.MULTILINE)
-    page = tmp_path / "report.html"
-    result = run_python("-m", "paged", *line.replace("report.html", str(page)).split(), "--jobs", "1", "--json")
+    (line,) = re.findall(r"^paged (simulate azure .*)$", page, flags=re.MULTILINE)
+    report = tmp_path / "report.html"
+    result = run_python("-m", "paged", *line.replace("report.html", str(report)).split(), "--jobs", "1", "--json")
     assert result.returncode == 0, result.stderr
     found = {each["policy"]: each for each in json.loads(result.stdout) if round(each["load"]["per_s"], 2) == 0.7}
-    rows = re.findall(r"^\| (\S+) \| ([\d.]+) s \| ([\d.]+) (m?s) \| (\d+) \|$", readme, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\S+) \| ([\d.]+) s \| ([\d.]+) (m?s) \| (\d+) \|$", page, flags=re.MULTILINE)
     assert [row[0] for row in rows] == list(found)
     for policy, first, gap, unit, preemptions in rows:
         figures = found[policy]
@@ -87,4 +84,4 @@ def test_the_simulation_of_the_readme_gives_its_table_and_policies_differ_in_it(
     ours = found.pop("paged")
     assert ours["longest_gap_s"]["p99"] * 4 < min(each["longest_gap_s"]["p99"] for each in found.values())
     assert ours["ttft_s"]["p99"] < 10
-    assert "0.7 requests/s" in page.read_text()
+    assert "0.7 requests/s" in report.read_text()

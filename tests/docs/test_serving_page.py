@@ -30,15 +30,11 @@ from paged.serving.settings import Settings
 
 from ..serving.serving_process import served  # noqa: TID252
 
+PAGE = "docs/serving.md"
 KEY = "a-key-of-the-page"
 ON_THE_PAGE = "http://127.0.0.1:8000"
 # Executables of benchmarks, which have environments of their own.
 OTHERS = {"vllm": "PAGED_VLLM_BENCH", "guidellm": "PAGED_GUIDELLM"}
-
-
-@pytest.fixture(scope="module")
-def page(text_of):
-    return text_of("docs/serving.md")
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +187,3 @@ def test_each_address_of_the_interface_is_on_the_page(page):
     known = {path.split("{")[0].rstrip("/") for path in asyncio.run(paths())}
     known -= {"/dashboard/feed"}
     assert known == {"/debug" if path.startswith("/debug/") else path.rstrip("/") for path in told}
-
-
-def test_every_section_of_the_page_is_linked_to(page):
-    sections = {re.sub(r"[^a-z -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"(?m)^## (.*)$", page)}
-    assert set(re.findall(r"\]\(#([^)]+)\)", page)) == sections

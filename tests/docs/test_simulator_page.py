@@ -7,10 +7,7 @@ import pytest
 from paged.cli.app import run
 from paged.study.simulator import SimulationResult
 
-
-@pytest.fixture(scope="module")
-def page(text_of):
-    return text_of("docs/simulator.md")
+PAGE = "docs/simulator.md"
 
 
 def test_the_python_of_the_page_runs(page, fences, capsys):

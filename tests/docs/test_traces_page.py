@@ -2,15 +2,10 @@
 
 import re
 
-import pytest
-
 from paged.study.traces import PRESETS, PROCESSES, open_trace, read_trace
 from paged.study.traces.spec import KEYS
 
-
-@pytest.fixture(scope="module")
-def page(text_of):
-    return text_of("docs/traces.md")
+PAGE = "docs/traces.md"
 
 
 def test_the_python_of_the_page_runs(page, fences, tmp_path, monkeypatch, capsys):

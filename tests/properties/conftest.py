@@ -6,7 +6,7 @@ import pytest
 
 
 class Reached:
-    """In how many examples of a machine each event of its rig occurred; `machine` is the one to run."""
+    """In how many examples of a machine each event of its rig, or its own, occurred; `machine` is the one to run."""
 
     def __init__(self, machine):
         self.num_examples = 0
@@ -17,14 +17,17 @@ class Reached:
             def teardown(self):
                 super().teardown()
                 reached.num_examples += 1
-                reached.examples.update(name for name, times in self.rig.events.items() if times)
+                events = self.events if hasattr(self, "events") else self.rig.events
+                reached.examples.update(name for name, times in events.items() if times)
 
         self.machine = Counting
 
     def below(self, shares):
-        """Of {share: events that have to occur in so many of the examples}, the events that do not: {event: share that they have}."""
-        reached = {event: self.examples[event] / self.num_examples for events in shares.values() for event in events}
-        return {event: reached[event] for share, events in shares.items() for event in events if reached[event] < share}
+        """Of {share: events that have to occur in so many of the examples, with commas between}, the events that do not: {event: share
+        that they have}."""
+        wanted = [(event, share) for share, events in shares.items() for event in events.split(", ")]
+        reached = {event: self.examples[event] / self.num_examples for event, _ in wanted}
+        return {event: reached[event] for event, share in wanted if reached[event] < share}
 
 
 @pytest.fixture(scope="session")

@@ -59,9 +59,7 @@ def test_an_answer_of_the_wrong_shape_is_told_with_the_method_its_arguments_and_
 @pytest.mark.parametrize(
     ("part", "name", "answer", "promise"),
     [
-        ("device", "num_free", 2.0, "an int of at least 0, blocks"),
-        ("device", "num_cached", None, "an int of at least 0, blocks"),
-        ("host", "num_used", -1, "an int of at least 0, blocks"),
+        *[("device", "num_free", wrong, "an int of at least 0, blocks") for wrong in (2.0, None, -1)],
         ("device", "ref_counts", [0, 0, 0, 0], "int [num_blocks], references to each block"),
         ("device", "ref_counts", np.zeros(3, np.int32), "int [num_blocks], references to each block"),
         ("device", "states", np.zeros(3, np.int8), "int [num_blocks]: 0 free, 1 cached, 2 used"),

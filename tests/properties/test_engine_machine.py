@@ -13,14 +13,14 @@ from paged.testing.machines import EngineMachine, run_machine
 from paged.testing.stand_in_engine import StandInEngine
 
 SHARES = {
-    0.5: ["ended by length"],
-    0.4: ["abort"],
-    0.3: ["cut by the pool"],
-    0.15: ["preempted"],
-    0.1: ["abort halfway"],
-    0.08: ["hit"],
-    0.05: ["refused", "duplicate refused"],
-    0.03: ["ended by stop"],
+    0.5: "ended by length",
+    0.4: "abort",
+    0.3: "cut by the pool",
+    0.15: "preempted",
+    0.1: "abort halfway",
+    0.08: "hit",
+    0.05: "refused, duplicate refused",
+    0.03: "ended by stop",
 }
 """Share of the examples → the events that have to occur in so many."""
 

@@ -6,19 +6,20 @@ import msgspec
 import pytest
 
 from paged.errors import NeverFits
-from paged.testing import Capabilities, EngineRequest, EngineRig, EngineWorld, ServingEngine, Violation, capabilities_of
+from paged.testing import (
+    Capabilities,
+    EngineRequest,
+    EngineRig,
+    EngineWorld,
+    ServingEngine,
+    Violation,
+    capabilities_of,
+    pressure_differences,
+)
 from paged.testing.engine_rig import Stream
 from paged.testing.machines import EngineMachine, first_violation, run_machine, settings_for
 from paged.testing.saved import load, rerun, save
 from paged.testing.stand_in_engine import StandInEngine
-
-
-class DeliversTwice(StandInEngine):
-    """Of several who receive something, the first receives it again."""
-
-    def step(self):
-        outputs = super().step()
-        return [*outputs, *outputs[:1]] if len(outputs) > 1 else outputs
 
 
 class ListensToNeighbours(StandInEngine):
@@ -53,12 +54,14 @@ class NeverEnds(StandInEngine):
 
 
 class GivesTheWrongReason(StandInEngine):
-    """Whoever is stopped is said to have reached its length."""
+    """Whoever reaches its length before others do is said to have been stopped."""
 
     def step(self):
+        outputs = super().step()
+        wrong = {"length": "stop"} if self.has_unfinished else {}
         return [
-            msgspec.structs.replace(output, finish_reason="length") if output.finish_reason == "stop" else output
-            for output in super().step()
+            msgspec.structs.replace(each, finish_reason=wrong.get(each.finish_reason, each.finish_reason))
+            for each in outputs
         ]
 
 
@@ -103,23 +106,6 @@ class RefusesWhatFits(StandInEngine):
         return super().add_request(prompt, params, id=id, **more)
 
 
-class WaitsForWhatNeverFits(StandInEngine):
-    """What no empty pool could hold is taken, and never served."""
-
-    waits = False
-
-    @property
-    def has_unfinished(self):
-        return self.waits or super().has_unfinished
-
-    def add_request(self, prompt, params=None, *, id, **more):
-        try:
-            return super().add_request(prompt, params, id=id, **more)
-        except NeverFits:
-            self.waits = True
-            return id
-
-
 class LosesCopies(StandInEngine):
     """What goes to the host does not arrive there; its own check does not look."""
 
@@ -133,18 +119,16 @@ class LosesCopies(StandInEngine):
 
 
 FAULTS = {
-    DeliversTwice: "received",
     ListensToNeighbours: "received",
     # Blocks that are gone are missed by whoever comes next, or at the end.
     LeaksOnAbort: "blocks are used|alone with",
     NeverEnds: "has not ended",
-    GivesTheWrongReason: "by length; alone with",
+    GivesTheWrongReason: "by stop; alone with",
     ForgetsARequest: "the engine has nothing unfinished",
     # Who has the id of one that was aborted gets what was meant for that one.
     AnswersTheDead: "it does not live|alone it is",
     StopsTooLate: "instead of",
     RefusesWhatFits: "an empty pool holds it",
-    WaitsForWhatNeverFits: "has not ended",
     LosesCopies: "received",
 }
 """What is wrong, and a part of what has to be said of it."""
@@ -157,6 +141,21 @@ def test_a_fault_in_an_engine_is_found(fault, words):
 
     violation, _ = first_violation(Machine, settings_for(400, steps=20))
     assert any(each in violation.found[0] for each in words.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (ListensToNeighbours, " instead of "),
+        (NeverEnds, "request r2: it has not ended."),
+        (GivesTheWrongReason, "it ended by stop instead of length"),
+    ],
+)
+def test_a_fault_that_shows_beside_others_is_a_difference_under_pressure(fault, words):
+    world = EngineWorld(num_blocks=6, block_size=2, host_blocks=4)
+    requests = [EngineRequest(id=f"r{number}", prompt=[0, 1, number], max_tokens=8) for number in range(3)]
+    found = pressure_differences(fault, requests, world.ample(11), world, most_steps=200)
+    assert any(words in sentence for sentence in found)
 
 
 def test_an_engine_whose_answers_are_wrong_alone_needs_a_reference_from_elsewhere():

@@ -1,4 +1,7 @@
-"""Programs that broke a rule once, as the kit saved them: each runs to its end and breaks none any more."""
+"""Programs that broke a rule once, as the kit saved them: each runs to its end and breaks none any more.
+
+What was wrong stands in a file's `found`, and in its name where somebody wrote the program down.
+"""
 
 from pathlib import Path
 

@@ -3,15 +3,10 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager, Moves, Request
+from paged import BlockManager, Moves
 from paged.testing import (
     Capabilities,
-    ManagerRig,
-    ManagerWorld,
-    SchedulerRig,
     ShadowKV,
-    Violation,
-    World,
     capabilities_of,
     random_program,
     replay,
@@ -44,51 +39,6 @@ def test_the_shadow_runs_the_kinds_of_moves_in_their_order():
 def test_two_writes_to_one_slot_are_reported():
     shadow = ShadowKV(num_blocks=1, block_size=2)
     assert "same slot" in shadow.write(np.array([1, 1]), np.array([0, 1]))[0]
-
-
-def test_a_violation_prints_a_program_that_can_be_pasted():
-    rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1))
-    rig.add([0, 1], None)
-    rig.manager.reserve([0], [1])
-    with pytest.raises(Violation) as caught:
-        rig.append(0, [1])
-    assert caught.value.program.lines == [
-        "rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1))",
-        "rig.add([0, 1], None)",
-        "rig.append(0, [1])",
-    ]
-
-
-def test_tokens_appended_to_a_loading_request_do_not_change_what_a_cancelled_batch_lists_again():
-    rig = SchedulerRig(World(num_blocks=3, max_tokens_per_step=2, max_sequences=2))
-    rig.add(Request(id="r0", prompt=[0], max_tokens=1))
-    rig.add(Request(id="r1", prompt=[0, 0], max_tokens=1, num_computed=3))
-    rig.schedule()
-    rig.append("r1", [0], 0)
-    rig.cancel(False)
-    rig.drain()
-
-
-def test_a_request_that_does_not_write_and_comes_back_with_blocks_of_its_own_need_not_look_for_others():
-    rig = SchedulerRig(World(num_blocks=9, block_size=1, max_tokens_per_step=32, max_sequences=8, vocabulary=2))
-    rig.add(Request(id="r1", prompt=[1, 1, 1, 1, 0], max_tokens=3, priority=1, writes_cache=False))
-    rig.add(Request(id="r5", prompt=[1, 1, 1, 1, 0], max_tokens=4))
-    rig.drain()
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_a_load_that_is_asked_for_anew_is_not_mixed_with_the_one_that_a_cancelled_batch_listed(moved):
-    rig = SchedulerRig(World(num_blocks=8, block_size=2, max_tokens_per_step=4, max_sequences=4))
-    for name, prompt, num_computed in (("r0", [0], 0), ("r1", [0, 0], 0), ("r2", [0] * 4, 3), ("r3", [0], 0)):
-        rig.add(Request(id=name, prompt=prompt, max_tokens=1, num_computed=num_computed))
-    # r2 shares what r1 computes here, so it asks for one token only; after the cancel it has nothing, and asks for three.
-    rig.schedule()
-    rig.cancel(moved)
-    rig.schedule()
-    rig.schedule()
-    rig.run(1)
-    rig.loaded("r2", 1)
-    rig.drain()
 
 
 def test_the_same_program_gives_the_same_decisions_byte_for_byte():

@@ -14,23 +14,6 @@ from paged.testing.machines import ManagerMachine, SchedulerMachine, first_viola
 from paged.testing.world import build_scheduler
 
 
-class FreesEarly(BlockManager):
-    """Gives a block back that a table still names."""
-
-    def confirm(self):
-        number = super().confirm()
-        for row in self.live_rows[:1].tolist():
-            self._memory.device.let_go(self.table(row)[-1:])
-        return number
-
-
-class KeepsTablesTooLong(BlockManager):
-    """Truncates to one block more than it was told."""
-
-    def truncate(self, row, num_blocks):
-        super().truncate(row, min(num_blocks + 1, len(self.table(row))))
-
-
 class ActsBeforeItChecks(BlockManager):
     """Draws for the first row before it knows whether there is room for all."""
 
@@ -54,13 +37,7 @@ class EvictsTheNewest(BlockManager):
             self._memory.device.let_go(blocks)
 
 
-def found_by(machine):
-    """What the first violation of a machine says; it is not made short, since any program will do."""
-    violation, _ = first_violation(machine, settings_for(300, steps=40))
-    return violation.found
-
-
-@pytest.mark.parametrize("fault", [FreesEarly, KeepsTablesTooLong, ActsBeforeItChecks, EvictsTheNewest])
+@pytest.mark.parametrize("fault", [ActsBeforeItChecks, EvictsTheNewest])
 def test_a_fault_in_the_manager_is_found(fault):
     class Machine(ManagerMachine):
         @staticmethod
@@ -68,7 +45,9 @@ def test_a_fault_in_the_manager_is_found(fault):
             sizes = world.num_blocks, world.block_size
             return fault(*sizes, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching)
 
-    assert found_by(Machine)
+    # It is not made short: any program will do.
+    violation, _ = first_violation(Machine, settings_for(300, steps=40))
+    assert violation.found
 
 
 class WritesNextDoor(Scheduler):
@@ -132,4 +111,6 @@ def test_a_fault_in_the_scheduler_is_found_by_the_machine():
         def build(world):
             return build_scheduler(world, DeliversTwice)
 
-    assert found_by(Machine)
+    # It is not made short: any program will do.
+    violation, _ = first_violation(Machine, settings_for(300, steps=40))
+    assert violation.found

@@ -86,35 +86,19 @@ def test_what_a_manager_raises_out_of_turn_is_a_violation_with_its_program():
     assert shrink(WORLD, calls, builder_of(Crashes)).calls == (("add", ([0], None)),) * 3
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        ("append", (3, [1])),
-        ("allocate", ([3], [1])),
-        ("extend_hit", (3,)),
-        ("reserve", ([3], [2])),
-        ("truncate", (3, 0)),
-        ("free", ([3],)),
-        ("fork", (3,)),
-        ("swap_out", ([3], 0)),
-        ("swap_in", ([3],)),
-        ("misuse", ("append", 3, [0])),
-        ("misuse", ("confirm", [0])),
-    ],
-)
-def test_a_call_about_a_row_that_is_gone_is_left_out(call):
-    rig = replay(WORLD, [("add", ([0, 1], None)), ("allocate", ([0], [1])), call])
-    assert [verb for verb, _ in rig.calls] == ["add", "allocate"]
-
-
-def test_a_call_about_a_request_or_a_batch_that_is_gone_is_left_out():
-    calls = [
-        ("add", (Request(id="a", prompt=[1]),)),
-        ("append", ("b", [1], 0)),
-        ("append", ("a", [1], 2)),
-        ("run", (1,)),
+def test_calls_about_what_is_gone_are_left_out():
+    gone = [
+        *(("append", (3, [1])), ("allocate", ([3], [1])), ("extend_hit", (3,)), ("reserve", ([3], [2]))),
+        *(("truncate", (3, 0)), ("free", ([3],)), ("fork", (3,)), ("swap_out", ([3], 0)), ("swap_in", ([3],))),
+        *(("misuse", ("append", 3, [0])), ("misuse", ("confirm", [0]))),
     ]
-    assert [verb for verb, _ in replay(World(), calls).calls] == ["add"]
+    stay = [("add", ([0, 1], None)), ("allocate", ([0], [1]))]
+    assert [verb for verb, _ in replay(WORLD, stay + gone).calls] == ["add", "allocate"]
+    stay, gone = (
+        [("add", (Request(id="a", prompt=[1]),))],
+        [("append", ("b", [1], 0)), ("append", ("a", [1], 2)), ("run", (1,))],
+    )
+    assert [verb for verb, _ in replay(World(), stay + gone).calls] == ["add"]
 
 
 def test_a_request_shrinks_to_the_usual_one():
@@ -144,21 +128,17 @@ def test_the_machine_s_own_programs_replay_without_a_call_left_out():
     assert ManagerRig.__name__ == programs[0].rig
 
 
-class NeedsFull(BlockManager):
-    """Counts nothing as used where nothing is free."""
-
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
-        self.device = NothingUsedWhenFull(self.device._pool)
-
-
-class NothingUsedWhenFull(TierView):
-    @property
-    def num_used(self):
-        return super().num_used if self.num_free else 0
-
-
 def test_a_world_shrinks_with_the_prompts_that_fill_it():
+    class NothingUsedWhenFull(TierView):
+        @property
+        def num_used(self):
+            return super().num_used if self.num_free else 0
+
+    class NeedsFull(BlockManager):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.device = NothingUsedWhenFull(self.device._pool)
+
     filled = [("add", ([0] * 6, None)), ("allocate", ([0], [6]))]
     short = shrink(ManagerWorld(num_blocks=3, block_size=2), filled, builder_of(NeedsFull))
     assert short.world == ManagerWorld(num_blocks=1, block_size=1) and short.calls[0] == ("add", ([0], None))

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import event, example, given, strategies as st, target
+from hypothesis import event, given, strategies as st, target
 
 from paged import POLICIES, BlockManager, Request, Scheduler
 from paged.errors import InvalidRequest, NeverFits, WrongTokens
@@ -21,25 +21,62 @@ APART = [
 CAUTIOUS = msgspec.structs.replace(POLICIES["paged"], name="cautious", known_outputs=0)
 
 
-@st.composite
-def workloads(draw):
-    """Requests as (step of arrival, prompt, max_tokens, priority), and the pool and the limits that they meet."""
-    prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
-    requests = draw(
-        st.lists(st.tuples(st.integers(0, 40), prompts, st.integers(1, 30), st.integers(0, 1)), min_size=1, max_size=7)
-    )
-    pool = {
-        "num_blocks": draw(st.integers(4, 14)),
-        "block_size": draw(st.integers(1, 4)),
-        "host_blocks": draw(st.sampled_from([0, 0, 6])),
-        "prefix_caching": draw(st.booleans()),
-    }
-    limits = {
-        "policy": draw(st.sampled_from([*sorted(POLICIES), CAUTIOUS])),
-        "max_tokens_per_step": draw(st.integers(2, 12)),
-        "max_sequences": draw(st.integers(1, 6)),
-    }
-    return sorted(requests, key=lambda request: request[0]), pool, limits
+def arrivals(steps, min_size, max_size, **fields):
+    """Requests as (step of arrival, fields), by arrival."""
+    requests = st.lists(st.tuples(steps, st.fixed_dictionaries(fields)), min_size=min_size, max_size=max_size)
+    return requests.map(lambda drawn: sorted(drawn, key=lambda request: request[0]))
+
+
+def worlds(requests, pool, limits):
+    return st.tuples(requests, st.fixed_dictionaries(pool), st.fixed_dictionaries(limits))
+
+
+ANY_REQUESTS = arrivals(
+    st.integers(0, 40), 1, 7,
+    prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+    max_tokens=st.integers(1, 30),
+    priority=st.integers(0, 1),
+)  # fmt: skip
+ANY_POOL = {
+    "num_blocks": st.integers(4, 14),
+    "block_size": st.integers(1, 4),
+    "host_blocks": st.sampled_from([0, 0, 6]),
+    "prefix_caching": st.booleans(),
+}
+ANY_LIMITS = {
+    "policy": st.sampled_from([*sorted(POLICIES), CAUTIOUS]),
+    "max_tokens_per_step": st.integers(2, 12),
+    "max_sequences": st.integers(1, 6),
+}
+# Long prompts that are walked token by token, of which some begin alike; not all requests use the cache.
+LOCKSTEP_REQUESTS = arrivals(
+    st.sampled_from([0, 0, 0, 9]), 2, 6,
+    prompt=st.builds(
+        lambda times, token, length: [1, 0, 1, 1] * times + [token] * length,
+        st.integers(0, 2), st.integers(0, 3), st.integers(1, 30),
+    ),
+    max_tokens=st.integers(1, 12),
+    reads_cache=st.booleans(),
+    writes_cache=st.booleans(),
+)  # fmt: skip
+LOCKSTEP_POOL = {
+    "num_blocks": st.integers(40, 160),
+    "block_size": st.integers(1, 4),
+    "prefix_caching": st.sampled_from([True, True, False]),
+}
+LOCKSTEP_LIMITS = {
+    "policy": st.sampled_from([POLICIES["static"], ON_DEMAND]),
+    "max_tokens_per_step": st.sampled_from([6, 12, 64]),
+    "max_sequences": st.integers(3, 6),
+}
+# Many wait, under policies that compute prompts or decodes, never both.
+APART_LIMITS = ANY_LIMITS | {"policy": st.sampled_from(APART), "max_sequences": st.integers(1, 4)}
+WORKLOADS = {
+    "under any policy": worlds(ANY_REQUESTS, ANY_POOL, ANY_LIMITS),
+    "in the middle of prompts": worlds(LOCKSTEP_REQUESTS, LOCKSTEP_POOL, LOCKSTEP_LIMITS),
+    "until newcomers interrupt": worlds(ANY_REQUESTS, ANY_POOL, APART_LIMITS),
+}
+"""Strategies for (requests, pool, limits)."""
 
 
 class Run:
@@ -54,18 +91,9 @@ class Run:
 
     def add_arrived(self):
         while self.requests and self.requests[0][1][0] <= self.num_steps:
-            number, (_, prompt, max_tokens, priority, *caching) = self.requests.pop(0)
-            reads, writes = caching or (True, True)
-            request = Request(
-                id=f"r{number}",
-                prompt=prompt,
-                max_tokens=max_tokens,
-                priority=priority,
-                reads_cache=reads,
-                writes_cache=writes,
-            )
+            number, (_, fields) = self.requests.pop(0)
             try:
-                self.scheduler.add(request, now=float(number))
+                self.scheduler.add(Request(id=f"r{number}", **fields), now=float(number))
             except NeverFits:
                 self.log.append((self.num_steps, "never fits", number))
 
@@ -89,13 +117,11 @@ class Run:
         ids, known, num_samples = steady_batch(self.scheduler)
         tokens = [sampled(ids[:num_samples], known[:num_samples] + j) for j in range(count)]
         skip(self.scheduler, np.stack(tokens, axis=1), now=float(self.num_steps + count - 1))
-        rows = [self.scheduler.manager.table(row) for row in rows_of(self.scheduler, ids)]
+        tables = [self.manager.table(self.scheduler.rows_of(id)[0]) for id in ids]
         size = self.manager.block_size
         for j in range(count):
-            slots = [
-                int(table[(n + j - 1) // size]) * size + (n + j - 1) % size
-                for table, n in zip(rows, known, strict=True)
-            ]
+            last = [(table, n + j - 1) for table, n in zip(tables, known, strict=True)]
+            slots = [int(table[place // size]) * size + place % size for table, place in last]
             self.log.append((self.num_steps + j, ids.tolist(), [1] * len(ids), (), (), slots, [0] * num_samples))
         self.num_steps += count
         self.num_skipped += count
@@ -113,84 +139,24 @@ def sampled(ids, lengths):
     )
 
 
-def rows_of(scheduler, ids):
-    return [scheduler._state.requests[id].rows[0] for id in ids]
+@pytest.mark.parametrize("kind", WORKLOADS)
+@given(data=st.data(), most=st.integers(1, 50))
+def test_steps_taken_at_once_are_the_steps_one_by_one(kind, data, most):
+    fast = compare(data.draw(WORKLOADS[kind]), most)
+    event(f"skipped {min(9, fast.num_skipped * 10 // fast.num_steps)} of 10")
+    event(f"some of them in the middle of prompts: {fast.num_walked > 0}")
+    target(float(fast.num_skipped))
 
 
-@st.composite
-def lockstep(draw):
-    """The same of batches that walk long prompts, of which some begin alike, token by token; not all requests use the cache."""
-    starts = st.integers(0, 2).map(lambda times: [1, 0, 1, 1] * times)
-    content = st.builds(
-        lambda start, token, length: start + [token] * length, starts, st.integers(0, 3), st.integers(1, 30)
-    )
-    requests = draw(
-        st.lists(
-            st.tuples(
-                st.sampled_from([0, 0, 0, 9]), content, st.integers(1, 12), st.just(0), st.booleans(), st.booleans()
-            ),
-            min_size=2,
-            max_size=6,
-        )
-    )
-    pool = {
-        "num_blocks": draw(st.integers(40, 160)),
-        "block_size": draw(st.integers(1, 4)),
-        "prefix_caching": draw(st.sampled_from([True, True, False])),
-    }
-    limits = {
-        "policy": draw(st.sampled_from([POLICIES["static"], ON_DEMAND])),
-        "max_tokens_per_step": draw(st.sampled_from([6, 12, 64])),
-        "max_sequences": draw(st.integers(3, 6)),
-    }
-    return sorted(requests, key=lambda request: request[0]), pool, limits
-
-
-@st.composite
-def interleaved(draw):
-    """Requests of which many wait, under policies that compute prompts or decodes, never both."""
-    requests, pool, limits = draw(workloads())
-    return requests, pool, limits | {"policy": draw(st.sampled_from(APART)), "max_sequences": draw(st.integers(1, 4))}
-
-
-BUDGET_TAKEN_BY_ONE_THAT_RETURNS = (
-    [(0, [0], 1, 1), (0, [0, 0], 3, 0), (0, [0, 0], 6, 0), (0, [0], 4, 0), (0, [0, 0], 1, 0)],
-    {"num_blocks": 4, "block_size": 3, "prefix_caching": False},
-    {"policy": "trtllm-max-utilization", "max_tokens_per_step": 4, "max_sequences": 3},
-)
-
-
-@example(workload=BUDGET_TAKEN_BY_ONE_THAT_RETURNS, most=1)
-@given(workload=workloads(), most=st.integers(1, 50))
-def test_steps_taken_at_once_are_the_steps_one_by_one(workload, most):
-    compare(workload, most)
-
-
-@given(workload=lockstep(), most=st.integers(1, 50))
-def test_so_are_those_in_the_middle_of_prompts(workload, most):
-    compare(workload, most)
-
-
-@given(workload=interleaved(), most=st.integers(1, 50))
-def test_so_are_those_after_which_newcomers_interrupt(workload, most):
-    compare(workload, most)
-
-
-def test_requests_that_wait_do_not_end_a_stretch_before_they_may_interrupt():
-    scheduler = decoding(policy="tgi")
-    for number in range(2):
-        scheduler.add(Request(id=str(number), prompt=[1] * 60, max_tokens=200))
-    # One step of decoding is behind, and 20 are to be.
-    assert steady_steps(scheduler, 1000) == 19
-    skip(scheduler, np.ones((2, 19), np.int32))
-    assert steady_steps(scheduler, 1000) == 0
-    assert scheduler.update(scheduler.schedule(), [1, 1]).finish.tolist() == [0, 0]
-    # They do not fit, so nobody need look again until somebody ends.
-    assert steady_steps(scheduler, 1000) == 17
+def test_so_are_they_where_one_that_returns_takes_the_budget():
+    prompts_and_most = [([0], 1, 1), ([0, 0], 3, 0), ([0, 0], 6, 0), ([0], 4, 0), ([0, 0], 1, 0)]
+    requests = [(0, {"prompt": p, "max_tokens": n, "priority": first}) for p, n, first in prompts_and_most]
+    limits = {"policy": "trtllm-max-utilization", "max_tokens_per_step": 4, "max_sequences": 3}
+    compare((requests, {"num_blocks": 4, "block_size": 3, "prefix_caching": False}, limits), most=1)
 
 
 def compare(workload, most):
-    """Serve the workload both ways; after each stretch both have the same state."""
+    """Serve the workload both ways; after each stretch both have the same state. Returns the run that skipped."""
     slow, fast = Run(*workload), Run(*workload)
     while fast.requests or fast.scheduler.has_unfinished:
         fast.step()
@@ -201,9 +167,7 @@ def compare(workload, most):
         assert fast.num_steps < 3000
     assert slow.log == fast.log
     assert not slow.scheduler.has_unfinished
-    event(f"skipped {min(9, fast.num_skipped * 10 // fast.num_steps)} of 10")
-    event(f"some of them in the middle of prompts: {fast.num_walked > 0}")
-    target(float(fast.num_skipped))
+    return fast
 
 
 def decoding(**world):
@@ -231,6 +195,19 @@ def test_somebody_who_comes_ends_the_stretch():
     assert steady_steps(scheduler, 1000) == 0
 
 
+def test_requests_that_wait_do_not_end_a_stretch_before_they_may_interrupt():
+    scheduler = decoding(policy="tgi")
+    for number in range(2):
+        scheduler.add(Request(id=str(number), prompt=[1] * 60, max_tokens=200))
+    # One step of decoding is behind, and 20 are to be.
+    assert steady_steps(scheduler, 1000) == 19
+    skip(scheduler, np.ones((2, 19), np.int32))
+    assert steady_steps(scheduler, 1000) == 0
+    assert scheduler.update(scheduler.schedule(), [1, 1]).finish.tolist() == [0, 0]
+    # They do not fit, so nobody need look again until somebody ends.
+    assert steady_steps(scheduler, 1000) == 17
+
+
 def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
     scheduler = Scheduler(BlockManager(64, 4))
     scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=40, stop_token_ids=[9]))
@@ -243,13 +220,23 @@ def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
     assert skip(scheduler, [[5, 5, 5]]).tolist() == [0, 0, 1]
 
 
+NO_IDS = "skip: token ids have to be from 0 to 4999"
+
+
 @pytest.mark.parametrize(
-    "tokens", [np.ones((2, 39), np.int32), np.ones((1, 2), np.int32), np.ones(2, np.int32), [[1], [-1]], [[1.5], [2.5]]]
+    ("tokens", "words"),
+    [
+        (np.ones((2, 39), np.int32), "37 of the next 39"),
+        (np.ones((1, 2), np.int32), "2 rows sample in them; got tokens for 1 rows"),
+        (np.ones(2, np.int32), "int32 .rows, steps.; got int32 "),
+        ([[1.5], [2.5]], "int32 .rows, steps.; got float64 "),
+        *[([[7, token], [7, 7]], NO_IDS) for token in (2**31, 2**32 + 7, 5000, -1)],
+    ],
 )
-def test_tokens_for_other_steps_than_the_steady_ones_are_refused_and_change_nothing(tokens):
-    scheduler = decoding()
+def test_tokens_for_other_steps_than_the_steady_ones_are_refused_and_change_nothing(tokens, words):
+    scheduler = decoding(vocabulary_size=5000)
     before = snapshot(scheduler.manager), scheduler.stats()
-    with pytest.raises(WrongTokens):
+    with pytest.raises(WrongTokens, match=words):
         skip(scheduler, tokens)
     assert (snapshot(scheduler.manager), scheduler.stats()) == before
 
@@ -258,14 +245,6 @@ def test_tokens_for_other_steps_than_the_steady_ones_are_refused_and_change_noth
 def test_a_limit_of_steady_steps_is_an_integer(limit):
     with pytest.raises(InvalidRequest, match="limit has to be an integer"):
         steady_steps(Scheduler(BlockManager(8, 4)), limit)
-
-
-@pytest.mark.parametrize("token", [2**31, 2**32 + 7, 5000, -1])
-def test_tokens_that_are_none_are_refused(token):
-    scheduler = decoding(vocabulary_size=5000)
-    with pytest.raises(WrongTokens, match="skip: token ids have to be from 0 to 4999"):
-        skip(scheduler, [[7, token], [7, 7]])
-    skip(scheduler, np.array([[7, 7], [7, 7]]))
 
 
 @pytest.mark.parametrize("now", [float("nan"), float("inf"), None, "x"])

@@ -64,21 +64,15 @@ def test_before_any_output_has_ended_all_orders_of_magnitude_are_as_likely():
     assert known.remaining(np.array([20]), 0.1).tolist() == [4076]
 
 
-def test_the_mean_leaves_assumed_lengths_and_the_cap_out():
+def test_the_mean_leaves_assumed_lengths_the_cap_and_what_left_the_window_out():
     assert lengths_of(assumed=64).mean is None
     assert lengths_of(10, 20, assumed=64).mean == 15
-
-
-def test_the_mean_forgets_what_left_the_window():
     assert lengths_of(*[5] * 300, *[7] * WINDOW).mean == 7
     assert lengths_of(*[5] * WINDOW, *[7] * (WINDOW // 2)).mean == 6
 
 
-def test_a_sequence_goes_on_as_those_did_that_were_longer():
+def test_a_sequence_goes_on_as_those_did_that_were_longer_where_any_are_known():
     assert remaining(lengths_of(10, 20, 30), [0, 9, 10, 15, 29]) == pytest.approx([20, 11, 15, 10, 1])
-
-
-def test_nothing_is_said_where_none_that_was_longer_is_known():
     assert np.isnan(remaining(lengths_of(), [0])).all()
     assert np.isnan(remaining(lengths_of(10), [10, 50])).all()
 

@@ -114,18 +114,6 @@ def test_when_newcomers_interrupt_is_told_in_numbers_that_make_sense(fields, tol
         tgi("mine", **fields)
 
 
-def test_the_published_token_budgets_are_these():
-    budgets = {name: policy.default_budget for name, policy in POLICIES.items() if policy.default_budget is not None}
-    assert budgets == {
-        "tgi": 4096,
-        "vllm": 2048,
-        "trtllm-guaranteed-no-evict": 8192,
-        "trtllm-max-utilization": 8192,
-        "fastgen": 768,
-        "sarathi": 512,
-    }
-
-
 def test_a_policy_cannot_be_changed():
     with pytest.raises(AttributeError):
         POLICIES["vllm"].take = "tail"

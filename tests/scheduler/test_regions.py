@@ -17,20 +17,6 @@ def test_the_smallest_piece_that_is_large_enough_is_split():
     assert regions.largest_free == 4
 
 
-def test_buddies_join_and_neighbours_that_are_none_do_not():
-    regions = Regions(8)
-    for owner in range(4):
-        regions.take(owner, 2)
-    regions.give_back(1)
-    regions.give_back(2)
-    # Four blocks lie next to each other, in two halves of different pieces.
-    assert regions.largest_free == 2
-    regions.give_back(0)
-    assert regions.largest_free == 4
-    regions.give_back(3)
-    assert regions.largest_free == 8
-
-
 @pytest.mark.parametrize(
     ("num_blocks", "count", "largest"),
     [(12, 1, 8), (12, 2, 4), (12, 3, 4), (12, 4, 2), (3, 4, 0), (1, 1, 1), (16, 1, 16)],

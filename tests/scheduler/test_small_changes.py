@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from paged import POLICIES, BlockManager, Drafts, Policy, Request, Retention, Scheduler
+from paged import BlockManager, Drafts, Policy, Request, Retention, Scheduler
 from paged.errors import InvalidConfig, NeverFits, WrongDrafts
 from paged.study.simulator.stretch import steady_batch
 
@@ -77,11 +77,6 @@ def test_what_never_fits_says_so_in_one_unit():
         Scheduler(BlockManager(2, 2)).add(Request(id="a", prompt=[1] * 6))
     error = caught.value
     assert (error.tokens_needed, error.max_model_len, error.num_blocks) == (None, None, 2)
-
-
-def test_systems_from_before_chunked_prefill_compute_prompts_whole():
-    split = {name for name, policy in POLICIES.items() if policy.chunked}
-    assert split == {"vllm", "fastgen", "sarathi", "paged", "paged-fair"}
 
 
 def test_where_nothing_runs_no_step_is_steady():

@@ -30,40 +30,33 @@ def ends(scheduler: Scheduler, tokens: list[int], counts: list[int] | None = Non
     return [(len(output.token_ids), output.finish_reason) for output in outputs]
 
 
+OWN_IDS = PLAIN_ROW, ROW_WITH_EOS, ROW_WITH_STOP
+MANY_IDS = FROM_20_TO_39, FROM_30_TO_49, PLAIN_ROW
+
+
 @pytest.mark.parametrize(
-    ("tokens", "reasons"),
+    ("rows", "tokens", "reasons"),
     [
-        ([PLAIN] * 3, [None, None, None]),
-        ([EOS] * 3, [None, "stop", "stop"]),
-        ([STOP_ID] * 3, [None, None, "stop"]),
-        ([EOS, PLAIN, EOS], [None, None, "stop"]),
+        (OWN_IDS, [PLAIN] * 3, [None, None, None]),
+        (OWN_IDS, [EOS] * 3, [None, "stop", "stop"]),
+        (OWN_IDS, [STOP_ID] * 3, [None, None, "stop"]),
+        (OWN_IDS, [EOS, PLAIN, EOS], [None, None, "stop"]),
+        (MANY_IDS, [19] * 3, [None, None, None]),
+        (MANY_IDS, [20] * 3, ["stop", None, None]),
+        (MANY_IDS, [30] * 3, ["stop", "stop", None]),
+        (MANY_IDS, [39] * 3, ["stop", "stop", None]),
+        (MANY_IDS, [49] * 3, [None, "stop", None]),
+        (MANY_IDS, [50] * 3, [None, None, None]),
+        (MANY_IDS, [EOS] * 3, [None, "stop", None]),
     ],
 )
-def test_each_row_has_stop_ids_of_its_own(tokens, reasons):
-    scheduler = running(PLAIN_ROW, ROW_WITH_EOS, ROW_WITH_STOP)
-    assert ends(scheduler, tokens) == [(1, reason) for reason in reasons]
+def test_each_row_has_stop_ids_of_its_own(rows, tokens, reasons):
+    assert ends(running(*rows), tokens) == [(1, reason) for reason in reasons]
 
 
 def test_a_stop_id_in_the_last_place_is_a_stop():
     scheduler = running(PLAIN_ROW, ROW_WITH_EOS, max_tokens=2)
     assert ends(scheduler, [EOS, EOS]) == [(1, "length"), (1, "stop")]
-
-
-@pytest.mark.parametrize(
-    ("token", "reasons"),
-    [
-        (19, [None, None]),
-        (20, ["stop", None]),
-        (30, ["stop", "stop"]),
-        (39, ["stop", "stop"]),
-        (49, [None, "stop"]),
-        (50, [None, None]),
-        (EOS, [None, "stop"]),
-    ],
-)
-def test_rows_of_many_stop_ids_stop_at_each_of_theirs_and_no_other(token, reasons):
-    scheduler = running(FROM_20_TO_39, FROM_30_TO_49, PLAIN_ROW)
-    assert ends(scheduler, [token] * 3) == [(1, reason) for reason in (*reasons, None)]
 
 
 def test_of_several_tokens_each_row_keeps_those_up_to_its_stop_id_or_its_full_length():
@@ -95,16 +88,11 @@ def test_a_stop_id_counts_from_the_least_length_on_among_several_tokens(has_room
 
 
 @pytest.mark.parametrize("before", [ROW_WITH_EOS, FROM_30_TO_49])
-def test_a_row_that_changed_hands_has_not_the_stop_ids_of_before(before):
-    scheduler = running(before)
+def test_a_row_that_changed_hands_has_not_the_stop_ids_of_before_and_others_keep_theirs(before):
+    scheduler = running(before, FROM_20_TO_39)
     (row,) = scheduler.rows_of("0")
     scheduler.abort("0")
     scheduler.add(Request(id="next", prompt=[1, 1, 1], max_tokens=5))
-    assert ends(scheduler, [EOS]) == [(1, None)]
+    # "1" decodes, and stands first.
+    assert ends(scheduler, [30, EOS]) == [(1, "stop"), (1, None)]
     assert scheduler.rows_of("next") == [row]
-
-
-def test_rows_of_many_stop_ids_keep_theirs_when_another_one_leaves():
-    scheduler = running(FROM_20_TO_39, FROM_30_TO_49)
-    scheduler.abort("0")
-    assert ends(scheduler, [30]) == [(1, "stop")]

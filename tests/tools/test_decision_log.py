@@ -1,22 +1,13 @@
 """tools/decision_log.py: the same worlds give the same decisions, other decisions other digests, and the worlds use everything."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from paged import POLICIES, Scheduler
 
+TOOL = "decision_log"
 RUNS = [(f"world-{number}", policy, None) for number in range(3) for policy in POLICIES]
-
-
-@pytest.fixture(scope="module")
-def tool():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
-        import decision_log
-
-        yield decision_log
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,7 @@ import pytest
 
 from paged.block_manager import BlockManager
 
-
-@pytest.fixture
-def tool(repository, monkeypatch):
-    monkeypatch.syspath_prepend(repository / "tools")
-    import memory_calls
-
-    return memory_calls
+TOOL = "memory_calls"
 
 
 @pytest.fixture
@@ -39,15 +33,11 @@ def test_both_steps_are_counted_every_call_is_named_and_how_many_rows_decode_doe
     assert count("--rows", 40) == (0, said)
 
 
-def test_a_steady_step_is_3_calls_at_most_and_one_with_an_admission_6(count):
-    status, said = count("--most-steady", 3, "--most-admission", 6)
-    assert status == 0, said
-
-
-def test_a_number_above_its_limit_ends_with_status_1(count):
-    status, said = count("--most-steady", 0)
-    assert status == 1
-    assert re.search(r"^a steady step: \d+ calls into memory, at most 0 allowed$", said, re.M)
+@pytest.mark.parametrize(("most_steady", "status"), [(3, 0), (0, 1)])
+def test_a_steady_step_is_3_calls_at_most_and_one_with_an_admission_6(count, most_steady, status):
+    ended, said = count("--most-steady", most_steady, "--most-admission", 6)
+    assert ended == status, said
+    assert bool(re.search(r"^a steady step: \d+ calls into memory, at most 0 allowed$", said, re.M)) == bool(status)
 
 
 def test_a_property_that_is_read_by_the_scheduler_counts_as_a_call(tool, repository):

@@ -2,13 +2,7 @@
 
 import pytest
 
-
-@pytest.fixture
-def tool(repository, monkeypatch):
-    monkeypatch.syspath_prepend(repository / "tools")
-    import mutant_sample
-
-    return mutant_sample
+TOOL = "mutant_sample"
 
 
 def test_the_same_seed_gives_the_same_mutants_and_another_one_others(tool):

@@ -2,14 +2,7 @@
 
 import pytest
 
-
-@pytest.fixture(scope="module")
-def tool(repository):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(repository / "tools")
-        import sizes
-
-        yield sizes
+TOOL = "sizes"
 
 
 @pytest.fixture(scope="module")
