@@ -203,7 +203,9 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
         full = tables.content_end(row) // size
         if path.published > full:
             yield f"4: row {row} has {path.published} nodes and {full} full blocks launched."
-        if index.is_lazy[row] != ((path.open is not None and path.guard < 0) or not path.writes):
+        if (path.open is None) != (path.guard == (0 if path.writes else -1)):
+            yield f"4: the path of row {row} is {'closed' if path.open is None else 'open'}, with guard {path.guard}."
+        if index.is_lazy[row] != (path.guard < 0):
             yield f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             yield f"4: row {row} extends a run that cannot be found."

@@ -113,6 +113,8 @@ MEMORY_PLANTS = [
     ("del index.paths[CHILD]", "4: row 1 has no path."),
     ("tables.num_computed[OWNER] = tables.num_launched[OWNER] = 3", "4: row 0 has 2 nodes and 1 full blocks launched."),
     ("index.is_lazy[OWNER] = True", "4: row 0 is marked True for publishing by itself; its path says otherwise."),
+    ("index.paths[OWNER].guard = 1", "4: the path of row 0 is closed, with guard 1."),
+    ("index.paths[CHILD].guard = 0", "4: the path of row 1 is open, with guard 0."),
     ("del index.runs[run[1].key]", "4: row 1 extends a run that cannot be found."),
     ("tables.tokens[OWNER, 1] = 77", "4: row 0 stands on nodes of run 0 with other tokens than its own."),
     ("run[0].tokens = b'c' + run[0].tokens[1:]", "4: row 0 stands on nodes of run 0 with other tokens than its own."),
