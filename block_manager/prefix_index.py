@@ -25,7 +25,7 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 class Listener(Protocol):
     """Gets the nodes that come to a place and leave it: see `EventLog`."""
 
-    def opened(self, run: Run, first: int) -> None: ...
+    def opened(self, row: int, first: int) -> None: ...
     def closed(self, run: Run, row: int, length: int) -> None: ...
     def came(self, nodes: list[Span], place: int) -> None: ...
     def left(self, nodes: list[Span], place: int) -> None: ...
@@ -471,7 +471,7 @@ class PrefixIndex:
         self._next_run += 1
         self.runs[key] = run
         if self.log is not None:
-            self.log.opened(run, path.published)
+            self.log.opened(row, path.published)
         path.open_run(run)
         self._mark(row, path)
         if parent is not None:
