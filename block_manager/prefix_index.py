@@ -204,7 +204,7 @@ class PrefixIndex:
         return path.open is None and path.fills_next(self._tables.full_blocks(row))
 
     def attentive(self, rows: Rows) -> Rows:
-        """The places in `rows` of those that are not lazy, int64 [k]. Empty if `num_attentive` is 0."""
+        """Where in `rows` those that are not lazy stand, int64 [k]. Empty if `num_attentive` is 0."""
         is_lazy = self.is_lazy[rows]
         return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 
@@ -482,8 +482,7 @@ class PrefixIndex:
     def _mark(self, row: int, path: Path) -> None:
         """Mark the row by its path, which changed its state."""
         is_lazy = path.guard < 0
-        # As bool: to compare one of numpy's takes a microsecond.
-        if bool(self.is_lazy[row]) is not is_lazy:
+        if self.is_lazy.item(row) is not is_lazy:
             self.is_lazy[row] = is_lazy
             self.num_attentive += -1 if is_lazy else 1
 

@@ -92,13 +92,11 @@ class Sharing:
         if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count) if match.num_blocks else 0
-        if on_host:
-            loaded = self._load(row, on_host, room)
-            won += loaded
-            if count:
-                self.hit_tokens += loaded
-                self.host_hit_tokens += loaded
-        return won
+        loaded = self._load(row, on_host, room) if on_host else 0
+        if count:
+            self.hit_tokens += won + loaded
+            self.host_hit_tokens += loaded
+        return won + loaded
 
     def _take(self, row: int, have: int, match: Match, count: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
@@ -114,8 +112,6 @@ class Sharing:
             self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
             if count:
                 self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
-        if count:
-            self.hit_tokens += won
         return won
 
     def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
