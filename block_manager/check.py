@@ -115,12 +115,12 @@ def _shares(tables: Tables, flights: Flights) -> Iterator[str]:
 def _pending(flights: Flights, index: PrefixIndex) -> Iterator[str]:
     numbers = {flight.number for flight in flights.all}
     for run in index.runs.values():
-        batches, firsts = [batch for batch, _ in run.pending], [first for _, first in run.pending]
+        batches, firsts = list(run.pending), list(run.pending.values())
         if not numbers.issuperset(batches):
             yield f"4: nodes of run {run.id} wait for batches {batches}; {sorted(numbers)} are out."
         elif not all(run in index.pending.get(batch, ()) for batch in batches):
             yield f"4: no end of batches {batches} confirms the nodes of run {run.id}."
-        if batches != sorted(set(batches)) or firsts != sorted(set(firsts)):
+        if batches != sorted(batches) or firsts != sorted(set(firsts)):
             yield f"4: the pending nodes of run {run.id} do not rise: {run.pending}."
 
 

@@ -298,7 +298,7 @@ class PrefixIndex:
     def confirm(self, batch: int) -> None:
         """Confirm the nodes of closed runs that the batch computed."""
         for run in self.pending.pop(batch, ()):
-            run.forget_batch(batch)
+            del run.pending[batch]
         if self.log is not None:
             self.log.confirm()
 
@@ -306,8 +306,7 @@ class PrefixIndex:
         """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
         # A child's id is higher than its parent's.
         for run in sorted(self.pending.pop(batch, ()), key=lambda run: -run.id):
-            length = run.first_computed_by(batch)
-            run.forget_batch(batch)
+            length = run.pending.pop(batch)
             if not run.length:
                 # It went with the last of its children.
                 continue
@@ -320,9 +319,8 @@ class PrefixIndex:
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
         """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
-        lost: dict[Run, int] = {}
-        for run in self.pending.get(flight.number, ()):
-            lost[run] = run.first_computed_by(flight.number)
+        number = flight.number
+        lost = {run: run.pending[number] for run in self.pending.get(number, ())}
         for row, start, _ in flight.shares():
             path = self.paths[row]
             if path.open is not None:
@@ -364,7 +362,7 @@ class PrefixIndex:
         for batch, share in self._flights.shares_of(row):
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
-                run.pending.append((batch, max(first, 0)))
+                run.pending[batch] = max(first, 0)
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 

@@ -52,7 +52,7 @@ class Run:
     blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there; None: none is.
                 An open run has its row's on the device. Arrays are replaced, never changed: the free list may have them
     retained    number of a retention → (its last node on this run, its level); None: there is none
-    pending     of a closed run with unconfirmed nodes: (batch, first node that it computes), rising
+    pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
     """
@@ -67,13 +67,13 @@ class Run:
     tokens: bytes = b""
     blocks: list[Blocks | None] = field(default_factory=_NOWHERE.copy)
     retained: dict[int, tuple[int, int]] | None = None
-    pending: list[tuple[int, int]] = field(default_factory=list)
+    pending: dict[int, int] = field(default_factory=dict)
     children: dict[int, int] | None = None
     digests: list[bytes] = field(default_factory=list)
 
     @property
     def confirmed_length(self) -> int:
-        return min(self.length, self.pending[0][1]) if self.pending else self.length
+        return min(self.length, *self.pending.values()) if self.pending else self.length
 
     @property
     def end(self) -> int:
@@ -168,13 +168,6 @@ class Run:
         if not self.children:
             self.children = None
         return True
-
-    def first_computed_by(self, batch: int) -> int:
-        """The first node that this batch computes; `length` if there is none."""
-        return min([first for number, first in self.pending if number == batch], default=self.length)
-
-    def forget_batch(self, batch: int) -> None:
-        self.pending = [entry for entry in self.pending if entry[0] != batch]
 
     def retain(self, number: int, last: int, level: int) -> None:
         if self.retained is None:
