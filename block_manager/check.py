@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,236 +29,195 @@ def violations_of(
 ) -> list[str]:
     """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` and
     `held_host` count references beyond the tables (loads and copies), by block."""
-    found: list[str] = []
-    found += _free_lists(device) + _free_lists(host)
+    found = [*_free_lists(device), *_free_lists(host), *_table_lengths(tables, tiers), *_shares(tables, flights)]
     found += _references(tables, device, host, tiers, held, held_host)
-    found += _table_lengths(tables, tiers)
-    found += _shares(tables, flights)
     if index is not None:
-        found += _tree(index)
-        found += _paths(tables, tiers, index)
-        found += _pending(flights, index)
+        found += [*_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
     return found
 
 
-def _free_lists(pool: Pool) -> list[str]:
+def _free_lists(pool: Pool) -> Iterator[str]:
     plain, by_level = pool.free_blocks(), [queue.blocks() for queue in pool.queues]
     cached = np.concatenate(by_level)
-    found: list[str] = []
     listed = np.concatenate([plain, cached])
     if len(set(listed.tolist())) != len(listed):
-        found.append(f"1: a {pool.tier} block is in the free list twice.")
+        yield f"1: a {pool.tier} block is in the free list twice."
     for level, blocks in enumerate(by_level):
         kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
         if (kept != level).any():
-            found.append(f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}.")
+            yield f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}."
     if len(cached) != pool.num_cached or pool.num_cached != sum(queue.num_cached for queue in pool.queues):
-        found.append(f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}.")
+        yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
     used = int((pool.ref_count > 0).sum())
     if len(listed) + used != pool.num_blocks:
-        found.append(
-            f"1: {len(plain)} free + {len(cached)} cached + {used} used {pool.tier} blocks are not {pool.num_blocks}."
-        )
+        yield f"1: {len(plain)} free + {len(cached)} cached + {used} used {pool.tier} blocks are not {pool.num_blocks}."
     wrong = listed[pool.ref_count[listed] != 0]
     if len(wrong):
-        found.append(f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used.")
+        yield f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used."
     if pool.has_content(plain).any():
-        found.append(f"3: a free {pool.tier} block has content.")
+        yield f"3: a free {pool.tier} block has content."
     if not pool.has_content(cached).all():
-        found.append(f"3: a cached {pool.tier} block has no content.")
-    return found
+        yield f"3: a cached {pool.tier} block has no content."
 
 
 def _references(
     tables: Tables, device: Pool, host: Pool, tiers: Tiers, held: Mapping[int, int], held_host: Mapping[int, int]
-) -> list[str]:
+) -> Iterator[str]:
     counted = np.zeros(device.num_blocks, np.int64)
     pinned = np.zeros(host.num_blocks, np.int64)
-    found: list[str] = []
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
         if len(set(blocks.tolist())) != len(blocks):
-            found.append(f"6: row {row} names a block twice: {blocks.tolist()}.")
+            yield f"6: row {row} names a block twice: {blocks.tolist()}."
         np.add.at(counted, blocks, 1)
     for row, tail in tiers.tails.items():
         np.add.at(pinned, tail, 1)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
-            found.append(f"6: row {row} has a host tail and is not swapped.")
-    for references, holds in ((counted, held), (pinned, held_host)):
+            yield f"6: row {row} has a host tail and is not swapped."
+    for pool, references, holds in ((device, counted, held), (host, pinned, held_host)):
+        ref_count = pool.ref_count
         for block, count in holds.items():
             references[block] += count
-    for pool, references in ((device, counted), (host, pinned)):
-        ref_count = pool.ref_count
         for block in (references != ref_count).nonzero()[0].tolist():
-            found.append(
-                f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {references[block]} references."
-            )
-    return found
+            yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {references[block]} references."
 
 
-def _table_lengths(tables: Tables, tiers: Tiers) -> list[str]:
-    found: list[str] = []
+def _table_lengths(tables: Tables, tiers: Tiers) -> Iterator[str]:
     size = tables.block_size
     for row in tables.live_rows.tolist():
         num_blocks, end = int(tables.num_blocks[row]), int(tables.num_launched[row])
         have = num_blocks + len(tiers.tails.get(row, ()))
         least = -(-end // size)
         if not least <= have <= max(least, int(tables.reserved[row])):
-            found.append(
-                f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved."
-            )
+            yield f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved."
         if num_blocks and tables.slot_base[row] != tables.slot_base_of(row):
-            found.append(
-                f"6: the slots of row {row}'s last block begin at {tables.slot_base_of(row)}, not {tables.slot_base[row]}."
-            )
+            yield f"6: the slots of row {row}'s last block begin at {tables.slot_base_of(row)}, not {tables.slot_base[row]}."
         if tables.last_token[row] != tables.tokens[row, tables.num_tokens[row] - 1]:
-            found.append(f"6: the last token of row {row} is not {tables.last_token[row]}.")
+            yield f"6: the last token of row {row} is not {tables.last_token[row]}."
         if not tables.num_computed[row] <= min(end, tables.num_tokens[row]):
-            found.append(
-                f"6: row {row} has {tables.num_computed[row]} tokens computed, {end} launched and {tables.num_tokens[row]} known."
-            )
-    return found
+            yield f"6: row {row} has {tables.num_computed[row]} tokens computed, {end} launched and {tables.num_tokens[row]} known."
 
 
-def _shares(tables: Tables, flights: Flights) -> list[str]:
-    found: list[str] = []
+def _shares(tables: Tables, flights: Flights) -> Iterator[str]:
     numbers = [flight.number for flight in flights.all]
     if numbers != sorted(set(numbers)):
-        found.append(f"8: batches {numbers} are out, which is not the order of their numbers.")
+        yield f"8: batches {numbers} are out, which is not the order of their numbers."
     for row in tables.live_rows.tolist():
         end = int(tables.num_computed[row])
         for number, share in flights.shares_of(row):
             if share.start < end:
-                found.append(f"8: batch {number} computes row {row} from token {share.start}; {end} come before.")
+                yield f"8: batch {number} computes row {row} from token {share.start}; {end} come before."
             end = share.end
         if end > tables.num_launched[row]:
-            found.append(f"8: batches compute row {row} to token {end}; {tables.num_launched[row]} are launched.")
-    return found
+            yield f"8: batches compute row {row} to token {end}; {tables.num_launched[row]} are launched."
 
 
-def _pending(flights: Flights, index: PrefixIndex) -> list[str]:
-    found: list[str] = []
+def _pending(flights: Flights, index: PrefixIndex) -> Iterator[str]:
     numbers = {flight.number for flight in flights.all}
     for run in index.runs.values():
-        batches, firsts = [batch for batch, _ in run.pending], [first for _, first in run.pending]
+        batches, firsts = list(run.pending), list(run.pending.values())
         if not numbers.issuperset(batches):
-            found.append(f"4: nodes of run {run.id} wait for batches {batches}; {sorted(numbers)} are out.")
+            yield f"4: nodes of run {run.id} wait for batches {batches}; {sorted(numbers)} are out."
         elif not all(run in index.pending.get(batch, ()) for batch in batches):
-            found.append(f"4: no end of batches {batches} confirms the nodes of run {run.id}.")
-        if batches != sorted(set(batches)) or firsts != sorted(set(firsts)):
-            found.append(f"4: the pending nodes of run {run.id} do not rise: {run.pending}.")
-    return found
+            yield f"4: no end of batches {batches} confirms the nodes of run {run.id}."
+        if batches != sorted(batches) or firsts != sorted(set(firsts)):
+            yield f"4: the pending nodes of run {run.id} do not rise: {run.pending}."
 
 
-def _tree(index: PrefixIndex) -> list[str]:
-    found: list[str] = []
+def _tree(index: PrefixIndex) -> Iterator[str]:
     children: dict[Run, dict[int, int]] = {}
     for key, run in index.runs.items():
         if run.key != key:
-            found.append(f"4: run {run.id} is found under another key than its own.")
+            yield f"4: run {run.id} is found under another key than its own."
         if run.parent is not None:
             siblings = children.setdefault(run.parent, {})
             siblings[run.at] = siblings.get(run.at, 0) + 1
             if index.runs.get(run.parent.key) is not run.parent:
-                found.append(f"5: run {run.id} hangs off run {run.parent.id}, which is gone.")
+                yield f"5: run {run.id} hangs off run {run.parent.id}, which is gone."
         if run.row >= 0 and run.row not in index.paths:
-            found.append(f"4: run {run.id} is open for row {run.row}, which has no path.")
-            return found
+            yield f"4: run {run.id} is open for row {run.row}, which has no path."
+            return
         if run.row >= 0 and index.paths[run.row].open is not run:
-            found.append(f"4: run {run.id} is open for row {run.row}, which does not extend it.")
+            yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
     for run in index.runs.values():
         if (run.children or {}) != children.get(run, {}):
-            found.append(f"5: run {run.id} counts children {run.children}; there are {children.get(run)}.")
+            yield f"5: run {run.id} counts children {run.children}; there are {children.get(run)}."
         if run.row < 0:
-            found += _closed_run(run)
+            yield from _closed_run(run)
     for place, pool in enumerate(index.pools):
-        found += _residence(index, place, pool)
-    return found
+        yield from _residence(index, place, pool)
 
 
-def _residence(index: PrefixIndex, place: int, pool: Pool) -> list[str]:
-    found: list[str] = []
+def _residence(index: PrefixIndex, place: int, pool: Pool) -> Iterator[str]:
     holder: dict[int, Run] = {}
     for run in index.runs.values():
         blocks = run.blocks[place]
         if blocks is None:
             continue
         if blocks[-1] < 0:
-            found.append(f"4: the last {pool.tier} block of run {run.id} is none.")
+            yield f"4: the last {pool.tier} block of run {run.id} is none."
         offsets = (blocks >= 0).nonzero()[0]
         for offset, block in zip(offsets.tolist(), blocks[offsets].tolist(), strict=True):
             if block in holder:
-                found.append(
-                    f"4: {pool.tier} block {block} holds node {run.id}:{offset} and one of run {holder[block].id}, too."
-                )
+                yield f"4: {pool.tier} block {block} holds node {run.id}:{offset} and one of run {holder[block].id}, too."
             if pool.run[block] is not run:
-                found.append(f"4: {pool.tier} block {block} does not know that it holds node {run.id}:{offset}.")
+                yield f"4: {pool.tier} block {block} does not know that it holds node {run.id}:{offset}."
             holder[block] = run
         if run.row < 0:
             kept = 0 * offsets if pool.level is None else pool.level[blocks[offsets]]
             wanted = run.levels_of(offsets).tolist()
             if kept.tolist() != wanted:
-                found.append(f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}.")
+                yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}."
     spans = [(blocks, nodes) for queue in pool.queues for blocks, nodes in queue.live() if nodes is not None]
     for listed, (run, first, stop) in spans:
         there = run.blocks[place]
         of_nodes = [] if there is None else there[first:stop][::-1].tolist()
         if listed.tolist() != of_nodes:
-            found.append(
-                f"4: {pool.tier} blocks {listed.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
-            )
+            yield f"4: {pool.tier} blocks {listed.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
     carrying = int(pool.has_content(slice(None)).sum())
     if carrying != len(holder):
-        found.append(f"4: {carrying} {pool.tier} blocks carry a node; {len(holder)} nodes say that they reside there.")
-    return found
+        yield f"4: {carrying} {pool.tier} blocks carry a node; {len(holder)} nodes say that they reside there."
 
 
-def _closed_run(run: Run) -> list[str]:
-    found: list[str] = []
-    on_device = run.end_in(DEVICE)
+def _closed_run(run: Run) -> Iterator[str]:
+    blocks, parent = run.blocks[DEVICE], run.parent
     if run.length == 0 or run.end > run.length:
-        found.append(f"5: run {run.id} has {run.length} nodes, and blocks or children of {run.end}.")
+        yield f"5: run {run.id} has {run.length} nodes, and blocks or children of {run.end}."
     elif run.end < run.length:
-        found.append(f"5: the last node of run {run.id} resides nowhere and has no child.")
-    parent = run.parent
-    if run.num_there(DEVICE, 0, on_device) < on_device or (
-        on_device and parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0
+        yield f"5: the last node of run {run.id} resides nowhere and has no child."
+    if blocks is not None and (
+        (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
-        found.append(f"5: a node of run {run.id} is on the device and its parent node is not.")
-    return found
+        yield f"5: a node of run {run.id} is on the device and its parent node is not."
 
 
-def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> list[str]:
-    found: list[str] = []
+def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
     size = tables.block_size
     attentive = sum(not index.is_lazy[row] for row in tables.live_rows.tolist())
     if attentive != index.num_attentive:
-        found.append(f"4: {attentive} rows have to look their next block up; {index.num_attentive} are counted.")
+        yield f"4: {attentive} rows have to look their next block up; {index.num_attentive} are counted."
     for row in tables.live_rows.tolist():
         path = index.paths.get(row)
         if path is None:
-            found.append(f"4: row {row} has no path.")
+            yield f"4: row {row} has no path."
             continue
         full = tables.content_end(row) // size
         if path.published > full:
-            found.append(f"4: row {row} has {path.published} nodes and {full} full blocks launched.")
-        if index.is_lazy[row] != ((path.open is not None and path.guard < 0) or not path.writes):
-            found.append(
-                f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."
-            )
+            yield f"4: row {row} has {path.published} nodes and {full} full blocks launched."
+        if (path.open is None) != (path.guard == (0 if path.writes else -1)):
+            yield f"4: the path of row {row} is {'closed' if path.open is None else 'open'}, with guard {path.guard}."
+        if index.is_lazy[row] != (path.guard < 0):
+            yield f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
-            found.append(f"4: row {row} extends a run that cannot be found.")
+            yield f"4: row {row} extends a run that cannot be found."
         column, num_blocks = 0, int(tables.num_blocks[row])
         held = [*tables.blocks[0, row, :num_blocks].tolist(), *tiers.tails.get(row, np.empty(0, np.int64)).tolist()]
         for run, first, stop in path.spans(0):
             theirs = index.run_tokens(run, first, stop)
             if theirs != tables.tokens[row, column * size : (column + stop - first) * size].tobytes():
-                found.append(f"4: row {row} stands on nodes of run {run.id} with other tokens than its own.")
+                yield f"4: row {row} stands on nodes of run {run.id} with other tokens than its own."
             for at in range(first, stop):
                 place = DEVICE if column < num_blocks else HOST
                 if column < len(held) and index.block(place, run, at) != held[column]:
-                    found.append(
-                        f"5: row {row} holds {index.pools[place].tier} block {held[column]} at column {column}, which is not its node's."
-                    )
+                    yield f"5: row {row} holds {index.pools[place].tier} block {held[column]} at column {column}, which is not its node's."
                 column += 1
-    return found

@@ -14,7 +14,7 @@ from .events import EventLog
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .retention import Retentions
-from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
+from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
 from .sharing import Sharing
 from .stats import WINDOW, HitFigures
 from .tables import Tables
@@ -55,16 +55,16 @@ class Content:
         index, size = self._index, self._tables.block_size
         if index is None:
             return Hit(0, np.empty(0, np.int64))
-        data, limit = tokens.tobytes(), (len(tokens) - 1) // size
-        match = index.match(None, root, data, limit)
+        path, data, limit = Path(root), tokens.tobytes(), (len(tokens) - 1) // size
+        match = index.match(path, data, limit)
         on_host = 0
         if self._offload is not None and match.first_pending < 0:
-            on_host = index.match(None, root, data, limit, HOST, match).num_blocks
+            on_host = index.match(path, data, limit, HOST, match).num_blocks
         return Hit(match.num_blocks * size, index.blocks_of(DEVICE, match.spans).copy(), on_host * size)
 
     def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the first block of these tokens may be cached: if not, nothing of them is."""
-        return self._index is not None and self._index.has_first(root, tokens[: self._tables.block_size].tobytes())
+        return self._index is not None and root + tokens[: self._tables.block_size].tobytes() in self._index.runs
 
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
         """Blocks of the cached prefix that rows hold already: sharing them takes nothing from what is available. With
@@ -72,7 +72,7 @@ class Content:
         index = self._index
         if index is None or not self.has_first(tokens, root):
             return 0
-        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        match = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
         blocks = index.blocks_of(DEVICE, match.spans)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
@@ -83,7 +83,7 @@ class Content:
         index = self._index
         if index is None or not self.has_first(tokens, root):
             return False
-        match = index.match(None, root, tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        match = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
         if not match.spans:
             return True
         run, _, stop = match.spans[-1]
@@ -91,19 +91,24 @@ class Content:
 
     def retain(self, tokens: NDArray[np.int32], root: bytes, level: int, until: float | None) -> int:
         """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
-        spans = self._cached_prefix(tokens, root)
+        spans: list[Span] = []
+        if self._index is not None:
+            path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._tables.block_size
+            match = self._index.match(path, data, limit)
+            if match.first_pending >= 0:
+                spans = first_of(match.spans, match.first_pending)
+            else:
+                spans = match.spans + self._index.match(path, data, limit, HOST, match).spans
+        if not spans:
+            raise UnknownContent(len(tokens))
         run, _, stop = spans[-1]
         self.retentions.retain(run, stop - 1, level, until)
         return num_nodes(spans) * self._tables.block_size
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
         """`retain` the confirmed content of the row; do nothing if it has none, or if `until` has passed."""
-        if self._index is None:
-            return
-        last = self._index.last_node(row)
-        if last is None:
-            return
-        if until is None or until > self.retentions.now:
+        last = None if self._index is None else self._index.last_node(row)
+        if last is not None and (until is None or until > self.retentions.now):
             self.retentions.retain(*last, level, until)
 
     def reset(self) -> bool:
@@ -112,9 +117,6 @@ class Content:
             return False
         if self._index is not None:
             self._index.clear()
-        self.retentions.clear()
-        if self._events is not None:
-            self._events.clear()
         return True
 
     def event_log(self) -> EventLog | None:
@@ -135,18 +137,3 @@ class Content:
         return HitFigures(
             self._queries, self._query_tokens, sharing.hit_tokens, sharing.pending_hit_tokens, sharing.host_hit_tokens
         )
-
-    def _cached_prefix(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
-        """The confirmed nodes of a prompt from its first block on, in either tier. Raises UnknownContent if none."""
-        index = self._index
-        if index is None:
-            raise UnknownContent(len(tokens))
-        data, limit = tokens.tobytes(), len(tokens) // self._tables.block_size
-        match = index.match(None, root, data, limit)
-        if match.first_pending >= 0:
-            spans = first_of(match.spans, match.first_pending)
-        else:
-            spans = match.spans + index.match(None, root, data, limit, HOST, match).spans
-        if not spans:
-            raise UnknownContent(len(tokens))
-        return spans

@@ -15,7 +15,7 @@ from typing import Any
 
 from paged.errors import InvalidNamespace
 
-NODE = struct.Struct("<qq")
+_NODE = struct.Struct("<qq")
 _ROOT = struct.pack("<q", -1)
 _LENGTH = struct.Struct("<Q")
 _CONSTANTS = {b"N": None, b"T": True, b"F": False}
@@ -37,7 +37,7 @@ def namespace_of(root: bytes) -> Any:
 
 
 def node_prefix(run_id: int, offset: int) -> bytes:
-    return NODE.pack(run_id, offset)
+    return _NODE.pack(run_id, offset)
 
 
 def extend_chain(digests: list[bytes], before: bytes, data: bytes, block_bytes: int) -> None:
@@ -52,12 +52,9 @@ def namespace_digest(root: bytes) -> bytes:
 
 
 def _encoded(value: Any) -> bytes:
-    if value is None:
-        return b"N"
-    if value is True:
-        return b"T"
-    if value is False:
-        return b"F"
+    for tag, constant in _CONSTANTS.items():
+        if value is constant:
+            return tag
     if isinstance(value, int):
         body, tag = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True), b"i"
     elif isinstance(value, str):

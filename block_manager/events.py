@@ -8,22 +8,21 @@ together. Net changes, their order and the hashes are computed when events are r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, Run, Span
+from .runs import DEVICE, Run, Span, upwards
 from .tables import Tables
 
 _NEVER = 2**62
 # Nodes that came to a place together (True), or left it (False).
 Record = tuple[list[Span], int, bool]
-# Open runs that grew: object [n] of (run, its first block); int64 [n] of tokens when its next node was due; and now.
-_Grown = tuple[NDArray[np.object_], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,33 +61,18 @@ Event = Stored | Removed | Cleared
 class Events(Sequence[Event]):
     """Events in the order in which a reader applies them, made when the first one is read."""
 
-    __slots__ = ("_grown", "_index", "_made", "_records", "_was_cleared")
+    def __init__(self, make: Callable[[], list[Event]]) -> None:
+        self._make: Callable[[], list[Event]] | None = make
+        self._made: list[Event] = []
 
-    def __init__(self, index: PrefixIndex, was_cleared: bool, records: list[Record], grown: _Grown | None) -> None:
-        self._index = index
-        self._was_cleared = was_cleared
-        self._records = records
-        self._grown = grown
-        self._made: list[Event] | None = None
-
-    @overload
-    def __getitem__(self, index: int) -> Event: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Event]: ...
     def __getitem__(self, index: Any) -> Any:
         return self._all()[index]
 
     def __len__(self) -> int:
         return len(self._all())
 
-    def __iter__(self) -> Iterator[Event]:
-        return iter(self._all())
-
     def __eq__(self, other: object) -> bool:
-        return list(self) == other if isinstance(other, list) else self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+        return self._all() == other
 
     def __repr__(self) -> str:
         return repr(self._all())
@@ -98,34 +82,9 @@ class Events(Sequence[Event]):
         return list, (self._all(),)
 
     def _all(self) -> list[Event]:
-        if self._made is None:
-            if self._grown is not None:
-                size = self._index.block_bytes // 4
-                rows = zip(*(column.tolist() for column in self._grown), strict=True)
-                grown = [(run, due // size - 1 - first, now // size - first) for (run, first), due, now in rows]
-                self._records.append((grown, DEVICE, True))
-            removed, stored = _net(self._records)
-            events: list[Event] = [Cleared()] if self._was_cleared else []
-            events += [self._removed(place, *span) for place, span in removed]
-            events += [self._stored(place, *span) for place, span in stored]
-            self._made, self._records, self._grown = events, [], None
+        if self._make is not None:
+            self._made, self._make = self._make(), None
         return self._made
-
-    def _removed(self, place: int, run: Run, start: int, stop: int) -> Removed:
-        return Removed(self._index.pools[place].tier, tuple(self._index.digests(run, stop, start)[::-1]))
-
-    def _stored(self, place: int, run: Run, start: int, stop: int) -> Stored:
-        index = self._index
-        hashes = tuple(index.digests(run, stop, start))
-        if start:
-            parent: bytes | None = index.digests(run, start, start - 1)[0]
-        else:
-            parent = None if run.parent is None else index.digests(run.parent, run.at + 1, run.at)[0]
-        top = run
-        while top.parent is not None:
-            top = top.parent
-        tokens = np.frombuffer(index.run_tokens(run, start, stop), np.int32)
-        return Stored(index.pools[place].tier, hashes, parent, tokens, top.key[: -index.block_bytes])
 
 
 class EventLog:
@@ -138,29 +97,26 @@ class EventLog:
         self._was_cleared = False
         # By run and place: the span of nodes that came there and are not confirmed yet.
         self._pending: dict[tuple[Run, int], tuple[int, int]] = {}
-        # By row with an open run: its tokens when the next node is due; (run, its first block in the row).
+        # By row with an open run: its tokens when the next node is due.
         self._due = np.full(tables.num_rows, _NEVER, np.int64)
-        self._open: NDArray[np.object_] = np.empty(tables.num_rows, object)
         tables.before_growth.append(self._ensure_rows)
-        index.log = self
+        index.listen(self)
         for run in index.runs.values():
             if run.row >= 0:
-                self.opened(run, index.paths[run.row].published)
+                self.opened(run.row, index.paths[run.row].published)
             for place in range(len(run.blocks)):
                 self.came(_residing(run, place, 0, None), place)
 
-    def opened(self, run: Run, first: int) -> None:
-        """Note that the run is open at its row, whose block `first` is its first node."""
-        row = run.row
+    def opened(self, row: int, first: int) -> None:
+        """Note that the row has an open run, whose first node is block `first` of the row."""
         self._due[row] = (first + 1) * self._tables.block_size
-        self._open[row] = run, first
 
     def closed(self, run: Run, row: int, length: int) -> None:
-        """Record the run's other nodes: it is closed with `length` nodes on the device, and was open at `row`."""
-        told = self._num_told(row)
+        """Record the run's other nodes: it is closed with `length` nodes on the device. The row's path still is open."""
+        recorded = self._num_recorded(row)
         self._due[row] = _NEVER
-        if length > told:
-            self.came([(run, told, length)], DEVICE)
+        if length > recorded:
+            self.came([(run, recorded, length)], DEVICE)
 
     def came(self, nodes: list[Span], place: int) -> None:
         """Record nodes that now reside in a place, pending ones when they are confirmed. Takes over the list."""
@@ -201,46 +157,58 @@ class EventLog:
         """Return the changes since the last call. All of them together give what each tier holds."""
         was_cleared, self._was_cleared = self._was_cleared, False
         records, self._records = self._records, []
-        return Events(self._index, was_cleared, records, self._take_grown())
+        if grown := self._take_grown():
+            records.append((grown, DEVICE, True))
+        return Events(partial(self._made_of, records, was_cleared=was_cleared))
 
     def snapshot(self) -> Events:
         """What a new reader applies before it goes on with `take`: all that was taken and still holds."""
         records = [record for run in self._index.runs.values() for record in self._held(run)]
         # Undo what was not taken yet.
         records += [(nodes, place, not has_come) for nodes, place, has_come in self._records]
-        return Events(self._index, False, records, None)
+        return Events(partial(self._made_of, records))
 
     def _held(self, run: Run) -> list[Record]:
         length = self._index.confirmed_length(run)
         found: list[Record] = [(_residing(run, place, 0, length), place, True) for place in range(len(run.blocks))]
-        return found if run.row < 0 else [*found, ([(run, 0, self._num_told(run.row))], DEVICE, True)]
+        return found if run.row < 0 else [*found, ([(run, 0, self._num_recorded(run.row))], DEVICE, True)]
 
-    def _num_told(self, row: int) -> int:
-        first: int = self._open[row][1]
-        return self._due.item(row) // self._tables.block_size - 1 - first
+    def _made_of(self, records: list[Record], *, was_cleared: bool = False) -> list[Event]:
+        removed, stored = _net(records)
+        events: list[Event] = [Cleared()] if was_cleared else []
+        events += [self._removed(place, *span) for place, span in removed]
+        events += [self._stored(place, *span) for place, span in stored]
+        return events
+
+    def _removed(self, place: int, run: Run, start: int, stop: int) -> Removed:
+        return Removed(self._index.pools[place].tier, tuple(self._index.digests(run, stop, start)[::-1]))
+
+    def _stored(self, place: int, run: Run, start: int, stop: int) -> Stored:
+        index = self._index
+        hashes, parent = tuple(index.digests(run, stop, start)), index.digest_before(run, start)
+        tokens = np.frombuffer(index.run_tokens(run, start, stop), np.int32)
+        *_, (top, _) = upwards(run, start)
+        return Stored(index.pools[place].tier, hashes, parent, tokens, top.key[: -index.block_bytes])
+
+    def _num_recorded(self, row: int) -> int:
+        return self._due.item(row) // self._tables.block_size - 1 - self._index.paths[row].published
 
     def _ensure_rows(self, num_rows: int) -> None:
         """Make room for `num_rows` rows; there may be more already, if the tables failed to grow."""
         more = num_rows - len(self._due)
         if more > 0:
-            due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
-            self._open = np.concatenate([self._open, np.empty(more, object)])
-            self._due = due
+            self._due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
 
-    def _take_grown(self) -> _Grown | None:
+    def _take_grown(self) -> list[Span]:
         """Return the nodes of open runs that are not recorded yet, and count them as recorded."""
-        tables, size = self._tables, self._tables.block_size
-        rows = (tables.num_computed >= self._due[: tables.num_rows]).nonzero()[0]
-        if not len(rows):
-            return None
-        due, now, grown = self._due[rows], tables.num_computed[rows], self._open[rows]
-        if self._index.num_attentive:
-            for i in self._index.attentive(rows).tolist():
-                # A guarded run ends where another one hangs off it.
-                run, first = grown[i]
-                now[i] = (first + self._index.confirmed_length(run)) * size
-        self._due[rows] = now - now % size + size
-        return grown, due, now
+        tables, found = self._tables, list[Span]()
+        for row in (tables.num_computed >= self._due[: tables.num_rows]).nonzero()[0].tolist():
+            path, recorded = self._index.paths[row], self._num_recorded(row)
+            # A guarded run ends where another one hangs off it.
+            if path.open is not None and (length := self._index.confirmed_length(path.open)) > recorded:
+                found.append((path.open, recorded, length))
+                self._due[row] = (path.published + length + 1) * tables.block_size
+        return found
 
 
 def _net(records: list[Record]) -> tuple[list[tuple[int, Span]], list[tuple[int, Span]]]:

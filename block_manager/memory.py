@@ -411,8 +411,7 @@ class Memory:
         """End the latest batch, which did not run: rows fall back to where it began, pending nodes are withdrawn. A row
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         index, sharing = self.index, self.sharing
-        if sharing is not None:
-            sharing.cut_sharers(flight)
+        lost_hits = {} if sharing is None else sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
         for share in shares:
             self._fall_back(share.row, share.start)
@@ -424,7 +423,7 @@ class Memory:
             return {}
         index.withdraw(flight.number)
         sharing.hand_down(flight.number)
-        return sharing.take_lost_hits()
+        return lost_hits
 
     def _fall_back(self, row: int, stays: int) -> None:
         """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside."""

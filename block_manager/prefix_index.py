@@ -1,8 +1,6 @@
 """The exact prefix cache: which content resides in which block, and which row may share it.
 
-A lookup compares token ids. A row's path is *open* (it extends its own run; each full block is a node at no cost),
-*guarded* (open, but another run hangs off the end, so the next full block is looked up) or *closed* (after a hit, fork,
-switch or truncation: the next full block is looked up, then shared or begun as a new run).
+A lookup compares token ids. Each row has a path through the content, which is open, guarded or closed: see `Path`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import NO_BLOCKS, Pool, Taken
 from .retention import Retentions
-from .runs import DEVICE, Blocks, Node, Path, Run, Span
+from .runs import DEVICE, Blocks, Node, Path, Run, Span, upwards
 from .tables import Rows, Tables
 
 _NO_ROWS: Rows = np.empty(0, np.int64)
@@ -26,11 +24,12 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 class Listener(Protocol):
     """Gets the nodes that come to a place and leave it: see `EventLog`."""
 
-    def opened(self, run: Run, first: int) -> None: ...
+    def opened(self, row: int, first: int) -> None: ...
     def closed(self, run: Run, row: int, length: int) -> None: ...
     def came(self, nodes: list[Span], place: int) -> None: ...
     def left(self, nodes: list[Span], place: int) -> None: ...
     def confirm(self) -> None: ...
+    def clear(self) -> None: ...
 
 
 class Match(NamedTuple):
@@ -42,11 +41,6 @@ class Match(NamedTuple):
 
 
 _NOTHING = Match([], 0, -1)
-
-
-def _prefix_after(root: bytes, run: Run | None, at: int) -> bytes:
-    """The start of the key of a run that hangs off node (`run`, `at`), or off the root."""
-    return root if run is None else node_prefix(run.id, at)
 
 
 class PrefixIndex:
@@ -69,30 +63,27 @@ class PrefixIndex:
         # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
         self._next_run = 0
-        # Set once events are read; it finds the growth of open runs itself.
+        # None until events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
         for place, pool in enumerate(self.pools):
             pool.on_eviction(partial(self._evict, place))
         tables.before_growth.append(self._ensure_rows)
 
+    def listen(self, log: Listener) -> None:
+        """Report to `log` from now on."""
+        self.log = log
+
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
         path = self.paths[row] = Path(root, reads=reads, writes=writes)
-        # A row that does not write looks no block up.
         self.is_lazy[row] = not writes
         self.num_attentive += writes
         return path
 
     def fork_path(self, row: int, child: int) -> None:
         """Open a path for the child where the row's ends, pending nodes included."""
-        parent, full = self.paths[row], self._tables.content_end(row) // self._block_size
-        path = self.open_path(child, parent.root, reads=parent.reads, writes=parent.writes)
-        path.run, path.at, path.published = parent.run, parent.at, parent.published
-        if parent.open is None:
-            return
-        # A guarded end is no node yet.
-        count = min(self._pending_length(parent.open), full - parent.published)
-        if count > 0:
-            path.run, path.at, path.published = parent.open, count - 1, parent.published + count
+        path = self.paths[child] = self.paths[row].closed(self._pending_length)
+        self.is_lazy[child] = not path.writes
+        self.num_attentive += path.writes
 
     def _ensure_rows(self, num_rows: int) -> None:
         """Make room for `num_rows` rows; there may be more already, if the tables failed to grow."""
@@ -127,14 +118,12 @@ class PrefixIndex:
 
     def last_node(self, row: int) -> Node | None:
         """The row's last confirmed node; None if it has none."""
-        path = self.paths[row]
-        if path.open is not None and (length := self.confirmed_length(path.open)) > 0:
-            return path.open, length - 1
-        run, at = path.run, path.at
-        while run is not None and (length := self.confirmed_length(run)) <= at:
+        path = self.paths[row].closed(self.confirmed_length)
+        for run, at in upwards(path.run, path.at):
             # The nodes before a pending one may be pending, too.
-            run, at = (run, length - 1) if length else (run.parent, run.at)
-        return None if run is None else (run, at)
+            if (length := self.confirmed_length(run)) > 0:
+                return run, min(at, length - 1)
+        return None
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
@@ -155,27 +144,18 @@ class PrefixIndex:
 
     def hashes(self, row: int) -> list[bytes]:
         """Chained SHA-256 of the row's confirmed nodes, first to last."""
-        path = self.paths[row]
-        spans = path.spans(0)
-        if path.open is not None and (length := self.confirmed_length(path.open)):
-            spans.append((path.open, 0, length))
-        found: list[bytes] = []
-        for run, first, stop in spans:
-            found.extend(self.digests(run, stop, first))
-        return found
+        spans = self.paths[row].closed(self.confirmed_length).spans(0)
+        return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
     def num_published(self, row: int) -> int:
         """Blocks of the row that are nodes, pending ones too."""
-        path = self.paths[row]
-        return path.published if path.open is None else path.published + self._pending_length(path.open)
+        return self.paths[row].closed(self._pending_length).published
 
-    def match(
-        self, path: Path | None, root: bytes, data: bytes, limit: int, place: int = DEVICE, after: Match = _NOTHING
-    ) -> Match:
-        """The longest run of blocks that continues `path` (None: from the root), and a match `after` it: at most
-        `limit` blocks of both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that
-        reside in the place; on the device pending ones, too, which later batches may share. Changes nothing."""
-        run, at, column = (None, -1, 0) if path is None else (path.run, path.at, path.published)
+    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = _NOTHING) -> Match:
+        """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
+        both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that reside in the
+        place; on the device pending ones, too, which later batches may share. Changes nothing."""
+        run, at, column = path.run, path.at, path.published
         if after.spans:
             run, _, stop = after.spans[-1]
             at = stop - 1
@@ -196,7 +176,8 @@ class PrefixIndex:
                         break
                 elif not first:
                     break
-            child = self.runs.get(_prefix_after(root, run, at) + data[block * size : (block + 1) * size])
+            prefix = path.root if run is None else node_prefix(run.id, at)
+            child = self.runs.get(prefix + data[block * size : (block + 1) * size])
             if child is None:
                 break
             run, at = child, -1
@@ -208,70 +189,55 @@ class PrefixIndex:
             return self._pending_length(run) - first if place == DEVICE else 0
         return run.num_there(place, first, run.length if place == DEVICE else run.confirmed_length)
 
-    def has_first(self, root: bytes, block: bytes) -> bool:
-        return root + block in self.runs
-
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
         parts = [self._span_blocks(place, *span) for span in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def step_on(self, row: int, last: Span, num_blocks: int) -> None:
-        """Extend the row's closed path by `num_blocks` nodes that end with `last`."""
-        path = self.paths[row]
-        path.run, path.at = last[0], last[2] - 1
-        path.published += num_blocks
-
     def fills_next(self, row: int, end: int) -> bool:
-        """Whether a row that is not lazy fills the block that it looks up next with its first `end` tokens."""
-        path = self.paths[row]
-        return end // self._block_size > path.published + (0 if path.open is None else path.guard)
+        """Whether the row fills the block that it looks up next with its first `end` tokens."""
+        return self.paths[row].fills_next(end // self._block_size)
 
     def is_behind(self, row: int) -> bool:
         """Whether the row has confirmed blocks that are no nodes: another batch had the same ones pending."""
         path = self.paths[row]
-        return path.open is None and path.writes and path.published < self._tables.full_blocks(row)
+        return path.open is None and path.fills_next(self._tables.full_blocks(row))
 
     def attentive(self, rows: Rows) -> Rows:
-        """The places in `rows` of those that are not lazy, int64 [k]. Empty if `num_attentive` is 0."""
+        """Where in `rows` those that are not lazy stand, int64 [k]. Empty if `num_attentive` is 0."""
         is_lazy = self.is_lazy[rows]
         return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
 
     def begin_pending(self, row: int, end: int) -> None:
         """Make pending nodes of the full, uncached blocks that a row computes up to `end`; it fills its next block."""
         path = self.paths[row]
-        assert self.fills_next(row, end), "there is a block to look up"
         if path.open is not None:
-            if self._child_at_guard(row, path) is None:
-                self._drop_guard(row, path)
+            self._pass_guard(row, path)
             return
-        for run, at in self.nodes_of_forks(row):
-            path.run, path.at, path.published = run, at, path.published + 1
-        block = self._tables.block_bytes(row, path.published)
-        node = path.root, path.run, path.at
-        if self.fills_next(row, end) and self._after(*node, block, self._total_length) is None:
-            self.open_run(row, path, _prefix_after(*node) + block)
+        for node in self.nodes_of_forks(row):
+            path.step_on(*node)
+        if self.fills_next(row, end):
+            block = self._tables.block_bytes(row, path.published)
+            if self._after(path, block, self._total_length) is None:
+                self.open_run(row, path, path.prefix + block)
 
-    def publish(self, row: int) -> list[tuple[int, Run, int]]:
-        """Make nodes of the row's confirmed full blocks, with lookups where necessary. Returns duplicates of other
-        device blocks, as (column, run, offset): the caller switches the tables that name them."""
-        path = self.paths[row]
-        switches: list[tuple[int, Run, int]] = []
-        if not path.writes:
+    def publish(self, row: int) -> list[tuple[int, int]]:
+        """Make nodes of the row's confirmed full blocks, with lookups where necessary. Returns (column, other block) of
+        each that duplicates another device block: the caller switches the tables that name it."""
+        path, tables = self.paths[row], self._tables
+        switches: list[tuple[int, int]] = []
+        full = tables.full_blocks(row)
+        if not path.fills_next(full):
             return switches
-        full = self._tables.full_blocks(row)
         if path.open is not None:
-            if path.guard < 0 or full <= path.published + path.guard:
-                return switches
-            if self._child_at_guard(row, path) is None:
-                self._drop_guard(row, path)
+            if self._pass_guard(row, path):
                 return switches
             self.close_run(row, path.guard)
         while path.published < full:
             column = path.published
-            block = self._tables.block_bytes(row, column)
-            found = self._after(path.root, path.run, path.at, block, self._pending_length)
+            block = tables.block_bytes(row, column)
+            found = self._after(path, block, self._pending_length)
             if found is None:
-                self.open_run(row, path, _prefix_after(path.root, path.run, path.at) + block)
+                self.open_run(row, path, path.prefix + block)
                 break
             run, at = found
             if self.confirmed_length(run) <= at:
@@ -282,25 +248,25 @@ class PrefixIndex:
                 continue
             block_id = self.block(DEVICE, run, at)
             if block_id < 0:
-                self.reside(DEVICE, run, at, self._tables.blocks[0, row, column : column + 1].astype(np.int64))
-            elif block_id != self._tables.blocks[0, row, column]:
-                switches.append((column, run, at))
-            path.run, path.at, path.published = run, at, column + 1
+                self.reside(DEVICE, run, at, tables.blocks[0, row, column : column + 1].astype(np.int64))
+            elif block_id != tables.blocks[0, row, column]:
+                switches.append((column, block_id))
+            path.step_on(run, at)
         return switches
 
     def nodes_of_forks(self, row: int) -> list[Node]:
         """Nodes after the row's closed path in its own blocks, which a fork of it published. Changes nothing."""
-        path, tables = self.paths[row], self._tables
-        found: list[Node] = []
-        if path.open is not None or not path.writes:
+        path, tables, found = self.paths[row], self._tables, list[Node]()
+        full = min(tables.full_blocks(row), tables.num_blocks.item(row))
+        if path.open is not None or not path.fills_next(full):
             return found
-        run, at = path.run, path.at
-        for column in range(path.published, min(tables.full_blocks(row), int(tables.num_blocks[row]))):
-            child = self._after(path.root, run, at, tables.block_bytes(row, column), self.confirmed_length)
-            if child is None or self.block(DEVICE, *child) != tables.blocks[0, row, column]:
+        path = path.closed(self.confirmed_length)
+        while path.published < full:
+            node = self._after(path, tables.block_bytes(row, path.published), self.confirmed_length)
+            if node is None or self.block(DEVICE, *node) != tables.blocks[0, row, path.published]:
                 break
-            found.append(child)
-            run, at = child
+            found.append(node)
+            path.step_on(*node)
         return found
 
     def _give_way(self, run: Run, at: int) -> bool:
@@ -311,41 +277,27 @@ class PrefixIndex:
             return False
         # A row that shared them and went to the host may have left copies there.
         self._give_up(run, at)
-        if at == 0:
-            self._abandon_run(run.row, run)
+        if at:
+            self._guard(run.row, at)
         else:
-            self.paths[run.row].guard = at
-            self._set_lazy(run.row, False)
+            self.close_run(run.row, 0)
         return True
 
     def fall_back(self, row: int) -> None:
         """Cut the row's path and open run to its launched tokens, which fell. No other row stands on what is lost."""
-        path = self.paths[row]
-        run, full = path.open, self._tables.content_end(row) // self._block_size
-        if run is not None:
-            length = full - path.published
-            self._give_up(run, max(length, 0))
-            if length <= 0:
-                self._abandon_run(row, run)
+        path, full = self.paths[row], self._tables.content_end(row) // self._block_size
+        if path.open is not None:
+            length = max(full - path.published, 0)
+            self._give_up(path.open, length)
+            if not length:
+                self.close_run(row, 0)
         if path.open is None:
             path.truncate(full)
-
-    def _abandon_run(self, row: int, run: Run) -> None:
-        """Drop the row's open run, which has no node any more and no confirmed child."""
-        path = self.paths[row]
-        path.open, path.guard = None, -1
-        self._set_lazy(row, False)
-        run.row = -1
-        if self.log is not None:
-            self.log.closed(run, row, 0)
-        # If runs hang off it, they are withdrawn next, and it goes with the last of them.
-        if not run.children:
-            self._unlink(run)
 
     def confirm(self, batch: int) -> None:
         """Confirm the nodes of closed runs that the batch computed."""
         for run in self.pending.pop(batch, ()):
-            run.forget_batch(batch)
+            del run.pending[batch]
         if self.log is not None:
             self.log.confirm()
 
@@ -353,8 +305,7 @@ class PrefixIndex:
         """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
         # A child's id is higher than its parent's.
         for run in sorted(self.pending.pop(batch, ()), key=lambda run: -run.id):
-            length = run.first_of(batch)
-            run.forget_batch(batch)
+            length = run.pending.pop(batch)
             if not run.length:
                 # It went with the last of its children.
                 continue
@@ -367,9 +318,8 @@ class PrefixIndex:
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
         """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
-        lost: dict[Run, int] = {}
-        for run in self.pending.get(flight.number, ()):
-            lost[run] = run.first_of(flight.number)
+        number = flight.number
+        lost = {run: run.pending[number] for run in self.pending.get(number, ())}
         for row, start, _ in flight.shares():
             path = self.paths[row]
             if path.open is not None:
@@ -388,25 +338,21 @@ class PrefixIndex:
     def close_run(self, row: int, length: int | None = None) -> None:
         """Close the row's path and its open run, if any, which keeps its first `length` blocks (None: all)."""
         path = self.paths[row]
-        run = path.open
+        run, start = path.open, path.published
         if run is None:
             return
-        length = self._pending_length(run) if length is None else length
-        if length <= 0:
-            self._abandon_run(row, run)
-            return
-        start = path.published
+        length = max(self._pending_length(run) if length is None else length, 0)
         self._note_pending(run, row, start, length)
         blocks = self._tables.blocks[0, row, start : start + length].astype(np.int64)
         self._keep(run, row, start, blocks)
         self.pools[DEVICE].carry(blocks, run)
         if run.retained:
             self.retentions.apply_to(run)
-        if path.guard < 0:
-            self.is_lazy[row] = False
-            self.num_attentive += 1
-        path.open, path.guard = None, -1
-        path.run, path.at, path.published = run, length - 1, start + length
+        path.close(length)
+        self._mark(row, path)
+        # If runs hang off one without nodes, they are withdrawn next, and it goes with the last of them.
+        if not length and not run.children:
+            self._unlink(run)
 
     def _note_pending(self, run: Run, row: int, start: int, length: int) -> None:
         first = self._tables.num_computed.item(row) // self._block_size - start
@@ -415,7 +361,7 @@ class PrefixIndex:
         for batch, share in self._flights.shares_of(row):
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
-                run.pending.append((batch, max(first, 0)))
+                run.pending[batch] = max(first, 0)
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
@@ -450,67 +396,70 @@ class PrefixIndex:
         return run.block(place, at)
 
     def clear(self) -> None:
+        """Forget all content; no block of either tier is used, so no path has a node."""
         for pool in self.pools:
             pool.forget_all()
         self.runs.clear()
         self.pending.clear()
-        for path in self.paths.values():
-            path.run, path.at, path.published = None, -1, 0
+        self.retentions.clear()
+        if self.log is not None:
+            self.log.clear()
 
     def digests(self, run: Run, stop: int, start: int = 0) -> list[bytes]:
         """Chained SHA-256 of the run's nodes from `start` to `stop` - 1, each computed once while the run lives."""
-        if run.digests is None:
-            run.digests = []
         known = len(run.digests)
         if known < stop:
-            digest = run.digests[-1] if known else self._digest_before(run)
-            extend_chain(run.digests, digest, self.run_tokens(run, known, stop), self.block_bytes)
+            before = self.digest_before(run, known) or namespace_digest(run.key[: -self.block_bytes])
+            extend_chain(run.digests, before, self.run_tokens(run, known, stop), self.block_bytes)
         return run.digests[start:stop]
 
-    def _digest_before(self, run: Run) -> bytes:
-        if run.parent is None:
-            return namespace_digest(run.key[: -self.block_bytes])
-        return self.digests(run.parent, run.at + 1, run.at)[0]
+    def digest_before(self, run: Run, at: int) -> bytes | None:
+        """The digest of the node before node `at` of the run; None before the first one of a namespace."""
+        if at:
+            return self.digests(run, at, at - 1)[0]
+        return None if run.parent is None else self.digests(run.parent, run.at + 1, run.at)[0]
 
     def confirmed_length(self, run: Run) -> int:
         if run.row < 0:
             return run.confirmed_length
-        path = self.paths[run.row]
-        length = self._tables.num_computed.item(run.row) // self._block_size - path.published
         # What follows a guarded end counts only after `publish` of this row has looked it up.
-        return length if path.guard < 0 else min(length, path.guard)
+        return self.paths[run.row].open_length(self._tables.num_computed.item(run.row) // self._block_size)
+
+    def _pending_length(self, run: Run) -> int:
+        """Nodes of the run, pending ones included."""
+        if run.row < 0:
+            return run.length
+        return self.paths[run.row].open_length(self._tables.content_end(run.row) // self._block_size)
 
     def _total_length(self, run: Run) -> int:
+        """Nodes of the run, pending ones and those that a guarded end will have included."""
         if run.row < 0:
             return run.length
         return self._tables.content_end(run.row) // self._block_size - self.paths[run.row].published
 
-    def _pending_length(self, run: Run) -> int:
-        """Nodes of the run, pending ones included."""
-        total = self._total_length(run)
-        if run.row < 0 or self.paths[run.row].guard < 0:
-            return total
-        return min(total, self.paths[run.row].guard)
-
-    def _after(
-        self, root: bytes, run: Run | None, at: int, block: bytes, length_of: Callable[[Run], int]
-    ) -> Node | None:
-        """The node with these tokens after (`run`, `at`) or the root: in the same run, or the first of another."""
-        if run is not None and at + 1 < length_of(run) and self.run_tokens(run, at + 1, at + 2) == block:
-            return run, at + 1
-        child = self.runs.get(_prefix_after(root, run, at) + block)
+    def _after(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> Node | None:
+        """The node with these tokens after a closed path: in the same run, or the first of another."""
+        run, at = path.run, path.at + 1
+        if run is not None and at < length_of(run) and self.run_tokens(run, at, at + 1) == block:
+            return run, at
+        child = self.runs.get(path.prefix + block)
         return None if child is None else (child, 0)
 
-    def _child_at_guard(self, row: int, path: Path) -> Run | None:
-        """The run that hangs off the end of the row's guarded one and begins with the row's next block."""
+    def _pass_guard(self, row: int, path: Path) -> bool:
+        """Extend the row's guarded run past the runs that hang off its end, unless one of them begins with the row's
+        next block. Return whether it did."""
         assert path.open is not None, "only an open run is guarded"
         block = self._tables.block_bytes(row, path.published + path.guard)
-        return self.runs.get(node_prefix(path.open.id, path.guard - 1) + block)
+        if node_prefix(path.open.id, path.guard - 1) + block in self.runs:
+            return False
+        self._guard(row, -1)
+        return True
 
-    def _drop_guard(self, row: int, path: Path) -> None:
-        """Extend the row's open run past the runs that hang off its end: the next block is not cached."""
-        path.guard = -1
-        self._set_lazy(row, True)
+    def _guard(self, row: int, length: int) -> None:
+        """Guard the row's open run at `length` nodes; -1: no more."""
+        path = self.paths[row]
+        path.guard_at(length)
+        self._mark(row, path)
 
     def open_run(self, row: int, path: Path, key: bytes) -> None:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
@@ -519,21 +468,18 @@ class PrefixIndex:
         self._next_run += 1
         self.runs[key] = run
         if self.log is not None:
-            self.log.opened(run, path.published)
-        path.open, path.guard = run, -1
-        self._set_lazy(row, True)
-        if parent is None:
-            return
-        if parent.children is None:
-            parent.children = {}
-        parent.children[at] = parent.children.get(at, 0) + 1
-        if parent.row >= 0 and at + 1 >= self._total_length(parent):
-            self.paths[parent.row].guard = at + 1
-            self._set_lazy(parent.row, False)
+            self.log.opened(row, path.published)
+        path.open_run(run)
+        self._mark(row, path)
+        if parent is not None:
+            parent.add_child(at)
+            if parent.row >= 0 and at + 1 >= self._total_length(parent):
+                self._guard(parent.row, at + 1)
 
-    def _set_lazy(self, row: int, is_lazy: bool) -> None:
-        # As bool: to compare one of numpy's takes a microsecond.
-        if bool(self.is_lazy[row]) is not is_lazy:
+    def _mark(self, row: int, path: Path) -> None:
+        """Mark the row by its path, which changed its state."""
+        is_lazy = path.guard < 0
+        if self.is_lazy.item(row) is not is_lazy:
             self.is_lazy[row] = is_lazy
             self.num_attentive += -1 if is_lazy else 1
 
@@ -542,26 +488,18 @@ class PrefixIndex:
         del self.runs[run.key]
         parent, at = run.parent, run.at
         # Unread events need its tokens and its parents' hashes.
-        if self.log is None:
-            run.tokens = b""
-            run.parent = None
-        if parent is None or parent.children is None:
+        run.unlink(keep_content=self.log is not None)
+        if parent is None or not parent.remove_child(at):
             return
-        parent.children[at] -= 1
-        if parent.children[at] == 0:
-            del parent.children[at]
-            if not parent.children:
-                parent.children = None
-            if parent.row < 0:
-                self._trim(parent)
-            elif self.paths[parent.row].guard == at + 1:
-                self._drop_guard(parent.row, self.paths[parent.row])
+        if parent.row < 0:
+            self._trim(parent)
+        elif self.paths[parent.row].guard == at + 1:
+            self._guard(parent.row, -1)
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
         length = run.end
         if not length:
-            run.length = 0
             self._unlink(run)
         elif length < run.length:
             self._shorten(run, length)
@@ -573,7 +511,7 @@ class PrefixIndex:
     def _give_up(self, run: Run, length: int) -> None:
         """Withdraw the run's nodes from `length` on: their blocks carry nothing."""
         for place, blocks in enumerate(run.blocks):
-            if blocks is not None and run.is_any_there(place, length, len(blocks)):
+            if blocks is not None and length < len(blocks):
                 lost = blocks[length:]
                 self.pools[place].forget_content(lost[lost >= 0])
                 run.drop(place, length, len(blocks))
@@ -587,26 +525,22 @@ class PrefixIndex:
         for blocks, nodes, _ in taken:
             if nodes is not None:
                 found.append(nodes)
-            else:
-                found += self._found_in(place, blocks)
-        return found
-
-    def _found_in(self, place: int, blocks: Blocks) -> list[Span]:
-        runs, found, start = self.pools[place].run, list[Span](), 0
-        while start < len(blocks):
-            run: Run = runs.item(blocks.item(start))
-            there = run.blocks[place]
-            assert there is not None, "the run of a block has nodes there"
-            stop = len(there)
-            if there.item(-1) != blocks.item(start):
-                stop = int((there == blocks[start]).argmax()) + 1
-            first = max(0, stop - len(blocks) + start)
-            nodes, mine = there[first:stop], blocks[start : start + stop - first][::-1]
-            # Bytes: most often they are equal, and comparing them costs a fifth of a numpy reduction.
-            if nodes.tobytes() != mine.tobytes():
-                first = stop - int((nodes != mine)[::-1].argmax())
-            found.append((run, first, stop))
-            start += stop - first
+                continue
+            start = 0
+            while start < len(blocks):
+                run: Run = self.pools[place].run.item(blocks.item(start))
+                there = run.blocks[place]
+                assert there is not None, "the run of a block has nodes there"
+                stop = len(there)
+                if there.item(-1) != blocks.item(start):
+                    stop = int((there == blocks[start]).argmax()) + 1
+                first = max(0, stop - len(blocks) + start)
+                residing, mine = there[first:stop], blocks[start : start + stop - first][::-1]
+                # Bytes: most often they are equal, and comparing them costs a fifth of a numpy reduction.
+                if residing.tobytes() != mine.tobytes():
+                    first = stop - int((residing != mine)[::-1].argmax())
+                found.append((run, first, stop))
+                start += stop - first
         return found
 
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:

@@ -37,12 +37,11 @@ class Retentions:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
             heapq.heappush(self._ends, (until, self._next, [each for each, _ in way]))
             self.next_end = self._ends[0][0]
-        for each, last in way:
-            each.retain(self._next, last, level)
-        self._next += 1
         # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
+            each.retain(self._next, last, level)
             self.apply_to(each, renewed=(last, level))
+        self._next += 1
 
     def expire(self, now: float) -> None:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""

@@ -12,10 +12,13 @@ A *place* is where a node may reside: the index of a pool in `PrefixIndex.pools`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .content_key import node_prefix
 
 Blocks = NDArray[np.int64]
 
@@ -32,7 +35,10 @@ Span = tuple["Run", int, int]
 _BYTE = b"\xff"
 _HOLE = _BYTE * 8
 
+_NOWHERE: list[Blocks | None] = [None] * NUM_PLACES
 
+
+@dataclass(slots=True, eq=False, repr=False)
 class Run:
     """One edge of the content tree.
 
@@ -46,49 +52,28 @@ class Run:
     blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there; None: none is.
                 An open run has its row's on the device. Arrays are replaced, never changed: the free list may have them
     retained    number of a retention → (its last node on this run, its level); None: there is none
-    pending     of a closed run with unconfirmed nodes: (batch, first node that it computes), rising
+    pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
     """
 
-    __slots__ = (
-        "at",
-        "blocks",
-        "born",
-        "children",
-        "digests",
-        "id",
-        "key",
-        "length",
-        "parent",
-        "pending",
-        "retained",
-        "row",
-        "tokens",
-    )
-
-    def __init__(self, run_id: int, key: bytes, parent: Run | None, at: int, row: int, born: int) -> None:
-        self.id = run_id
-        self.key = key
-        self.parent = parent
-        self.at = at
-        self.row = row
-        self.born = born
-        self.length = 0
-        self.tokens = b""
-        self.blocks: list[Blocks | None] = [None] * NUM_PLACES
-        self.retained: dict[int, tuple[int, int]] | None = None
-        self.pending: list[tuple[int, int]] = []
-        self.children: dict[int, int] | None = None
-        self.digests: list[bytes] | None = None
+    id: int
+    key: bytes
+    parent: Run | None
+    at: int
+    row: int
+    born: int
+    length: int = 0
+    tokens: bytes = b""
+    blocks: list[Blocks | None] = field(default_factory=_NOWHERE.copy)
+    retained: dict[int, tuple[int, int]] | None = None
+    pending: dict[int, int] = field(default_factory=dict)
+    children: dict[int, int] | None = None
+    digests: list[bytes] = field(default_factory=list)
 
     @property
     def confirmed_length(self) -> int:
-        return min(self.length, self.pending[0][1]) if self.pending else self.length
-
-    def end_in(self, place: int) -> int:
-        blocks = self.blocks[place]
-        return 0 if blocks is None else len(blocks)
+        return min(self.length, *self.pending.values()) if self.pending else self.length
 
     @property
     def end(self) -> int:
@@ -146,28 +131,43 @@ class Run:
         self.blocks[place] = have if len(have) else None
 
     def close(self, tokens: bytes, blocks: Blocks) -> None:
-        """Close the run with these nodes, on the device."""
+        """Close the run with these nodes, perhaps none, on the device."""
         self.row = -1
         self.length = len(blocks)
         self.tokens = tokens
-        self.blocks[DEVICE] = blocks
+        self.blocks[DEVICE] = blocks if len(blocks) else None
 
     def shorten(self, length: int, num_bytes: int) -> None:
         """Keep a closed run's first `length` nodes; the rest is nowhere. Cut tokens to `num_bytes` if that is under
         half."""
         self.length = length
-        if self.digests is not None:
-            del self.digests[length:]
+        del self.digests[length:]
         if 2 * num_bytes < len(self.tokens):
             self.tokens = self.tokens[:num_bytes]
             self.blocks = [None if blocks is None else blocks[:length].copy() for blocks in self.blocks]
 
-    def first_of(self, batch: int) -> int:
-        """The first node that this batch computes; `length` if there is none."""
-        return min([first for number, first in self.pending if number == batch], default=self.length)
+    def unlink(self, *, keep_content: bool) -> None:
+        """Note that the run has left the tree. With `keep_content` tokens and parent stay: they can still be read."""
+        self.length = 0
+        if not keep_content:
+            self.tokens = b""
+            self.parent = None
 
-    def forget_batch(self, batch: int) -> None:
-        self.pending = [entry for entry in self.pending if entry[0] != batch]
+    def add_child(self, at: int) -> None:
+        if self.children is None:
+            self.children = {}
+        self.children[at] = self.children.get(at, 0) + 1
+
+    def remove_child(self, at: int) -> bool:
+        """Return whether it was the last one of node `at`."""
+        assert self.children is not None, "a child is counted"
+        self.children[at] -= 1
+        if self.children[at]:
+            return False
+        del self.children[at]
+        if not self.children:
+            self.children = None
+        return True
 
     def retain(self, number: int, last: int, level: int) -> None:
         if self.retained is None:
@@ -183,10 +183,20 @@ class Run:
 
 
 class Path:
-    """Where a row stands in the tree: its first `published` blocks are nodes, the last of them (`run`, `at`). With an
-    `open` run, which begins at block `published`, every full block after that is a node, too. `guard` is the open run's
-    length at which another run hangs off its end (-1: none): the next block is looked up before it counts as a node. A
-    path without `reads` takes no hits; one without `writes` ends where its hits end."""
+    """Where a row stands in the tree: its first `published` blocks are nodes, the last of them (`run`, `at`).
+
+    A path is in one of three states. Block `published + guard` is the next one that is looked up.
+
+              open_run            guard_at(n)
+    closed  ────────────>  open  <───────────>  guarded        close(n): back to closed, on node n - 1 of the open run
+    guard 0                 -1     guard_at(-1)  n > 0
+
+    closed    after a hit, fork, switch or truncation: the next full block is looked up, then shared or begun as a run
+    open      the row extends its own run, `open`, from block `published` on: each full block is a node at no cost
+    guarded   open, but another run hangs off node `guard` - 1 of `open`: the block after it is looked up first
+
+    A path without `reads` takes no hits. One without `writes` is closed for good, and looks no block up: guard -1.
+    """
 
     __slots__ = ("at", "guard", "open", "published", "reads", "root", "run", "writes")
 
@@ -198,22 +208,56 @@ class Path:
         self.at = -1
         self.published = 0
         self.open: Run | None = None
-        self.guard = -1
+        self.guard = 0 if writes else -1
+
+    @property
+    def prefix(self) -> bytes:
+        """The start of the key of a run that hangs off the path's end, while it is closed."""
+        return self.root if self.run is None else node_prefix(self.run.id, self.at)
+
+    def closed(self, length_of: Callable[[Run], int]) -> Path:
+        """A copy that is closed after the first `length_of(run)` nodes of the open run, if there is one."""
+        path = Path(self.root, reads=self.reads, writes=self.writes)
+        path.run, path.at, path.published = self.run, self.at, self.published
+        if self.open is not None and (length := length_of(self.open)) > 0:
+            path.step_on(self.open, length - 1, length)
+        return path
+
+    def step_on(self, run: Run, at: int, num_nodes: int = 1) -> None:
+        """Extend the closed path by `num_nodes` nodes, the last of them (`run`, `at`)."""
+        self.run, self.at = run, at
+        self.published += num_nodes
+
+    def open_run(self, run: Run) -> None:
+        self.open, self.guard = run, -1
+
+    def guard_at(self, length: int) -> None:
+        self.guard = length
+
+    def close(self, length: int) -> None:
+        """End the open run after its first `length` nodes; without any the path ends where it did before the run."""
+        run, self.open, self.guard = self.open, None, 0
+        if run is not None and length:
+            self.step_on(run, length - 1, length)
+
+    def fills_next(self, num_blocks: int) -> bool:
+        """Whether the block that is looked up next is among the row's first `num_blocks`."""
+        return self.guard >= 0 and num_blocks > self.published + self.guard
+
+    def open_length(self, num_blocks: int) -> int:
+        """Nodes of the open run among the row's first `num_blocks` blocks, all of them full."""
+        length = num_blocks - self.published
+        return length if self.guard < 0 else min(length, self.guard)
 
     def truncate(self, keep: int) -> None:
-        """Keep the first `keep` blocks; the path has no open run."""
-        drop = self.published - keep
-        if drop <= 0:
-            return
-        run: Run | None = self.run
-        at = self.at
-        while run is not None and drop > at:
-            drop -= at + 1
-            at, run = run.at, run.parent
-        self.run, self.at, self.published = run, at - drop, keep
+        """Keep the first `keep` blocks of the closed path."""
+        if keep < self.published:
+            spans = first_of(self.spans(0), keep)
+            self.run, self.at = (spans[-1][0], spans[-1][2] - 1) if spans else (None, -1)
+            self.published = keep
 
     def spans(self, first: int) -> list[Span]:
-        """The nodes of blocks `first` to `published`, in order; the path has no open run."""
+        """The nodes of blocks `first` to `published` - 1, in order."""
         found: list[Span] = []
         stop = self.published
         for run, at in upwards(self.run, self.at):

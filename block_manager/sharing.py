@@ -14,17 +14,16 @@ from .flights import Flight, Flights
 from .growth import Growth
 from .pool import Pool
 from .prefix_index import Match, PrefixIndex
-from .runs import DEVICE, HOST, Span, first_of, num_nodes
+from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
 from .tables import Tables
 from .tiers import Offload, Tiers
 
 
 class Sharer(NamedTuple):
-    """A row that shares blocks which a batch was still computing for another row, the first of them at `column`."""
+    """A row that shares blocks which a batch was still computing for another row."""
 
     row: int
     uid: int
-    column: int
     is_counted: bool
 
 
@@ -60,7 +59,6 @@ class Sharing:
         self._tiers = tiers
         # By the batch in which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
-        self._lost_hits: dict[int, int] = {}
         self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
 
     def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
@@ -72,8 +70,8 @@ class Sharing:
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
             return 0
-        if path.open is None and path.published < tables.full_blocks(row):
-            # Another batch may have had the same blocks pending, and may have ended.
+        if index.is_behind(row):
+            # The batch that had the same blocks pending may have ended.
             self.publish(row)
         have = path.published
         if path.open is not None or tables.num_blocks[row] != have or not path.reads:
@@ -82,25 +80,23 @@ class Sharing:
         limit = (int(tables.num_tokens[row]) - 1) // size - have
         if limit <= 0:
             return 0
-        if not first_is_known and path.run is None and not index.has_first(path.root, tables.block_bytes(row, 0)):
+        if not first_is_known and path.run is None and path.root + tables.block_bytes(row, 0) not in index.runs:
             # The first block of most new prompts is not cached.
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
         if self._offload is not None:
             # First, so that it evicts nothing that is found now.
             self._growth.draw_promised()
-        match = index.match(path, path.root, data, limit)
+        match = index.match(path, data, limit)
         on_host: list[Span] = []
         if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
-            on_host = index.match(path, path.root, data, limit, HOST, match).spans
+            on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count) if match.num_blocks else 0
-        if on_host:
-            loaded = self._load(row, on_host, room)
-            won += loaded
-            if count:
-                self.hit_tokens += loaded
-                self.host_hit_tokens += loaded
-        return won
+        loaded = self._load(row, on_host, room) if on_host else 0
+        if count:
+            self.hit_tokens += won + loaded
+            self.host_hit_tokens += loaded
+        return won + loaded
 
     def _take(self, row: int, have: int, match: Match, count: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
@@ -111,19 +107,21 @@ class Sharing:
         tables.ensure_columns(have + match.num_blocks)
         blocks = index.blocks_of(DEVICE, match.spans)
         self._device.hold(blocks)
-        self._growth.write(row, have, blocks)
-        index.step_on(row, match.spans[-1], match.num_blocks)
-        stop = have + match.num_blocks
-        tables.set_progress(row, stop * size)
+        won = self._go_on(row, have, blocks, match.spans[-1])
         if match.first_pending >= 0:
-            self._sharers.setdefault(index.batch, []).append(
-                Sharer(row, int(tables.uid[row]), match.first_pending, count)
-            )
+            self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
             if count:
-                self.pending_hit_tokens += (stop - match.first_pending) * size
-        if count:
-            self.hit_tokens += match.num_blocks * size
-        return match.num_blocks * size
+                self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
+        return won
+
+    def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
+        """Continue the row's table and path, both of `have` blocks, with these held blocks, whose nodes end with
+        `last`. Returns the tokens won."""
+        run, _, stop = last
+        self._growth.write(row, have, blocks)
+        self.index.paths[row].step_on(run, stop - 1, len(blocks))
+        self._tables.set_progress(row, (have + len(blocks)) * self._tables.block_size)
+        return len(blocks) * self._tables.block_size
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
         """Draw device blocks for nodes after the row's that only the host has; plan copies. Returns the tokens won."""
@@ -145,15 +143,12 @@ class Sharing:
         for run, first, stop in spans:
             index.reside(DEVICE, run, first, blocks[column : column + stop - first])
             column += stop - first
-        self._growth.write(row, have, blocks)
-        index.step_on(row, spans[-1], num_blocks)
-        tables.set_progress(row, (have + num_blocks) * size)
-        return num_blocks * size
+        return self._go_on(row, have, blocks, spans[-1])
 
     def publish(self, row: int) -> None:
         """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""
-        for column, run, at in self.index.publish(row):
-            self._switch(row, column, self.index.block(DEVICE, run, at))
+        for column, block in self.index.publish(row):
+            self._switch(row, column, block)
 
     def _switch(self, row: int, column: int, block: int) -> None:
         """Replace the row's block at `column`, a duplicate of `block`, in every table that names it."""
@@ -171,42 +166,30 @@ class Sharing:
             self._growth.write(other, column, new)
             self._device.release(old)
 
-    def cut_sharers(self, flight: Flight) -> None:
-        """Truncate rows that share what the batch, the latest one, was to compute, at the first such node."""
-        lost = self.index.nodes_lost(flight)
-        if not lost:
-            return
+    def cut_sharers(self, flight: Flight) -> dict[int, int]:
+        """Truncate rows that share what the batch, the latest one, was to compute, at the first such node. Returns the
+        counted hit tokens that each of them lost."""
+        index, size, lost_hits = self.index, self._tables.block_size, dict[int, int]()
+        lost_nodes = index.nodes_lost(flight)
+        if not lost_nodes:
+            return lost_hits
         starts = {share.row: share.start for share in flight.shares()}
-        for sharer in [sharer for sharers in self._sharers.values() for sharer in sharers]:
-            row = sharer.row
-            if self._tables.uid[row] != sharer.uid:
-                continue
-            column = self.index.first_on(row, lost)
+        for row, uid, is_counted in [sharer for sharers in self._sharers.values() for sharer in sharers]:
+            column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
             # What a row was to compute itself falls back with its own share.
-            if column >= 0 and (row not in starts or column < starts[row] // self._tables.block_size):
-                self._cut(sharer, column)
-
-    def _cut(self, sharer: Sharer, column: int) -> None:
-        row = sharer.row
-        self._lost_hits.setdefault(row, 0)
-        if sharer.is_counted:
-            lost = (self.index.paths[row].published - column) * self._tables.block_size
-            self.hit_tokens -= lost
-            self.pending_hit_tokens -= lost
-            self._lost_hits[row] += lost
-        self.truncate(row, column)
-
-    def take_lost_hits(self) -> dict[int, int]:
-        """Return the counted hit tokens of each row that was rolled back since the last call."""
-        lost, self._lost_hits = self._lost_hits, {}
-        return lost
+            if column >= 0 and (row not in starts or column < starts[row] // size):
+                lost = (index.paths[row].published - column) * size if is_counted else 0
+                self.hit_tokens -= lost
+                self.pending_hit_tokens -= lost
+                lost_hits[row] = lost_hits.get(row, 0) + lost
+                self.truncate(row, column)
+        return lost_hits
 
     def share_fork(self, row: int, child: int) -> None:
         """Let the child share what the row shares, confirmed or not."""
-        ours, uid = int(self._tables.uid[row]), int(self._tables.uid[child])
         for sharers in self._sharers.values():
-            columns = [sharer.column for sharer in sharers if sharer.row == row and sharer.uid == ours]
-            sharers.extend([Sharer(child, uid, column, False) for column in columns])
+            if self._is_among(sharers, row):
+                sharers.append(Sharer(child, int(self._tables.uid[child]), False))
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
@@ -230,5 +213,8 @@ class Sharing:
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
+        return any(self._is_among(sharers, row) for sharers in self._sharers.values())
+
+    def _is_among(self, sharers: list[Sharer], row: int) -> bool:
         uid = self._tables.uid[row]
-        return any(sharer.row == row and sharer.uid == uid for sharers in self._sharers.values() for sharer in sharers)
+        return any(sharer.row == row and sharer.uid == uid for sharer in sharers)
