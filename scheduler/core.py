@@ -18,7 +18,6 @@ from paged.base.copying import Uncopyable
 from paged.base.growing import rising_from
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
-from paged.block_manager.moves import NO_MOVES
 from paged.errors import (
     DuplicateRequest,
     ForeignBatch,
@@ -38,7 +37,7 @@ from .arguments import UNLIMITED, count_of, finite_time, latest_time
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
-from .explain import Explanation, RequestView, explain, listed, reason, view_of
+from .explain import Explanation, RequestView, explain, listed, view_of
 from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
@@ -221,7 +220,7 @@ class Scheduler(Uncopyable):
             manager.copy_content(not carried)
         if state.to_reject:
             reject_overgrown(state)
-        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not carried)
+        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS)
         outstanding.begin_step()
         state.books.begin_step()
         if state.parked_late:
@@ -229,7 +228,7 @@ class Scheduler(Uncopyable):
         # Carried groups never mix with other moves: place nothing that might copy, or write what a group still reads.
         if not carried or (len(carried) == 1 and not manager.growth.any_shared_tail):
             state.composition.compose(state, step)
-        if not step.num_rows and not outstanding.batches and step.may_move and not step.loads:
+        if not step.num_rows and not outstanding.batches and not carried and not step.loads:
             force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
@@ -390,15 +389,15 @@ class Scheduler(Uncopyable):
 
     def reason(self, request_id: str) -> str:
         """Return the sentence of `explain` alone, at less cost. Raises UnknownRequest."""
-        return reason(self._state, _checked_id(request_id))
+        return explain(self._state, _checked_id(request_id), with_holders=False).reason
 
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
-        return listed(self._state, checked_integer("limit", limit, 0, 2**62))
+        return listed(self._state.books, checked_integer("limit", limit, 0, 2**62))
 
     def request(self, request_id: str) -> RequestView:
         """Return the figures of a live request. Raises UnknownRequest."""
-        return view_of(self._state, self._living(request_id))
+        return view_of(self._state.books, self._living(request_id))
 
     @property
     def next_id(self) -> str | None:
@@ -558,8 +557,7 @@ class Scheduler(Uncopyable):
             positions = rising_from(positions, counts)
         has_more = bool(state.pending_outputs or step.loads) or (bool(step.moves) and any(map(len, step.moves)))
         composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
-        if composed.moves is not NO_MOVES and len(composed.moves):
-            step.moves.append(composed.moves)
+        step.move(composed.moves)
         chunks = [chunk[0] for chunk in step.chunks]
         covers_running = state.running_rows.keep(decodes, chunks, composed.flight.rows)
         if not covers_running:
@@ -572,8 +570,8 @@ class Scheduler(Uncopyable):
             covers_running=covers_running,
             has_outputs=bool(state.pending_outputs),
         )
-        for request in step.asked:
-            request.load_batch = batch.number
+        for row, _, _ in step.loads:
+            state.columns.owner[row].load_batch = batch.number
         if not batch.ticket.is_empty:
             state.outstanding.put_out(batch)
         return batch
@@ -582,9 +580,7 @@ class Scheduler(Uncopyable):
         state = self._state
         carried = state.carried.take()
         step.moves.insert(0, carried.moves)
-        for row, first, block in carried.loads.tolist():
-            step.loads.append((row, first, block))
-            step.asked.append(state.columns.owner[row])
+        step.loads.extend(map(tuple, carried.loads.tolist()))
 
     def _raise_violations(self) -> None:
         violations = self.check()

@@ -88,10 +88,10 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     if not total:
         return
     manager.lengthen(rows, ends + wanted, have, needs)
-    step.budget -= total
-    step.draft_counts, step.draft_tokens = wanted, drafts.token_ids
-    if total < len(drafts.token_ids) or proposed is not drafts.counts:
-        step.draft_tokens = drafts.token_ids[rising_from(first, wanted)]
+    tokens = drafts.token_ids
+    if total < len(tokens) or proposed is not drafts.counts:
+        tokens = tokens[rising_from(first, wanted)]
+    step.lengthen(wanted, tokens)
 
 
 def _places_in(given: Counts, rows: Counts, num_rows: int) -> Counts:

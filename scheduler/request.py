@@ -322,6 +322,14 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         self.has_given = False
         self.longest_pause = max(self.longest_pause, step - self.gave_at)
 
+    def follow(self, leader: str | None) -> None:
+        """Wait for blocks that the request of this id computes; None: for none."""
+        self.follows = leader
+
+    def let_pass(self) -> None:
+        """A request behind it was admitted before it."""
+        self.passed += 1
+
     def lose(self, num_output: int) -> None:
         """One of its sequences, of so many outputs, has ended."""
         self.num_output += num_output

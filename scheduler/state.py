@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import Memory, Moves
+from paged.block_manager.moves import NO_MOVES
 
 from .accounting import SchedulerStats
 from .batch import Output, RequestUsage
@@ -57,33 +58,48 @@ class Step(msgspec.Struct, eq=False, gc=False):
     # Launched tokens of each of `decodes`, and one more.
     decode_starts: NDArray[np.int64] = _NO_COUNTS
     decode_ends: NDArray[np.int64] = _NO_COUNTS
-    # Row, launched tokens, tokens of this step, and whether these are all that it knows or will know.
-    chunks: list[tuple[int, int, int, bool]] = []
-    # Rows whose prompt goes on past this batch, with their launched tokens: others may follow them.
-    leaders: dict[int, int] = {}
-    moves: list[Moves] = []
     # The batch that samples what `decodes` compute, if these are its rows in its order; else -1.
     decodes_after: int = -1
     # Drafts of each of `decodes`, and their tokens, packed.
     draft_counts: NDArray[np.int64] | None = None
     draft_tokens: NDArray[np.int32] | None = None
+    # Row, launched tokens, tokens of this step, and whether they are all: see `place_chunk`.
+    chunks: list[tuple[int, int, int, bool]] = []
+    # Request, row and launched tokens where the prompt goes on past this batch: others may follow.
+    leaders: list[tuple[RequestState, int, int]] = []
+    moves: list[Moves] = []
     loads: list[tuple[int, int, int]] = []
-    asked: list[RequestState] = []
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
-    # A row lacked memory: no request is admitted.
     is_short: bool = False
-    may_move: bool = True
-    # The batch must not write a host block that it reads.
-    has_swapped_in: bool = False
 
-    def place(self, chunk: tuple[int, int, int, bool], *, leads: bool) -> None:
-        """Place a row's chunk. `leads`: its prompt goes on past the chunk, and others may follow it."""
-        self.chunks.append(chunk)
-        self.budget -= chunk[2]
+    def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, after: int = -1) -> None:
+        """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows; else -1."""
+        self.decodes, self.decode_starts, self.decode_ends, self.decodes_after = rows, starts, ends, after
+        self.budget -= len(rows)
+        self.seats -= len(rows)
+
+    def place_chunk(self, request: RequestState, row: int, launched: int, count: int, *, is_whole: bool) -> None:
+        """Place the next `count` tokens of the request's row. `is_whole`: they are all that it knows or will know."""
+        self.chunks.append((row, launched, count, is_whole))
+        self.budget -= count
         self.seats -= 1
-        if leads:
-            self.leaders[chunk[0]] = chunk[1]
+        if not is_whole and request.request.writes_cache:
+            self.leaders.append((request, row, launched))
+
+    def lengthen(self, counts: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """Add `counts[i]` drafts to each decode, packed in `tokens`."""
+        self.draft_counts, self.draft_tokens = counts, tokens
+        self.budget -= len(tokens)
+
+    def move(self, moves: Moves) -> None:
+        """Add copies to those that the batch begins with."""
+        if moves is not NO_MOVES and len(moves):
+            self.moves.append(moves)
+
+    def note_shortage(self) -> None:
+        """Admit no request in this step: a victim gives up blocks."""
+        self.is_short = True
 
     @property
     def num_rows(self) -> int:
