@@ -103,7 +103,7 @@ def _steady_ahead(outstanding: Outstanding, columns: RowColumns, rows: Rows) -> 
 
 
 def place_chunk(
-    state: State, step: Step, request: RequestState, row: int, most: int = UNLIMITED, *, is_fresh: bool = False
+    state: State, step: Step, request: RequestState, row: int, *, most: int = UNLIMITED, is_fresh: bool = False
 ) -> int:
     """Place next tokens of the row: at most `most`, the limits, and what its memory holds. Return how many. Extends its
     hit first unless that is done (`is_fresh`). Places none if another row of this batch computes what comes next."""
@@ -146,7 +146,7 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
         manager.growth.draw_promised()
     is_chunk = (granted > 0) & (todo > 1)
     for row, most in zip(rows[is_chunk].tolist(), granted[is_chunk].tolist(), strict=True):
-        place_chunk(state, step, state.columns.owner[row], row, most)
+        place_chunk(state, step, state.columns.owner[row], row, most=most)
 
 
 def _rationed(step: Step, wanted: Counts, order: Counts) -> Counts:
@@ -160,42 +160,41 @@ def _rationed(step: Step, wanted: Counts, order: Counts) -> Counts:
 
 def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
     """Return what memory can hold of `granted`, after victims gave up the missing blocks."""
-    manager, books, owed = state.manager, state.books, 0
+    manager, books = state.manager, state.books
     needs = books.lacking(rows, manager.rows.num_launched[rows] + granted)
-    if books.bounded:
-        owed = books.owed_to_bounded()
-        if owed <= manager.device.num_available:
-            # Their blocks are reserved: they neither compete nor count.
-            needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
-        else:
-            # A cancelled batch took back shared blocks. Until the reservation is whole again, its request competes.
-            owed = 0
-    missing = int(needs.sum()) - (manager.device.num_available - owed)
-    if missing <= 0:
+    owed = books.owed_to_bounded()
+    if owed > manager.device.num_available:
+        # A cancelled batch took back shared blocks. Until the reservation is whole again, its request competes.
+        owed = 0
+    elif books.bounded:
+        # Their blocks are reserved: they neither compete nor count.
+        needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
+    if int(needs.sum()) <= manager.device.num_available - owed:
         return granted
     if not state.carried.groups:
-        _take_from_victims(state, step, rows, (granted, needs), missing)
+        _take_from_victims(state, step, rows, granted=granted, needs=needs, owed=owed)
     # Rows that still lack blocks leave this step, last in order first. Rows that have their blocks stay.
     fits = np.cumsum(needs) <= manager.device.num_available - owed
     return np.where(fits | (needs == 0), granted, 0)
 
 
-def _take_from_victims(state: State, step: Step, rows: Rows, plan: tuple[Counts, Counts], missing: int) -> None:
-    """Preempt until nothing is missing; change the `plan`, tokens granted to each row and blocks that it needs for
-    them. The first request in order is no victim."""
-    (granted, needs), tables, size = plan, state.manager.rows, state.manager.block_size
+def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts, needs: Counts, owed: int) -> None:
+    """Preempt until the blocks that the rows need are there, without the `owed` ones; a victim's `granted` tokens and
+    `needs` become 0. The first request in order is no victim."""
+    tables, size = state.manager.rows, state.manager.block_size
     place = {row: i for i, row in enumerate(rows.tolist())}
     first = next((request for request in state.running if any(row in place for row in request.rows)), None)
     for victim in state.victims.candidates(state.books):
+        missing = int(needs.sum()) - (state.manager.device.num_available - owed)
         if missing <= 0:
             return
         if victim is first:
             continue
         own = [place[row] for row in victim.live_rows if row in place]
-        own_need = int(needs[own].sum())
-        if not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
-            # Fewer tokens of its chunk suffice.
-            row, left = rows.item(own[0]), own_need - missing
+        left = int(needs[own].sum()) - missing
+        if left >= 0 and not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1:
+            # It may go on with fewer tokens.
+            row = rows.item(own[0])
             holds = (tables.num_blocks.item(row) + left) * size - tables.num_launched.item(row)
             if holds > 0:
                 granted[own[0]] = min(granted.item(own[0]), holds)
@@ -203,8 +202,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, plan: tuple[Counts,
                 return
         granted[own] = 0
         needs[own] = 0
-        missing -= own_need
-        missing -= preempt(state, step, victim, max(missing, 0))
+        preempt(state, step, victim, max(-left, 0))
 
 
 def _leader_of(manager: Memory, step: Step, request: RequestState, row: int) -> str | None:

@@ -62,16 +62,15 @@ def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
     return costs.swap(num_blocks) < sum(costs.recompute(start, stop) for start, stop in lost)
 
 
-def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, may_swap: bool = True) -> int:
-    """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it.
-    Return how many became available. A victim that loses none pauses and does not count as preempted."""
+def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, may_swap: bool = True) -> None:
+    """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it. A
+    victim that loses none pauses and does not count as preempted."""
     manager, rows = state.manager, victim.live_rows
     # An idle victim stays out until the caller appends tokens: computed again, it would sample again.
     is_idle = victim.status is Status.RUNNING and state.outstanding.is_idle(victim)
     step.note_shortage()
     takes_tail = not state.victims.takes_whole and not is_idle and len(rows) == 1
     keep = _blocks_kept(manager, rows[0], num_missing) if takes_tail else 0
-    available = manager.device.num_available
     swaps = may_swap and not is_idle and _swaps(state, step, rows, keep)
     state.remember_high_water(victim)
     state.queues.leave(victim)
@@ -96,7 +95,6 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
         state.queues.park(victim)
     else:
         state.queues.wait(victim)
-    return manager.device.num_available - available
 
 
 def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
