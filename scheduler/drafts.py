@@ -128,7 +128,8 @@ def _tokens(values: Any) -> NDArray[np.int32]:
             token_array([value for value in values if value != UNKNOWN_DRAFT])
             return np.array(values, np.int32)
         if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
-            token_array(values[values != UNKNOWN_DRAFT])
+            is_known = values != UNKNOWN_DRAFT
+            token_array(values if is_known.all() else values[is_known])
             return values
         return token_array(values) if len(values) else np.empty(0, np.int32)
     except (InvalidTokens, TypeError) as error:
