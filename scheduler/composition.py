@@ -94,7 +94,7 @@ def compose_running(state: State, step: Step) -> None:
 def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
     """Return (rows, launched, launched + 1) if the latest batch samples for all running rows and none gets full."""
     ticket = state.outstanding.steady_source(rows)
-    if ticket is None or state.silent:
+    if ticket is None or state.columns.silent:
         return None
     ends = ticket.ends + 1
     return None if state.columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
@@ -120,8 +120,8 @@ def place_chunk(
         is_first_life = request.preemptions == 0
         room = state.books.allowance(request) if manager.host_caching else None
         num_won = manager.extend_hit(row, count=is_first_life, room=room)
-        if is_first_life:
-            request.hit_tokens += num_won
+        if is_first_life and num_won:
+            request.count(hit_tokens=num_won)
     request.follows = _leader_of(state, step, request, row)
     if request.follows is not None:
         return 0

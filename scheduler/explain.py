@@ -61,9 +61,8 @@ def listed(state: State, limit: int) -> list[RequestView]:
 
 def view_of(state: State, request: RequestState) -> RequestView:
     num_output = request.num_output
-    for sequence, appended in enumerate(request.appended):
-        if state.delivers(request, sequence):
-            num_output += state.books.num_known(request, sequence) - request.prompt_len - appended
+    for sequence in request.live_sequences:
+        num_output += state.books.num_output(request, sequence)
     return RequestView(
         request.request.id,
         request.status.value,

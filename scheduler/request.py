@@ -13,7 +13,7 @@ from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
 from .arguments import UNLIMITED, count_of, is_number
-from .status import Status
+from .status import NEXT, Status
 
 T = TypeVar("T")
 
@@ -207,6 +207,18 @@ def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
     return (*values[:place], value, *values[place + 1 :])
 
 
+class RequestUsage(msgspec.Struct, frozen=True, gc=False):
+    """What a request took, delivered with its last output: tokens, blocks, times preempted. hit_tokens were found in
+    the prefix cache at its first admission, recomputed_tokens computed again after preemptions."""
+
+    prompt_tokens: int
+    output_tokens: int
+    hit_tokens: int
+    recomputed_tokens: int
+    swapped_blocks: int
+    preemptions: int
+
+
 class RequestState(msgspec.Struct, eq=False, gc=False):
     """A live request. It holds no reference that leads back to it, so the garbage collector skips it.
 
@@ -282,6 +294,19 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
             return rows[:] if rows[0] >= 0 else []
         return [row for row in rows if row >= 0]
 
+    @property
+    def live_sequences(self) -> list[int]:
+        """The sequences that have an output to come."""
+        return [sequence for sequence in range(len(self.rows)) if self.is_live(sequence)]
+
+    def is_live(self, sequence: int) -> bool:
+        return self.rows[sequence] >= 0 or self.tokens[sequence] is not None
+
+    def become(self, status: Status) -> None:
+        """Take the next status. Only `Queues`, and the end of the request, call this."""
+        assert status in NEXT[self.status], f'request "{self.id}" turns from {self.status} to {status}'
+        self.status = status
+
     def hush(self, sequence: int) -> None:
         """Note that all known tokens of the sequence are computed and sampled: computing them again does not sample."""
         self.is_quiet = replaced(self.is_quiet, sequence, True)
@@ -301,12 +326,42 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         self.high_water = replaced(self.high_water, sequence, most)
         return most
 
+    def add_fork(self, sequence: int, row: int) -> int:
+        """Add a fork of the sequence, which has this row. Return its number, which may be that of an ended fork."""
+        self.is_plain = False
+        self.num_live += 1
+        # Numbers of ended forks are reused, or a search would need ever more of them.
+        own, num = self.request.num_sequences, len(self.rows)
+        number = next((number for number in range(own, num) if not self.is_live(number)), num)
+        if number == num:
+            self.rows.append(row)
+            self.tokens.append(None)
+        self.rows[number] = row
+        self.max_total = replaced(self.max_total, number, self.max_total[sequence])
+        self.high_water = replaced(self.high_water, number, self.high_water[sequence])
+        self.appended = replaced(self.appended, number, self.appended[sequence])
+        self.is_quiet = replaced(self.is_quiet, number, self.is_quiet[sequence])
+        return number
+
     def admitted(self) -> None:
         self.is_plain = self.is_new = False
+
+    def charge(self, num_tokens: int, turn: float) -> None:
+        """Charge so many tokens to its tenant; from now on its turn stands for its arrival."""
+        self.charged = num_tokens
+        self.order = (self.order[0], turn, self.order[2])
+
+    def bind(self, is_bounded: bool) -> None:
+        """Note whether its worst case is reserved. Only `Books` call this."""
+        self.is_bounded = is_bounded
 
     def ask_for(self, num_tokens: int) -> None:
         """Wait for so many tokens from elsewhere; 0: for none."""
         self.wants_load, self.num_asked = False, num_tokens
+
+    def listed_in(self, number: int) -> None:
+        """Note the batch that lists the tokens that it asked for."""
+        self.load_batch = number
 
     def ask_again(self) -> None:
         """Ask for tokens from elsewhere when it is admitted again."""
@@ -326,6 +381,22 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         """One of its sequences, of so many outputs, has ended."""
         self.num_output += num_output
         self.num_live -= 1
+
+    def count(self, *, hit_tokens: int = 0, recomputed_tokens: int = 0, swapped_blocks: int = 0) -> None:
+        """Add to what it took."""
+        self.hit_tokens += hit_tokens
+        self.recomputed_tokens += recomputed_tokens
+        self.swapped_blocks += swapped_blocks
+
+    def usage(self) -> RequestUsage:
+        return RequestUsage(
+            self.prompt_len,
+            self.num_output,
+            self.hit_tokens,
+            self.recomputed_tokens,
+            self.swapped_blocks,
+            self.preemptions,
+        )
 
 
 def state_of(

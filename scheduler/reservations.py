@@ -113,8 +113,7 @@ def expected(books: Books, request: RequestState, sequence: int) -> int:
 def expected_left(books: Books, request: RequestState, sequence: int) -> int | None:
     """Return the request's expected_tokens; None if there are none, or they are reached."""
     outputs = request.request.expected_tokens
-    num_known = books.num_known(request, sequence)
-    is_reached = outputs is not None and num_known - request.prompt_len - request.appended[sequence] >= outputs
+    is_reached = outputs is not None and books.num_output(request, sequence) >= outputs
     return None if is_reached else outputs
 
 
@@ -159,6 +158,15 @@ class Books:
         if row >= 0:
             return self.manager.rows.num_tokens.item(row)
         return 0 if tokens is None else len(tokens)
+
+    def num_output(self, request: RequestState, sequence: int) -> int:
+        """Return the known output tokens of a live sequence."""
+        return self.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
+
+    def is_overgrown(self, request: RequestState) -> bool:
+        """Whether a sequence knows more tokens than can ever fit with one output."""
+        longest = self.max_total_of(len(request.rows))
+        return any(self.num_known(request, sequence) >= longest for sequence in range(len(request.rows)))
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.manager.block_size)
@@ -306,10 +314,10 @@ class Books:
         else:
             worst = self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
-            request.is_bounded = True
+            request.bind(True)
             self.bounded.append(request)
 
     def lift_bound(self, request: RequestState) -> None:
         if request.is_bounded:
-            request.is_bounded = False
+            request.bind(False)
             self.bounded.remove(request)

@@ -28,6 +28,9 @@ class RowColumns:
     many_stops  int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
     reserved    int64: tokens for which blocks are kept by count; only where the policy does so
     owner, id, sequence  object, object, int64: the RequestState, its id, and which sequence of it
+
+    silent      rows that lost their KV and wait for tokens from the caller: computed again, they do not sample
+    recovering  rows below their high-water mark, and that mark: their tokens are recomputed ones
     """
 
     def __init__(self, num_rows: int = 64) -> None:
@@ -53,6 +56,8 @@ class RowColumns:
         self.num_later = 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
+        self.silent: set[int] = set()
+        self.recovering: dict[int, int] = {}
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
         self.ensure(row + 1)
@@ -74,6 +79,8 @@ class RowColumns:
         self.sequence[row] = sequence
         if sequence:
             self.num_later += 1
+        if state.is_quiet[sequence]:
+            self.silent.add(row)
         if not stops:
             return
         self.has_stops[row] = True
@@ -93,6 +100,17 @@ class RowColumns:
         if self.expected_total[row]:
             self.expected_total[row] += num_appended
 
+    def hush(self, request: RequestState, sequence: int) -> None:
+        """Note that all known tokens of the sequence are computed and sampled: computing them again does not sample."""
+        request.hush(sequence)
+        if (row := request.rows[sequence]) >= 0:
+            self.silent.add(row)
+
+    def wake(self, request: RequestState, sequence: int) -> None:
+        """Note that the sequence has tokens to compute."""
+        request.wake(sequence)
+        self.silent.discard(request.rows[sequence])
+
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
         many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
@@ -108,14 +126,18 @@ class RowColumns:
         """Forget the kept answer: rows do not advance together any more, or a full length has changed."""
         self._unfilled = None
 
-    def release(self, row: int, sequence: int) -> None:
+    def release(self, row: int) -> None:
         num_stops = len(self.owner[row].stops)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = None
         self.id[row] = None
-        if sequence:
+        if self.sequence[row]:
             self.num_later -= 1
+        if self.silent:
+            self.silent.discard(row)
+        if self.recovering:
+            self.recovering.pop(row, None)
         if not num_stops:
             return
         self.has_stops[row] = False
