@@ -34,7 +34,7 @@ from paged.errors import (
 
 from . import ending, forks
 from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time
+from .arguments import UNLIMITED, count_of, finite_time, latest_time, outside_vocabulary
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
@@ -319,11 +319,8 @@ class Scheduler(Uncopyable):
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
-        limit = state.limits.vocabulary_size
-        if limit is not None and len(array) and int(array.max()) >= limit:
-            raise InvalidRequest(
-                f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
-            )
+        if (outside := outside_vocabulary(array, state.limits.vocabulary_size)) is not None:
+            raise InvalidRequest(f'request "{request_id}": {outside}')
         sequence = self._live_sequence(request, sequence)
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too, so that the caller can predict the refusal from its batches.

@@ -12,6 +12,7 @@ from paged.base.arguments import token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongTokens
 
+from .arguments import outside_vocabulary
 from .batch import Batch, Left, Output, Outputs, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
@@ -37,10 +38,8 @@ def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) ->
         raise WrongTokens(f"batch {batch.number}: token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
         raise WrongTokens(f"batch {batch.number}: {error}") from None
-    if vocabulary_size is not None and len(tokens) and int(tokens.max()) >= vocabulary_size:
-        raise WrongTokens(
-            f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary_size}."
-        )
+    if (outside := outside_vocabulary(tokens, vocabulary_size)) is not None:
+        raise WrongTokens(f"batch {batch.number}: {outside}")
     return tokens
 
 
@@ -152,23 +151,18 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
-    if len(done):
-        goes_on = np.empty(len(rows), np.bool_)
-        goes_on.fill(True)
-        goes_on[done] = False
-        staying = rows[goes_on]
-        if may_be_steady and state.running_rows.replace(rows, staying):
-            state.running_rows.settle(staying, ends[goes_on], totals[goes_on])
-        else:
-            owner = state.columns.owner
-            state.running_rows.leave([row for row in rows[done].tolist() if owner[row].status is Status.RUNNING])
-        for place in done.tolist():
-            row, code = rows.item(place), codes.item(place)
-            request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
-            if (took := end_sequences(state, request, [sequence], code, has_left_rows=True)) is not None:
-                usage[place] = took
-    elif may_be_steady:
+    for place in done.tolist():
+        row, code = rows.item(place), codes.item(place)
+        request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
+        if (took := end_sequences(state, request, [sequence], code)) is not None:
+            usage[place] = took
+    if may_be_steady and not len(done):
         state.running_rows.settle(rows, ends, totals)
+    elif may_be_steady:
+        goes_on = codes == 0
+        staying = rows[goes_on]
+        if state.running_rows.replace(rows, staying):
+            state.running_rows.settle(staying, ends[goes_on], totals[goes_on])
     others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + state.take_pending()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
@@ -298,29 +292,21 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
 
 
 def end_sequences(
-    state: State,
-    request: RequestState,
-    sequences: list[int],
-    code: int,
-    sentence: str | None = None,
-    *,
-    has_left_rows: bool = False,
+    state: State, request: RequestState, sequences: list[int], code: int, sentence: str | None = None
 ) -> RequestUsage | None:
-    """End live sequences of a request, and with its last ones the request. Release what they hold.
+    """End live sequences of a request, and with its last ones the request. Release what they hold. Return the usage if
+    the request has ended.
 
-    code           why: an index into FINISH_REASONS
-    sentence       for `explain`, if the request is ended; None: its sequences finish, so their lengths count for
-                   guesses, and their content is retained as the request wishes
-    has_left_rows  they have left the running rows
-
-    Return the usage if the request has ended.
+    code      why: an index into FINISH_REASONS
+    sentence  for `explain`, if the request is ended; None: its sequences finish, so their lengths count for guesses,
+              and their content is retained as the request wishes
     """
     state.queues.reopen()
     is_last = len(sequences) == request.num_live
     if is_last:
-        state.queues.leave(request, has_left_rows=has_left_rows)
+        state.queues.leave(request)
         state.outstanding.hold_loading(request)
-    elif request.status is Status.RUNNING and not has_left_rows:
+    elif request.status is Status.RUNNING:
         state.running_rows.leave([request.rows[sequence] for sequence in sequences])
     for sequence in sequences:
         num_output = state.books.num_output(request, sequence)

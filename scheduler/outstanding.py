@@ -57,7 +57,7 @@ class Outstanding:
         self.batches: list[Batch] = []
         # Of the current step: what rows wait for; with `resumes_known`, rows whose blocks changed since the last batch.
         self._awaited: Awaited | None = None
-        self._retold: set[int] = set()
+        self._changed: set[int] = set()
         # Blocks into which a batch loads for an aborted request: (batch, id of the request, blocks).
         self._loading: list[tuple[int, str, NDArray[np.int64]]] = []
 
@@ -65,7 +65,7 @@ class Outstanding:
         """Begin a step, before any table grows."""
         self._awaited = None
         if self._resumes_known:
-            self._retold = self._manager.growth.changed_rows if self.batches else set()
+            self._changed = self._manager.growth.changed_rows if self.batches else set()
 
     def put_out(self, batch: Batch) -> None:
         self.batches.append(batch)
@@ -95,7 +95,7 @@ class Outstanding:
         if ticket.draft_counts is not None:
             # The number of right drafts decides where those rows go on.
             return None
-        if self._resumes_known and (self._retold or last.number != self._batch_before):
+        if self._resumes_known and (self._changed or last.number != self._batch_before):
             return None
         return ticket
 
@@ -127,7 +127,7 @@ class Outstanding:
         if sampled and (
             total >= request.max_total[sequence]
             or any(batch.ticket.has_drafts(place) for batch, place in sampled)
-            or (self._resumes_known and (row in self._retold or sampled[-1][0].number != self._batch_before))
+            or (self._resumes_known and (row in self._changed or sampled[-1][0].number != self._batch_before))
         ):
             return min(total, int(manager.rows.num_launched[row]))
         return total
@@ -142,8 +142,8 @@ class Outstanding:
         ends |= awaited.is_undecided[rows]
         if self._resumes_known:
             goes_on = awaited.batch[rows] == self._batch_before
-            if self._retold:
-                goes_on &= ~np.isin(rows, list(self._retold))
+            if self._changed:
+                goes_on &= ~np.isin(rows, list(self._changed))
             ends |= (num_awaited > 0) & ~goes_on
         return np.where(ends, np.minimum(totals, self._manager.rows.num_launched[rows]), totals)
 

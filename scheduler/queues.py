@@ -151,12 +151,11 @@ class Queues:
         if self.parked.pop(request.id, None) is not None:
             self.waiting.add(request)
 
-    def leave(self, request: RequestState, *, has_left_rows: bool = False) -> None:
-        """Take the request out of its queue. `has_left_rows`: its rows do not run any more."""
+    def leave(self, request: RequestState) -> None:
+        """Take the request out of its queue."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            if not has_left_rows:
-                self.running_rows.leave(request.live_rows)
+            self.running_rows.leave(request.live_rows)
         elif request.status is not Status.WAITING:
             self.away.remove(request)
         elif self.parked.pop(request.id, None) is None:

@@ -12,7 +12,7 @@ from paged.base.arguments import checked_level, is_integer, token_array
 from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
-from .arguments import UNLIMITED, count_of, is_number
+from .arguments import UNLIMITED, count_of, is_number, outside_vocabulary
 from .status import NEXT, Status
 
 T = TypeVar("T")
@@ -109,7 +109,22 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     if not _is_at_least(1, request.max_tokens):
         raise _wrong(request, f"max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
-    _check_counts(request)
+    least, priority, num_sequences, num_computed = counts = (
+        request.min_tokens,
+        request.priority,
+        request.num_sequences,
+        request.num_computed,
+    )
+    # Types first: arrays refuse to be compared.
+    if not (
+        type(least) is type(priority) is type(num_sequences) is type(num_computed) is int
+        and counts == _USUAL
+        and request.reads_cache is request.writes_cache is True
+        and request.expected_tokens is None
+        and request.retention is None
+        and request.tenant is None
+    ):
+        _check_rare(request)
     if not isinstance(request.stop_token_ids, (tuple, list)):
         raise _wrong(request, f"stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
     for token in request.stop_token_ids:
@@ -118,54 +133,39 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     eos = request.eos_token_id
     if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
-    if request.reads_cache is not True or request.writes_cache is not True or request.retention is not None:
-        _check_cache_wishes(request)
-    if request.tenant is not None and type(request.tenant) is not str:
-        raise _wrong(request, f"tenant has to be a string or None; got {request.tenant!r}.")
     prompt = _prompt_array(request)
-    if vocabulary_size is not None and int(prompt.max()) >= vocabulary_size:
-        raise _wrong(request, f"token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
+    if (outside := outside_vocabulary(prompt, vocabulary_size)) is not None:
+        raise _wrong(request, outside)
     return prompt
 
 
-def _check_counts(request: Request) -> None:
-    hint = request.expected_tokens
-    if hint is not None and not (_is_at_least(1, hint) and hint <= request.max_tokens):
-        raise _wrong(
-            request, f"expected_tokens has to be from 1 to max_tokens ({request.max_tokens}), or None; got {hint!r}."
-        )
-    rare = least, priority, num_sequences, num_computed = (
-        request.min_tokens,
-        request.priority,
-        request.num_sequences,
-        request.num_computed,
-    )
-    # Types first: arrays refuse to be compared.
-    if type(least) is type(priority) is type(num_sequences) is type(num_computed) is int and rare == _USUAL:
-        return
-    most = request.max_tokens
+def _check_rare(request: Request) -> None:
+    """Raise InvalidRequest unless the fields that most requests leave as they are, and their combinations, are right."""
+    hint, most, num_sequences = request.expected_tokens, request.max_tokens, request.num_sequences
+    is_hint = hint is None or (_is_at_least(1, hint) and hint <= most)
     for field, is_right, wanted in (
-        ("min_tokens", _is_at_least(0, least) and least <= most, f"from 0 to max_tokens ({most})"),
-        ("priority", is_integer(priority), "an integer"),
+        ("expected_tokens", is_hint, f"from 1 to max_tokens ({most}), or None"),
+        (
+            "min_tokens",
+            _is_at_least(0, request.min_tokens) and request.min_tokens <= most,
+            f"from 0 to max_tokens ({most})",
+        ),
+        ("priority", is_integer(request.priority), "an integer"),
         ("num_sequences", _is_at_least(1, num_sequences), "an integer of at least 1"),
-        ("num_computed", _is_at_least(0, num_computed), "an integer of at least 0"),
+        ("num_computed", _is_at_least(0, request.num_computed), "an integer of at least 0"),
+        ("reads_cache", isinstance(request.reads_cache, bool), "True or False"),
+        ("writes_cache", isinstance(request.writes_cache, bool), "True or False"),
+        ("retention", isinstance(request.retention, Retention | None), "a Retention or None"),
+        ("tenant", request.tenant is None or type(request.tenant) is str, "a string or None"),
     ):
         if not is_right:
             raise _wrong(request, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
-    if request.num_computed and request.num_sequences > 1:
-        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
-
-
-def _check_cache_wishes(request: Request) -> None:
-    for name in ("reads_cache", "writes_cache"):
-        if not isinstance(getattr(request, name), bool):
-            raise _wrong(request, f"{name} has to be True or False; got {getattr(request, name)!r}.")
-    if request.retention is not None and not isinstance(request.retention, Retention):
-        raise _wrong(request, f"retention has to be a Retention or None; got {request.retention!r}.")
-    if request.is_private and request.num_sequences > 1:
+    if request.num_computed and num_sequences > 1:
+        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {num_sequences}.")
+    if request.is_private and num_sequences > 1:
         raise _wrong(
             request,
-            f"{request.num_sequences} sequences share their prompt through the cache; reads_cache and writes_cache have to be on.",
+            f"{num_sequences} sequences share their prompt through the cache; reads_cache and writes_cache have to be on.",
         )
 
 
@@ -328,7 +328,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
 
     def add_fork(self, sequence: int, row: int) -> int:
         """Add a fork of the sequence, which has this row. Return its number, which may be that of an ended fork."""
-        self.is_plain = False
         self.num_live += 1
         # Numbers of ended forks are reused, or a search would need ever more of them.
         own, num = self.request.num_sequences, len(self.rows)

@@ -141,8 +141,6 @@ class Books:
         self._looks_ahead = policy.foresight != "none"
         self.bounded: list[RequestState] = []
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
-        # The watermark of foresight, and the number of requests that it is for.
-        self._spread = (0, 0)
         self._owed: int | None = None
 
     def running_rows(self) -> Rows:
@@ -255,9 +253,7 @@ class Books:
             return 0
         if not self._looks_ahead:
             return self.watermark_blocks
-        if (num_in := self.queues.num_in) != self._spread[0]:
-            self._spread = num_in, int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / num_in)))
-        return self._spread[1]
+        return int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / self.queues.num_in)))
 
     def has_room(self, request: RequestState) -> bool:
         if self.manager.device.num_available <= self.watermark():

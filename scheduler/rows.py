@@ -185,7 +185,7 @@ class RowColumns:
 
 class RunningRows:
     """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
-    its own array (`keep`), without rows that end with it (`replace`). Otherwise rows are appended and masked out once a
+    its own array (`keep`), without rows that ended with it (`replace`). Otherwise rows are appended and masked out once a
     step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
@@ -199,10 +199,6 @@ class RunningRows:
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
-
-    @property
-    def _is_settled(self) -> bool:
-        return not (self._joined or self._left or self._is_stale)
 
     def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
         """Add rows that run from now on: `at_end`, or after the first `place` rows, if that is known."""
@@ -227,17 +223,19 @@ class RunningRows:
     def keep(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
         """Keep `rows`, a batch's decodes and then chunks, if they are all running rows in order. Return whether."""
         if rows is self._rows:
-            return self._is_settled
+            return not (self._joined or self._left or self._is_stale)
         if decodes is not self._rows or chunks != self._joined or self._left or self._is_stale:
             return False
         self._rows, self._joined = rows, []
         return True
 
     def replace(self, before: Rows, after: Rows) -> bool:
-        """Replace the rows by `after` if the kept array is `before` and nothing has changed. Return whether."""
-        if before is not self._rows or not self._is_settled:
+        """Replace the rows by `after` if the kept array is `before` and all that changed is that those not in `after`
+        left. Return whether."""
+        is_all = len(self._left) == len(before) - len(after)
+        if before is not self._rows or self._joined or self._is_stale or not is_all:
             return False
-        self._rows, self.num = after, len(after)
+        self._rows, self._left = after, []
         return True
 
     def settle(self, rows: Rows, computed: NDArray[np.int64], known: NDArray[np.int64]) -> None:
