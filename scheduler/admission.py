@@ -137,14 +137,14 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     moves = state.manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
     step.move(moves)
-    state.stats.swapped_in_blocks += len(moves.host_to_device)
-    request.swapped_blocks += len(moves.host_to_device)
+    state.stats.count_swap(num_in=len(moves.host_to_device))
+    request.count(swapped_blocks=len(moves.host_to_device))
     _start(state, step, request)
 
 
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
-    manager, stats = state.manager, state.stats
+    manager = state.manager
     state.waiting.let_in(request)
     step.admitted.append(request.id)
     if _is_ordinary(state, step, request):
@@ -152,8 +152,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         known = request.first_tokens
         row, found, count = manager.admit(known, request.root, min(step.budget, state.limits.max_chunk))
         state.seat(request, 0, row, found)
-        stats.prompt_tokens += len(known)
-        stats.admitted += 1
+        state.stats.count_admission(len(known))
         request.admitted()
         state.start_running(request)
         is_whole = found + count == len(known)
@@ -164,7 +163,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         return
     manager.growth.draw_promised()
     state.books.bound_if_due(request)
-    is_loading = False
+    is_loading, num_known = False, 0
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
@@ -173,15 +172,14 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             tokens, request.root, count=request.is_new, reads=wish.reads_cache, writes=wish.writes_cache
         )
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
-        if request.is_new:
-            stats.prompt_tokens += len(tokens)
+        num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
         is_loading = request.wants_load and _list_loads(state.books, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
     if request.is_new:
-        stats.admitted += 1
+        state.stats.count_admission(num_known)
         request.admitted()
     if is_loading:
         state.queues.suspend(request, Status.LOADING)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from paged.block_manager import Moves
 from paged.block_manager.flights import Flight
 
-from .request import RequestState
+from .request import RequestState, RequestUsage
 from .status import FINISH_REASONS
 
 # `Batch.loads` where there are none.
 NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
-NO_LOADS.flags.writeable = False
+NO_LOADS.setflags(write=False)
 
 
 class Left(NamedTuple):
@@ -139,18 +139,6 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     def is_empty(self) -> bool:
         """Whether there is nothing to run, move or deliver; such a batch needs no end."""
         return self.ticket.is_empty
-
-
-class RequestUsage(msgspec.Struct, frozen=True, gc=False):
-    """What a request took, delivered with its last output: tokens, blocks, times preempted. hit_tokens were found in
-    the prefix cache at its first admission, recomputed_tokens computed again after preemptions."""
-
-    prompt_tokens: int
-    output_tokens: int
-    hit_tokens: int
-    recomputed_tokens: int
-    swapped_blocks: int
-    preemptions: int
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):

@@ -72,7 +72,7 @@ def compose_running(state: State, step: Step) -> None:
     todo: Counts | None = None
     after = -1
     if outstanding.batches:
-        decodes = None if state.silent else _steady_ahead(outstanding, state.columns, rows)
+        decodes = None if state.columns.silent else _steady_ahead(outstanding, state.columns, rows)
         after = -1 if decodes is None else outstanding.batches[-1].number
     if decodes is None or decodes[0] is not rows:
         # Otherwise nothing is gathered: a decode step of 1,024 rows in `paged bench scheduler`.
@@ -112,8 +112,8 @@ def place_chunk(
         is_first_life = request.preemptions == 0
         room = state.books.allowance(request) if manager.host_caching else None
         num_won = manager.extend_hit(row, count=is_first_life, room=room)
-        if is_first_life:
-            request.hit_tokens += num_won
+        if is_first_life and num_won:
+            request.count(hit_tokens=num_won)
     request.follow(_leader_of(manager, step, request, row))
     if request.follows is not None:
         return 0

@@ -33,7 +33,7 @@ from paged.errors import (
 
 from . import ending, forks
 from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time
+from .arguments import UNLIMITED, count_of, finite_time, latest_time, outside_vocabulary
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
@@ -210,7 +210,7 @@ class Scheduler(Uncopyable):
             # Rows that this step may open. This takes memory, so it comes before any change.
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
-        state.now = now
+        state.set_now(now)
         if manager.content.retentions.next_end <= now:
             manager.content.retentions.expire(now)
         if state.carried.groups:
@@ -252,11 +252,12 @@ class Scheduler(Uncopyable):
         state = self._state
         now = latest_time(now, state.now)
         is_out = self._is_out(batch, 0, "updated")
-        tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
-        state.now = now
+        tokens = ending.checked_tokens(batch, token_ids, state.limits.vocabulary_size)
+        uneven = ending.checked_counts(batch, counts, tokens, state.outstanding.batches)
+        state.set_now(now)
         if is_out:
             state.outstanding.end(batch)
-        outputs = ending.update(state, batch, tokens, ragged)
+        outputs = ending.update(state, batch, tokens, uneven)
         if self._checks:
             self._raise_violations()
         return outputs
@@ -295,9 +296,10 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
         if not is_integer(sequence) or sequence < 0 or (request is not None and sequence >= len(request.rows)):
             raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
-        if request is None or not state.delivers(request, sequence):
+        if request is None or not request.is_live(sequence):
             return None
-        return ending.finish(state, request, int(sequence), code)
+        usage = ending.end_sequences(state, request, [int(sequence)], code)
+        return Output(request_id, int(sequence), [], reason, usage)
 
     @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
@@ -316,11 +318,8 @@ class Scheduler(Uncopyable):
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
-        limit = state.limits.vocabulary_size
-        if limit is not None and len(array) and int(array.max()) >= limit:
-            raise InvalidRequest(
-                f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
-            )
+        if (outside := outside_vocabulary(array, state.limits.vocabulary_size)) is not None:
+            raise InvalidRequest(f'request "{request_id}": {outside}')
         sequence = self._live_sequence(request, sequence)
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too, so that the caller can predict the refusal from its batches.
@@ -338,8 +337,7 @@ class Scheduler(Uncopyable):
         state.running_rows.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()
-        request.wake(sequence)
-        state.silent.discard(row)
+        state.columns.wake(request, sequence)
         if num_more:
             # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)
@@ -482,9 +480,12 @@ class Scheduler(Uncopyable):
         """Return a copy of the totals so far."""
         state = self._state
         figures = state.manager.content.hit_figures()
-        state.stats.hit_tokens, state.stats.host_hit_tokens = figures.hit_tokens, figures.host_hit_tokens
-        state.stats.shared_in_flight_tokens = figures.pending_hit_tokens
-        return msgspec.structs.replace(state.stats)
+        return msgspec.structs.replace(
+            state.stats,
+            hit_tokens=figures.hit_tokens,
+            host_hit_tokens=figures.host_hit_tokens,
+            shared_in_flight_tokens=figures.pending_hit_tokens,
+        )
 
     def check(self) -> list[str]:
         """Return every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
@@ -508,7 +509,7 @@ class Scheduler(Uncopyable):
 
     def _live_sequence(self, request: RequestState, sequence: Any) -> int:
         is_one = is_integer(sequence) and 0 <= sequence < len(request.rows)
-        if not is_one or not self._state.delivers(request, sequence):
+        if not is_one or not request.is_live(sequence):
             raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
         return int(sequence)
 
@@ -546,7 +547,7 @@ class Scheduler(Uncopyable):
             error = NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
         if error is not None:
             state.requests[new.id] = new
-            state.end(new, (Status.REJECTED, str(error)))
+            state.end(new, Status.REJECTED, str(error))
             raise error
 
     def _put_out(self, step: Step) -> Batch:
@@ -566,12 +567,12 @@ class Scheduler(Uncopyable):
             step,
             composed,
             positions,
-            silent=state.silent,
+            silent=state.columns.silent,
             covers_running=covers_running,
             has_outputs=bool(state.pending_outputs),
         )
         for row, _, _ in step.loads:
-            state.columns.owner[row].load_batch = batch.number
+            state.columns.owner[row].listed_in(batch.number)
         if not batch.ticket.is_empty:
             state.outstanding.put_out(batch)
         return batch

@@ -65,9 +65,8 @@ def listed(books: Books, limit: int) -> list[RequestView]:
 
 def view_of(books: Books, request: RequestState) -> RequestView:
     num_output = request.num_output
-    for sequence, appended in enumerate(request.appended):
-        if num_known := books.num_known(request, sequence):
-            num_output += num_known - request.prompt_len - appended
+    for sequence in request.live_sequences:
+        num_output += books.num_output(request, sequence)
     return RequestView(
         request.request.id,
         request.status.value,

@@ -82,8 +82,8 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     if swaps:
         moves = manager.tiers.swap_out(np.array(rows), keep)
         step.move(moves)
-        state.stats.swapped_out_blocks += len(moves.device_to_host)
-        victim.swapped_blocks += len(moves.device_to_host)
+        state.stats.count_swap(num_out=len(moves.device_to_host))
+        victim.count(swapped_blocks=len(moves.device_to_host))
     elif not keep:
         drop_rows(state, victim)
     elif gives:
@@ -126,11 +126,12 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row < 0:
             continue
-        victim.tokens[sequence] = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
+        tokens = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
         is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
             victim.hush(sequence)
-        state.release_row(victim, sequence, has_ended=False)
+        state.unseat(victim, sequence, tokens)
+        manager.release(row)
 
 
 def report_parked(state: State, step: Step) -> None:
@@ -146,9 +147,5 @@ def _report(step: Step, stats: SchedulerStats, victim: RequestState, kind: str) 
     if victim.has_given:
         return
     victim.give(stats.steps)
-    stats.max_preemptions = max(stats.max_preemptions, victim.preemptions)
-    if kind == "swap":
-        stats.preemptions_swap += 1
-    else:
-        stats.preemptions_recompute += 1
+    stats.count_preemption(kind, victim.preemptions)
     step.preempted.append((victim.id, kind))

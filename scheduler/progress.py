@@ -25,9 +25,8 @@ def force_progress(state: State, step: Step) -> None:
         if any(other.status is Status.LOADING for other in queues.away):
             # Their blocks come back when the caller has loaded.
             return
-        state.pending_outputs += end_request(
-            state, able[0], LENGTH, "ended with length: alone in the pool, it outgrew it."
-        )
+        sentence = "ended with length: alone in the pool, it outgrew it."
+        state.pending_outputs.extend(end_request(state, able[0], LENGTH, sentence))
     if queues.waiting.num:
         request = queues.waiting.head()
         # What then still holds blocks waits for tokens from the caller.
@@ -97,6 +96,7 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
 def reject_overgrown(state: State) -> None:
     """End requests that can never fit with the tokens that the caller appended."""
     sentence = f"was rejected: appended tokens brought it over the {state.books.max_total} tokens that can ever fit."
-    for request in list(state.to_reject):
-        if not state.outstanding.computes(request):
-            state.pending_outputs += end_request(state, request, REJECTED, sentence)
+    for request in state.to_reject:
+        if state.requests.get(request.id) is request and state.books.is_overgrown(request):
+            state.pending_outputs.extend(end_request(state, request, REJECTED, sentence))
+    state.to_reject.clear()
