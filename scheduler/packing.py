@@ -44,8 +44,7 @@ class Packer:
         has_outputs: bool,
     ) -> Batch:
         """Build the batch of a committed step. `positions` are of decodes and drafts; `silent` rows do not sample."""
-        flight = composed.flight
-        rows, ends = flight.rows, flight.ends
+        flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
         if rows is not self._rows:
