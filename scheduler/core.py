@@ -338,7 +338,7 @@ class Scheduler(Uncopyable):
         state.running_rows.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()
-        state.columns.wake(request, sequence)
+        state.columns.hush(request, sequence, False)
         if num_more:
             # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)

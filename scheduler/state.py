@@ -162,11 +162,9 @@ class State:
 
     def remember_high_water(self, request: RequestState) -> None:
         """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
-        recovering = self.columns.recovering
         for sequence, row in enumerate(request.rows):
             if row >= 0:
-                self.outstanding.note_computed(row, recovering.get(row, 0))
-                recovering[row] = request.reach(sequence, self.manager.rows.num_launched.item(row))
+                self.columns.recovering[row] = request.reach(sequence, self.manager.rows.num_launched.item(row))
 
     def end(self, request: RequestState, status: Status, sentence: str) -> None:
         """End a request that holds nothing any more. `sentence`: what `explain` says of it."""
