@@ -237,7 +237,7 @@ def _sampled_elsewhere(
 def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     """Append tokens to a sequence that lost its row after they were placed, wherever it is now."""
     request, sequence, _ = left
-    row, known = request.rows[sequence], request.tokens[sequence]
+    row = request.rows[sequence]
     if not sampled:
         # Computed again, it must not sample: it waits for tokens from the caller.
         state.columns.hush(request, sequence)
@@ -249,11 +249,11 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
     state.stats.count_outputs(count)
-    if known is None:
+    if row >= 0:
         state.manager.append_row(row, new)
         state.running_rows.unsettle()
     else:
-        request.tokens[sequence] = np.concatenate([known, new])
+        request.extend(sequence, new)
         request.hush(sequence, False)
         state.queues.unpark(request)
     usage = end_sequences(state, request, [sequence], code) if code else None

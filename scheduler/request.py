@@ -311,6 +311,16 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         """Note whether all known tokens of the sequence are computed and sampled: computing them again does not sample."""
         self.is_quiet = replaced(self.is_quiet, sequence, is_quiet)
 
+    def move(self, sequence: int, row: int, tokens: NDArray[np.int32] | None) -> None:
+        """Give the sequence a row, or take its row (-1) and keep its known tokens (None: it has ended)."""
+        self.rows[sequence], self.tokens[sequence] = row, tokens
+
+    def extend(self, sequence: int, tokens: NDArray[np.int32]) -> None:
+        """Append to the known tokens of a sequence that has no row."""
+        known = self.tokens[sequence]
+        assert known is not None, "a live sequence without a row keeps its tokens"
+        self.tokens[sequence] = np.concatenate([known, tokens])
+
     def grow(self, sequence: int, num_more: int, max_total: int) -> None:
         """The caller appended tokens to the sequence, whose full length is `max_total` from now on."""
         self.appended = replaced(self.appended, sequence, self.appended[sequence] + num_more)

@@ -139,8 +139,7 @@ class State:
 
     def seat(self, request: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
         """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
-        request.tokens[sequence] = None
-        request.rows[sequence] = row
+        request.move(sequence, row, None)
         self.columns.bind(row, request, sequence)
         if request.is_new:
             if hit_tokens:
@@ -153,8 +152,7 @@ class State:
         row = request.rows[sequence]
         if self.outstanding.batches:
             self.outstanding.leave(request, sequence, has_ended=tokens is None)
-        request.rows[sequence] = -1
-        request.tokens[sequence] = tokens
+        request.move(sequence, -1, tokens)
         if row >= 0:
             self.reservation.give_back(row)
             self.columns.release(row)
