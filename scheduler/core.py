@@ -324,20 +324,20 @@ class Scheduler(Uncopyable):
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too, so that the caller can predict the refusal from its batches.
             raise RequestInFlight(request_id)
-        row, known, have = request.rows[sequence], request.tokens[sequence], state.books.num_known(request, sequence)
+        row, have = request.rows[sequence], state.books.num_known(request, sequence)
         longest = state.books.max_total_of(len(request.rows))
         # A sequence that never fits ends. Its excess tokens are not kept, or all rows' tables would grow by them.
         array = array[: max(0, longest - have)]
         num_more = len(array)
         # This comes first: memory for the tokens may be short.
-        if known is None:
+        if row >= 0:
             state.manager.append_row(row, array)
         else:
-            request.tokens[sequence] = np.concatenate([known, array])
+            request.extend(sequence, array)
         state.running_rows.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()
-        state.columns.wake(request, sequence)
+        state.columns.hush(request, sequence, False)
         if num_more:
             # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)

@@ -24,7 +24,6 @@ from .status import ABORT, FINISH_REASONS, REJECTED, Status
 from .stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
-_INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
@@ -62,16 +61,16 @@ def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], later: 
         raise WrongTokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
+    array = array.astype(np.int64)
     # The usual counts are recognised by their bytes: a reduction costs more.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
-    if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
+    if array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return None
     if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
         # Sums of larger counts wrap.
         raise WrongTokens(
             f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
         )
-    array = array.astype(np.int64)
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
@@ -81,7 +80,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], later: 
         _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    return None if array.tobytes() == usual.tobytes() else array
+    return array
 
 
 def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
@@ -89,8 +88,8 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     ticket = batch.ticket
     drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
     assert drafted is not None and draft_tokens is not None, "the batch has drafts"
-    is_longer = counts > drafted + 1
-    if is_longer.any() and (many := is_longer & (drafted > 0)).any():
+    many = (drafted > 0) & (counts > drafted + 1)
+    if many.any():
         place = int(many.nonzero()[0][0])
         raise WrongTokens(
             f"batch {batch.number}: row {ticket.rows[place]} got {counts[place]} tokens; it had {drafted[place]} drafts, and one token comes "
@@ -199,11 +198,11 @@ def _extend_unevenly(
             state.outstanding.void_unknown(state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
         state.queues.reopen()
-        _stop(state, rows[(given == 0) & goes_on])
+        _await_append(state, rows[(given == 0) & goes_on])
     return tokens, kept, ends, totals, codes
 
 
-def _stop(state: State, rows: Rows) -> None:
+def _await_append(state: State, rows: Rows) -> None:
     """Mark rows that got no token: until the caller appends some, what they compute does not sample. A preempted
     request that has nothing to compute until then gives its blocks back."""
     manager = state.manager
@@ -238,7 +237,7 @@ def _sampled_elsewhere(
 def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     """Append tokens to a sequence that lost its row after they were placed, wherever it is now."""
     request, sequence, _ = left
-    row, known = request.rows[sequence], request.tokens[sequence]
+    row = request.rows[sequence]
     if not sampled:
         # Computed again, it must not sample: it waits for tokens from the caller.
         state.columns.hush(request, sequence)
@@ -250,12 +249,12 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
     state.stats.count_outputs(count)
-    if known is None:
+    if row >= 0:
         state.manager.append_row(row, new)
         state.running_rows.unsettle()
     else:
-        request.tokens[sequence] = np.concatenate([known, new])
-        request.wake(sequence)
+        request.extend(sequence, new)
+        request.hush(sequence, False)
         state.queues.unpark(request)
     usage = end_sequences(state, request, [sequence], code) if code else None
     if not code and count != 1 and state.outstanding.batches:

@@ -68,7 +68,15 @@ class Outstanding:
             self._changed = self._manager.growth.changed_rows if self.batches else set()
 
     def put_out(self, batch: Batch) -> None:
+        """Add a batch, and note in its ticket what it computes again. A row has recovered once that is computed."""
         self.batches.append(batch)
+        ticket, recovering = batch.ticket, self._columns.recovering
+        for row, high in list(recovering.items()) if recovering else ():
+            if self._manager.rows.num_computed[row] >= high:
+                del recovering[row]
+            elif (place := ticket.place_of(row)) >= 0:
+                start = batch.seq_lens.item(place) - batch.num_tokens.item(place)
+                ticket.recomputed[place] = max(0, min(high, ticket.ends.item(place)) - start)
 
     def end(self, batch: Batch) -> None:
         self.batches.remove(batch)
@@ -188,37 +196,18 @@ class Outstanding:
 
     def waste_of(self, batch: Batch) -> tuple[int, int]:
         """Return how many tokens of a batch that ran had been computed before, and how many are void. Count the former
-        for their requests. A row has recovered once it has computed what it lost."""
-        ticket, columns = batch.ticket, self._columns
-        if not (ticket.gone or ticket.computed_before or columns.recovering):
-            return 0, 0
-        num_void = sum(batch.num_tokens.item(place) for place, left in ticket.gone.items() if left.is_void)
-        # Place, tokens computed before, and whose.
-        again: list[tuple[int, int, RequestState]] = []
-        for place, high in ticket.computed_before.items():
-            left = ticket.gone.get(place)
-            if left is None or not left.is_void:
-                again.append((place, high, columns.owner[ticket.rows[place]] if left is None else left.request))
-        for row, high in list(columns.recovering.items()):
-            place = ticket.place_of(row)
-            if place >= 0 and place not in ticket.computed_before:
-                again.append((place, high, columns.owner[row]))
-                if ticket.ends[place] >= high:
-                    del columns.recovering[row]
-        num_again = 0
-        for place, high, request in again:
-            stop = ticket.ends.item(place)
-            num_drafts = 0 if ticket.draft_counts is None else ticket.draft_counts.item(place)
-            num = max(0, min(high, stop) - (stop + num_drafts - batch.num_tokens.item(place)))
-            request.count(recomputed_tokens=num)
-            num_again += num
+        for their requests."""
+        ticket, num_again, num_void = batch.ticket, 0, 0
+        for place, left in ticket.gone.items():
+            if left.is_void:
+                num_void += batch.num_tokens.item(place)
+        for place, num in ticket.recomputed.items():
+            gone = ticket.gone.get(place)
+            if gone is None or not gone.is_void:
+                request = self._columns.owner[ticket.rows[place]] if gone is None else gone.request
+                request.count(recomputed_tokens=num)
+                num_again += num
         return num_again, num_void
-
-    def note_computed(self, row: int, num_tokens: int) -> None:
-        """Note how many tokens were computed before, of a row that is about to lose blocks."""
-        for batch in self.batches:
-            if (place := batch.ticket.place_of(row)) >= 0:
-                batch.ticket.computed_before.setdefault(place, num_tokens)
 
     def hold_loading(self, request: RequestState) -> None:
         """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""

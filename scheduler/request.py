@@ -307,13 +307,19 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         assert status in NEXT[self.status], f'request "{self.id}" turns from {self.status} to {status}'
         self.status = status
 
-    def hush(self, sequence: int) -> None:
-        """Note that all known tokens of the sequence are computed and sampled: computing them again does not sample."""
-        self.is_quiet = replaced(self.is_quiet, sequence, True)
+    def hush(self, sequence: int, is_quiet: bool = True) -> None:
+        """Note whether all known tokens of the sequence are computed and sampled: computing them again does not sample."""
+        self.is_quiet = replaced(self.is_quiet, sequence, is_quiet)
 
-    def wake(self, sequence: int) -> None:
-        """Note that the sequence has tokens to compute."""
-        self.is_quiet = replaced(self.is_quiet, sequence, False)
+    def move(self, sequence: int, row: int, tokens: NDArray[np.int32] | None) -> None:
+        """Give the sequence a row, or take its row (-1) and keep its known tokens (None: it has ended)."""
+        self.rows[sequence], self.tokens[sequence] = row, tokens
+
+    def extend(self, sequence: int, tokens: NDArray[np.int32]) -> None:
+        """Append to the known tokens of a sequence that has no row."""
+        known = self.tokens[sequence]
+        assert known is not None, "a live sequence without a row keeps its tokens"
+        self.tokens[sequence] = np.concatenate([known, tokens])
 
     def grow(self, sequence: int, num_more: int, max_total: int) -> None:
         """The caller appended tokens to the sequence, whose full length is `max_total` from now on."""
@@ -350,7 +356,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         self.charged = num_tokens
         self.order = (self.order[0], turn, self.order[2])
 
-    def bind(self, is_bounded: bool) -> None:
+    def set_bounded(self, is_bounded: bool) -> None:
         """Note whether its worst case is reserved. Only `Books` call this."""
         self.is_bounded = is_bounded
 

@@ -310,10 +310,10 @@ class Books:
         else:
             worst = self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
-            request.bind(True)
+            request.set_bounded(True)
             self.bounded.append(request)
 
     def lift_bound(self, request: RequestState) -> None:
         if request.is_bounded:
-            request.bind(False)
+            request.set_bounded(False)
             self.bounded.remove(request)

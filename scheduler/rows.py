@@ -14,7 +14,7 @@ Rows = NDArray[np.int64]
 # Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
 
-_NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence", "has_stops")
+_NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence")
 _OBJECTS = ("owner", "id")
 
 
@@ -48,7 +48,6 @@ class RowColumns:
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
         self.sequence = np.zeros(num_rows, np.int64)
-        self.has_stops = np.zeros(num_rows, np.bool_)
         # Rows with any stop id; without any, a step skips the comparison.
         self.num_with_stops = 0
         # Rows none of which reaches its full length before the first of them has so many tokens.
@@ -83,7 +82,6 @@ class RowColumns:
             self.silent.add(row)
         if not stops:
             return
-        self.has_stops[row] = True
         self.num_with_stops += 1
         if len(stops) <= _MOST_IN_COLUMN:
             self._num_of_width[len(stops)] += 1
@@ -100,16 +98,14 @@ class RowColumns:
         if self.expected_total[row]:
             self.expected_total[row] += num_appended
 
-    def hush(self, request: RequestState, sequence: int) -> None:
-        """Note that all known tokens of the sequence are computed and sampled: computing them again does not sample."""
-        request.hush(sequence)
-        if (row := request.rows[sequence]) >= 0:
+    def hush(self, request: RequestState, sequence: int, is_quiet: bool = True) -> None:
+        """Note whether a sequence has nothing to sample until the caller appends tokens; it may have no row."""
+        request.hush(sequence, is_quiet)
+        row = request.rows[sequence]
+        if is_quiet and row >= 0:
             self.silent.add(row)
-
-    def wake(self, request: RequestState, sequence: int) -> None:
-        """Note that the sequence has tokens to compute."""
-        request.wake(sequence)
-        self.silent.discard(request.rows[sequence])
+        else:
+            self.silent.discard(row)
 
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
@@ -140,7 +136,6 @@ class RowColumns:
             self.recovering.pop(row, None)
         if not num_stops:
             return
-        self.has_stops[row] = False
         self.num_with_stops -= 1
         if num_stops > _MOST_IN_COLUMN:
             first, end = self.many_stops.searchsorted((row << 32, row + 1 << 32)).tolist()

@@ -155,8 +155,7 @@ class State:
 
     def seat(self, request: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
         """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
-        request.tokens[sequence] = None
-        request.rows[sequence] = row
+        request.move(sequence, row, None)
         self.columns.bind(row, request, sequence)
         if request.is_new:
             if hit_tokens:
@@ -169,8 +168,7 @@ class State:
         row = request.rows[sequence]
         if self.outstanding.batches:
             self.outstanding.leave(request, sequence, has_ended=tokens is None)
-        request.rows[sequence] = -1
-        request.tokens[sequence] = tokens
+        request.move(sequence, -1, tokens)
         if row >= 0:
             self.reservation.give_back(row)
             self.columns.release(row)
@@ -178,11 +176,9 @@ class State:
 
     def remember_high_water(self, request: RequestState) -> None:
         """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
-        recovering = self.columns.recovering
         for sequence, row in enumerate(request.rows):
             if row >= 0:
-                self.outstanding.note_computed(row, recovering.get(row, 0))
-                recovering[row] = request.reach(sequence, self.manager.rows.num_launched.item(row))
+                self.columns.recovering[row] = request.reach(sequence, self.manager.rows.num_launched.item(row))
 
     def end(self, request: RequestState, status: Status, sentence: str) -> None:
         """End a request that holds nothing any more. `sentence`: what `explain` says of it."""
