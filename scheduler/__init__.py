@@ -2,7 +2,7 @@
 
 from .accounting import SchedulerStats
 from .admission import Admission
-from .batch import Batch, Output, Outputs, RequestUsage
+from .batch import Batch, Output, Outputs
 from .composition import Composition
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
@@ -10,7 +10,7 @@ from .explain import Explanation, RequestView
 from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy, register_policy
 from .preemption import Victims
-from .request import Request, Retention
+from .request import Request, RequestUsage, Retention
 from .reservations import Reservation
 from .state import Limits
 from .status import FINISH_REASONS, Status

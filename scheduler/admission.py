@@ -8,8 +8,10 @@ import numpy as np
 
 from .composition import place_chunk
 from .policies import Policy
+from .queues import Queues
 from .request import RequestState
-from .state import State, Step
+from .reservations import Books
+from .state import Limits, State, Step
 from .status import Status
 
 NUM_PASSING = 4
@@ -27,32 +29,31 @@ class Admission:
         self.chunked, self.max_passes = policy.chunked, policy.max_passes
 
     def let_in(self, state: State, step: Step) -> None:
-        """Return and admit requests as budget, seats and memory allow. The policy says how often one may be passed."""
-        was_shut = state.queues.is_shut
+        """Return and admit requests as budget, seats and memory allow."""
+        books, was_shut = state.books, state.queues.is_shut
         state.queues.reopen()
-        if step.is_short or not step.may_move:
+        if step.is_short or state.carried.groups:
             # Memory was just short: a request admitted now would be the next victim.
             return
-        was_empty = not state.running.num and not state.away.num
         for request in list(state.away):
             if request.status is Status.LOADING:
                 continue
             if step.budget <= 0 or state.outstanding.keeps_out(request):
                 return
             state.manager.growth.draw_promised()
-            if not _has_seats(state, step, request) or state.books.to_return(request) > state.books.num_free():
+            has_seats = _has_seats(books, step, request, state.limits.max_sequences)
+            if not has_seats or books.to_return(request) > books.num_free():
                 shut(state, step)
                 return
             bring_back(state, step, request)
-        self.admit_waiting(state, step, was_empty=was_empty, was_shut=was_shut)
+        if state.foresight is None or state.foresight.looks_now(step.num_rows, was_shut):
+            self.admit_waiting(state, step)
+        elif was_shut:
+            state.queues.shut()
 
-    def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
-        """Admit from the queue. `was_empty`: nothing ran or was away; `was_shut`: the last step could admit none."""
-        foresight, waiting = state.foresight, state.waiting
-        if foresight is not None and not foresight.looks_now(step.num_rows, was_shut):
-            if was_shut:
-                state.queues.shut()
-            return
+    def admit_waiting(self, state: State, step: Step) -> None:
+        """Admit from the queue. All requests that can return run already."""
+        waiting = state.waiting
         while waiting.num and step.budget > 0:
             head = waiting.head()
             request = _first_to_enter(state, step, [head], passes=False)
@@ -64,13 +65,21 @@ class Admission:
                     if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
                         shut(state, step, head)
                     return
-                head.passed += 1
+                head.let_pass()
             admit(state, step, request)
 
-    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+    def fits(self, books: Books, step: Step, request: RequestState) -> bool:
+        """Whether memory holds a waiting request now, and the budget its prompt where that is computed whole."""
+        if not books.has_room(request):
+            return False
+        if self.chunked or not step.num_rows:
+            return True
+        return max(len(tokens) for tokens in request.tokens if tokens is not None) <= step.budget
+
+    def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
         """Prepare for the admission of these waiting requests while nothing runs."""
 
-    def reason(self, state: State) -> str | None:
+    def reason(self, queues: Queues) -> str | None:
         """Return why requests wait though there is room for them; None if they do not."""
         return None
 
@@ -96,15 +105,16 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], 
 
     `passes`: it would enter before the head of the queue.
     """
-    manager, foresight, free = state.manager, state.foresight, None
-    has_seat = state.running_rows.num < state.limits.max_sequences
+    manager, foresight, books, free = state.manager, state.foresight, state.books, None
+    max_sequences = state.limits.max_sequences
+    has_seat = state.running_rows.num < max_sequences
     for request in requests:
         if has_seat and _is_ordinary(state, step, request):
             # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
             if step.seats <= 0:
                 return None
-            tokens, free = request.first_tokens, state.books.num_free() if free is None else free
-            has_room = state.books.blocks_for(len(tokens)) <= free
+            tokens, free = request.first_tokens, books.num_free() if free is None else free
+            has_room = books.blocks_for(len(tokens)) <= free
             # One that passes draws first if anything of it may be cached.
             if has_room and not (passes and manager.content.has_first(tokens, request.root)):
                 if foresight is None or foresight.fits(request):
@@ -114,7 +124,7 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], 
             if not has_room and (free <= 0 or not manager.content.has_first(tokens, request.root)):
                 continue
         manager.growth.draw_promised()
-        fits_now = _has_seats(state, step, request) and fits(state, step, request)
+        fits_now = _has_seats(books, step, request, max_sequences) and state.admission.fits(books, step, request)
         if fits_now and not state.outstanding.keeps_out(request) and (foresight is None or foresight.fits(request)):
             return request
     return None
@@ -126,18 +136,15 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     state.books.bound_if_due(request)
     moves = state.manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
-    if len(moves):
-        step.moves.append(moves)
-        step.has_swapped_in = True
-        copied = moves.host_to_device
-        state.stats.swapped_in_blocks += len(copied)
-        request.swapped_blocks += len(copied)
+    step.move(moves)
+    state.stats.count_swap(num_in=len(moves.host_to_device))
+    request.count(swapped_blocks=len(moves.host_to_device))
     _start(state, step, request)
 
 
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
-    manager, stats = state.manager, state.stats
+    manager = state.manager
     state.waiting.let_in(request)
     step.admitted.append(request.id)
     if _is_ordinary(state, step, request):
@@ -145,19 +152,18 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         known = request.first_tokens
         row, found, count = manager.admit(known, request.root, min(step.budget, state.limits.max_chunk))
         state.seat(request, 0, row, found)
-        stats.prompt_tokens += len(known)
-        stats.admitted += 1
+        state.stats.count_admission(len(known))
         request.admitted()
         state.start_running(request)
         is_whole = found + count == len(known)
-        step.place((row, found, count, is_whole), leads=not is_whole)
+        step.place_chunk(request, row, found, count, is_whole=is_whole)
         if not is_whole:
             manager.growth.draw_promised()
             state.books.owe(request)
         return
     manager.growth.draw_promised()
     state.books.bound_if_due(request)
-    is_loading = False
+    is_loading, num_known = False, 0
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
@@ -166,15 +172,14 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             tokens, request.root, count=request.is_new, reads=wish.reads_cache, writes=wish.writes_cache
         )
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
-        if request.is_new:
-            stats.prompt_tokens += len(tokens)
+        num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        is_loading = request.wants_load and _ask_for_load(state, step, request, row)
+        is_loading = request.wants_load and _list_loads(state.books, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
     if request.is_new:
-        stats.admitted += 1
+        state.stats.count_admission(num_known)
         request.admitted()
     if is_loading:
         state.queues.suspend(request, Status.LOADING)
@@ -195,45 +200,35 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
         if step.budget <= 0 or place_chunk(state, step, request, row, is_fresh=is_fresh) < todo:
             is_whole = False
         follows = follows or request.follows
-    request.follows = None if any(manager.is_placed(row) for row in rows) else follows
+    request.follow(None if any(map(manager.is_placed, rows)) else follows)
     if not is_whole or len(request.rows) > 1:
         state.books.owe(request)
 
 
-def _ask_for_load(state: State, step: Step, request: RequestState, row: int) -> bool:
+def _list_loads(books: Books, step: Step, request: RequestState, row: int) -> bool:
     """List the blocks for tokens whose KV exists elsewhere. Return whether there are any."""
-    manager, size = state.manager, state.manager.block_size
+    manager, size = books.manager, books.manager.block_size
     request.ask_for(0)
     have = manager.rows.num_launched.item(row)
     wanted = min(request.request.num_computed, manager.rows.num_tokens.item(row) - 1)
-    num_blocks = state.books.blocks_for(wanted)
+    num_blocks = books.blocks_for(wanted)
     if wanted <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
         return False
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
     table = manager.rows.table(row)[:num_blocks].tolist()
-    step.loads += [(row, column * size, table[column]) for column in range(have // size, len(table))]
+    step.loads.extend((row, column * size, table[column]) for column in range(have // size, len(table)))
     request.ask_for(wanted - have)
-    step.asked.append(request)
     return True
 
 
-def _has_seats(state: State, step: Step, request: RequestState) -> bool:
+def _has_seats(books: Books, step: Step, request: RequestState, max_sequences: int) -> bool:
     if request.num_live > step.seats:
         return False
-    num_free = state.limits.max_sequences - request.num_live
-    if state.running_rows.num <= num_free:
+    num_free = max_sequences - request.num_live
+    if books.queues.running_rows.num <= num_free:
         return True
-    rows, manager = state.books.running_rows(), state.manager
+    rows, tables = books.running_rows(), books.manager.rows
     # Rows that wait for tokens from the caller take no seat.
-    launched = manager.rows.num_launched[rows]
-    is_idle = (manager.rows.num_tokens[rows] == launched) & (manager.rows.num_computed[rows] == launched)
+    launched = tables.num_launched[rows]
+    is_idle = (tables.num_tokens[rows] == launched) & (tables.num_computed[rows] == launched)
     return len(rows) - int(np.count_nonzero(is_idle)) <= num_free
-
-
-def fits(state: State, step: Step, request: RequestState) -> bool:
-    """Whether memory holds a waiting request now, and the budget its prompt where that is computed whole."""
-    if not state.books.has_room(request):
-        return False
-    if state.admission.chunked or not step.num_rows:
-        return True
-    return max(len(tokens) for tokens in request.tokens if tokens is not None) <= step.budget

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paged.base.arguments import is_integer, is_real
 from paged.errors import InvalidRequest
 
@@ -20,6 +23,13 @@ def is_number(value: object) -> bool:
 def count_of(value: Any) -> int:
     """Return an integer as a Python int of at most UNLIMITED: numpy integers wrap, larger ones exceed int64."""
     return min(int(value), UNLIMITED)
+
+
+def outside_vocabulary(tokens: NDArray[np.int32], vocabulary_size: int | None) -> str | None:
+    """Return what is wrong if a token id is not below the size, if there is one; None if all are right."""
+    if vocabulary_size is None or not len(tokens) or (largest := int(tokens.max())) < vocabulary_size:
+        return None
+    return f"token id {largest} is outside the vocabulary of {vocabulary_size}."
 
 
 def finite_time(now: Any) -> float:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from paged.block_manager import Moves
 from paged.block_manager.flights import Flight
 
-from .request import RequestState
+from .request import RequestState, RequestUsage
 from .status import FINISH_REASONS
 
 # `Batch.loads` where there are none.
 NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
-NO_LOADS.flags.writeable = False
+NO_LOADS.setflags(write=False)
 
 
 class Left(NamedTuple):
@@ -32,8 +32,8 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The scheduler's own record of a batch, which no engine can change through the batch's arrays. owner identifies
     the scheduler. rows int64 [n], ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n]
     are the truth. covers_running: these are all running rows, in order. flight is memory's record, None for an empty
-    batch. By place, gone has shares whose rows were given back; computed_before has tokens computed before the batch,
-    of rows that lost blocks since: what a share computes below is waste. Only `Outstanding` changes these two."""
+    batch. By place, gone has shares whose rows were given back, and recomputed how many tokens a row had computed
+    before. Only `Outstanding` changes these two."""
 
     owner: object
     rows: NDArray[np.int64]
@@ -46,7 +46,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     draft_counts: NDArray[np.int64] | None
     draft_tokens: NDArray[np.int32] | None
     gone: dict[int, Left]
-    computed_before: dict[int, int]
+    recomputed: dict[int, int]
 
     def place_of(self, row: int) -> int:
         """Return the place of a row that its sequence still holds, else -1."""
@@ -139,18 +139,6 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     def is_empty(self) -> bool:
         """Whether there is nothing to run, move or deliver; such a batch needs no end."""
         return self.ticket.is_empty
-
-
-class RequestUsage(msgspec.Struct, frozen=True, gc=False):
-    """What a request took, delivered with its last output: tokens, blocks, times preempted. hit_tokens were found in
-    the prefix cache at its first admission, recomputed_tokens computed again after preemptions."""
-
-    prompt_tokens: int
-    output_tokens: int
-    hit_tokens: int
-    recomputed_tokens: int
-    swapped_blocks: int
-    preemptions: int
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):

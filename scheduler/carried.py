@@ -66,14 +66,13 @@ class CarriedCopies:
 
     def forget_stale(self) -> None:
         """Forget loads for which no request waits any more, and groups left empty, which would delay a step."""
-        self.groups = [
-            group for group in self.groups if len(group.moves) or len(self._wanted(group.loads, group.number))
-        ]
+        for group in self.groups:
+            group.loads = self._wanted(group.loads, group.number)
+        self.groups = [group for group in self.groups if len(group.moves) or len(group.loads)]
 
     def take(self) -> Carried:
-        """Remove and return the first group, for the batch being made, with the loads still wanted."""
-        group = self.groups.pop(0)
-        return Carried(group.moves, self._wanted(group.loads, group.number), group.number)
+        """Remove and return the first group, for the batch being made."""
+        return self.groups.pop(0)
 
     def _wanted(self, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
         owners = [self._columns.owner[row] for row in loads[:, 0].tolist()]

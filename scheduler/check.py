@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from paged.block_manager import Memory
 
 from .batch import Batch
 from .request import RequestState
-from .state import State
+from .reservations import Books
+from .state import Limits, State
 from .status import Status
 
 
 def violations_of(state: State) -> list[str]:
     """Return each violation as a sentence that begins with its invariant's number, the memory layer's last."""
     found: list[str] = []
-    queues: dict[str, tuple[Iterable[RequestState], set[Status]]] = {
-        "waiting": (state.waiting, {Status.WAITING}),
-        "running": (state.running, {Status.RUNNING}),
-        "away": (state.away, {Status.LOADING, Status.PAUSED, Status.SWAPPED}),
-    }
     places: dict[str, str] = dict.fromkeys(state.parked, "parked")
-    for name, (queue, statuses) in queues.items():
+    queues: tuple[tuple[str, Iterable[RequestState], set[Status]], ...] = (
+        ("waiting", state.waiting, {Status.WAITING}),
+        ("running", state.running, {Status.RUNNING}),
+        ("away", state.away, {Status.LOADING, Status.PAUSED, Status.SWAPPED}),
+    )
+    for name, queue, statuses in queues:
         orders = [request.order for request in queue]
         if queue is not state.waiting and orders != sorted(orders):
             found.append(f"11: the {name} queue is out of order.")
@@ -31,16 +34,16 @@ def violations_of(state: State) -> list[str]:
                 found.append(f'9: request "{request.id}" is {request.status.value} and stands in the {name} queue.')
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
-    found += _rows(state)
-    found += _in_flight(state)
+    found += _rows(state.books, state.requests.values(), state.to_reject)
+    found += _in_flight(state.outstanding.batches, state.manager, state.limits, state.requests)
     return found + state.order.violations(state) + state.reservation.violations(state.books) + state.manager.check()
 
 
-def _rows(state: State) -> list[str]:
+def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[RequestState]) -> list[str]:
     found: list[str] = []
-    manager = state.manager
+    manager, columns, queues = books.manager, books.columns, books.queues
     owned: set[int] = set()
-    for request in state.requests.values():
+    for request in requests:
         rows = request.live_rows
         owned.update(rows)
         if request.status is Status.WAITING and rows:
@@ -48,10 +51,11 @@ def _rows(state: State) -> list[str]:
         if request.status is not Status.WAITING and len(rows) != request.num_live:
             found.append(f'9: request "{request.id}" has {request.num_live} sequences alive and {len(rows)} rows.')
         for sequence, row in enumerate(request.rows):
-            if row >= 0 and (state.columns.owner[row] is not request or state.columns.sequence[row] != sequence):
+            if row < 0:
+                continue
+            if columns.owner[row] is not request or columns.sequence[row] != sequence:
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
-            is_refused = request in state.to_reject
-            if row >= 0 and manager.rows.num_tokens[row] > request.max_total[sequence] and not is_refused:
+            if manager.rows.num_tokens[row] > request.max_total[sequence] and request not in to_reject:
                 found.append(f'8: request "{request.id}" has {manager.rows.num_tokens[row]} tokens, more than it may.')
         if request.status is Status.SWAPPED and any(manager.rows.num_blocks[row] for row in rows):
             found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
@@ -59,50 +63,43 @@ def _rows(state: State) -> list[str]:
             found.append(f'9: request "{request.id}" is running and has blocks on the host.')
     if differ := owned ^ set(manager.tables.live_rows.tolist()):
         found.append(f"9: rows {sorted(differ)} are held by no request, or do not exist.")
-    columns = state.columns
     if (columns.num_bound, columns.sum_max_total) != (len(owned), int(columns.max_total[sorted(owned)].sum())):
         found.append(
             f"9: {columns.num_bound} rows of {columns.sum_max_total} tokens at most are counted; {len(owned)} are held."
         )
-    running = [row for request in state.running for row in request.live_rows]
-    if state.running_rows.array(state.running).tolist() != running:
+    if books.running_rows().tolist() != [row for request in queues.running for row in request.live_rows]:
         found.append("9: the array of running rows differs from the running requests.")
     # A block that several of them share counts once.
-    held = {
-        block
-        for request in state.books.bounded
-        for row in request.live_rows
-        for block in manager.rows.table(row).tolist()
-    }
-    worst = len(held) + state.books.owed_to_bounded()
+    bounded = [row for request in books.bounded for row in request.live_rows]
+    held = {block for row in bounded for block in manager.rows.table(row).tolist()}
+    worst = len(held) + books.owed_to_bounded()
     if worst > manager.num_blocks:
         found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
     return found
 
 
-def _in_flight(state: State) -> list[str]:
+def _in_flight(
+    batches: list[Batch], manager: Memory, limits: Limits, requests: Mapping[str, RequestState]
+) -> list[str]:
     found: list[str] = []
-    manager, limits = state.manager, state.limits
-    in_batches = {
-        row for batch in state.outstanding.batches for row in batch.ticket.rows.tolist() if _computes(batch, row)
-    }
+    in_batches = {row for batch in batches for row in batch.ticket.rows.tolist() if _computes(batch, row)}
     live = manager.tables.live_rows
     in_flight = set(live[manager.rows.num_launched[live] != manager.rows.num_computed[live]].tolist())
     if not in_flight <= in_batches:
         found.append(f"8: rows {sorted(in_flight)} are in flight; the outstanding batches have {sorted(in_batches)}.")
-    numbers = [batch.number for batch in state.outstanding.batches]
+    numbers = [batch.number for batch in batches]
     if numbers != sorted(set(numbers)):
         found.append(f"8: batches {numbers} are out, not rising.")
-    for batch in state.outstanding.batches:
-        ticket = batch.ticket
-        if len(ticket.rows) and len(set(ticket.rows.tolist())) != len(ticket.rows):
+    for batch in batches:
+        rows = batch.ticket.rows.tolist()
+        if len(set(rows)) != len(rows):
             found.append(f"8: a row is twice in batch {batch.number}.")
         if batch.num_scheduled_tokens > limits.max_tokens_per_step:
             found.append(f"8: batch {batch.number} has {batch.num_scheduled_tokens} tokens, more than the budget.")
-        if len(ticket.rows) > limits.max_sequences:
-            found.append(f"8: batch {batch.number} has {len(ticket.rows)} rows, more than max_sequences.")
-        for left in ticket.gone.values():
-            if not left.is_void and state.requests.get(left.request.id) is not left.request:
+        if len(rows) > limits.max_sequences:
+            found.append(f"8: batch {batch.number} has {len(rows)} rows, more than max_sequences.")
+        for left in batch.ticket.gone.values():
+            if not left.is_void and requests.get(left.request.id) is not left.request:
                 found.append(f'8: batch {batch.number} samples for request "{left.request.id}", which has ended.')
     return found
 

@@ -7,13 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import GrowingView
-from paged.block_manager.moves import NO_MOVES
+from paged.block_manager import Memory
 from paged.errors import OutOfBlocks
 
 from .arguments import UNLIMITED
-from .preemption import preempt, victims
+from .outstanding import Outstanding
+from .preemption import preempt
+from .queues import Queues
 from .request import RequestState
-from .rows import Rows
+from .rows import RowColumns, Rows
 from .state import State, Step
 
 Counts = NDArray[np.int64]
@@ -38,19 +40,19 @@ class Composition:
         if state.waiting.num or state.away.num:
             state.admission.let_in(state, step)
 
-    def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
-        """Return the tokens that each row may compute in one step of its `todo`, whatever the budget."""
-        return np.minimum(todo, state.limits.max_chunk)
+    def wanted(self, manager: Memory, rows: Rows, todo: Counts) -> Counts:
+        """Return the tokens that each row may compute in one step of its `todo`, whatever the limits."""
+        return todo
 
     def ranked(self, todo: Counts) -> Counts:
         """Return the places of rows with `todo` tokens to go, in the order in which they get the budget."""
         return np.arange(len(todo))
 
-    def most(self, state: State, num_launched: int) -> int:
-        """Return how many tokens one row may compute in one step after `num_launched`."""
-        return state.limits.max_chunk
+    def most(self, num_launched: int) -> int:
+        """Return how many tokens one row may compute in one step after `num_launched`, whatever the limits."""
+        return UNLIMITED
 
-    def reason(self, state: State) -> str | None:
+    def reason(self, queues: Queues) -> str | None:
         """Return why requests wait though there is room for them; None if they do not."""
         return None
 
@@ -65,12 +67,13 @@ class DecodesFirst(Composition):
 
 def compose_running(state: State, step: Step) -> None:
     """Place the running rows as budget, seats and memory allow, decodes first. Their blocks may stay promised."""
-    manager, outstanding, rows = state.manager, state.outstanding, state.running_rows.array(state.running)
+    manager, outstanding, rows = state.manager, state.outstanding, state.books.running_rows()
     decodes = state.running_rows.take_steady()
     todo: Counts | None = None
+    after = -1
     if outstanding.batches:
-        decodes = _steady_ahead(state, rows)
-    is_ahead = outstanding.batches and decodes is not None
+        decodes = None if state.columns.silent else _steady_ahead(outstanding, state.columns, rows)
+        after = -1 if decodes is None else outstanding.batches[-1].number
     if decodes is None or decodes[0] is not rows:
         # Otherwise nothing is gathered: a decode step of 1,024 rows in `paged bench scheduler`.
         launched = manager.rows.num_launched[rows]
@@ -78,158 +81,147 @@ def compose_running(state: State, step: Step) -> None:
         decodes = None if np.count_nonzero(todo != 1) else (rows, launched, launched + 1)
     if decodes is not None and len(rows) <= step.budget and len(rows) <= step.seats and not state.books.bounded:
         try:
-            _place_decodes(state, step, *decodes)
+            step.move(manager.place(*decodes, one_each=True))
         except OutOfBlocks:
             # Nothing changed; victims give up blocks below.
             pass
         else:
-            if is_ahead:
-                step.decodes_after = outstanding.batches[-1].number
-            elif not outstanding.batches and not state.away.num and not state.reservation.is_counted:
+            step.place_decodes(*decodes, after=after)
+            if not outstanding.batches and not state.away.num and not state.reservation.is_counted:
                 state.books.owe_nothing()
             return
     _compose_in_parts(state, step, rows, ones(len(rows)) if todo is None else todo)
 
 
-def _steady_ahead(state: State, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
+def _steady_ahead(outstanding: Outstanding, columns: RowColumns, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
     """Return (rows, launched, launched + 1) if the latest batch samples for all running rows and none gets full."""
-    ticket = state.outstanding.steady_source(rows)
-    if ticket is None or state.silent:
+    ticket = outstanding.steady_source(rows)
+    if ticket is None:
         return None
     ends = ticket.ends + 1
-    return None if state.columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
-
-
-def _place_decodes(state: State, step: Step, rows: Rows, starts: Counts, ends: Counts) -> None:
-    """Place a token of each row, with `starts` launched tokens before and `ends` after. Blocks may stay promised."""
-    moves = state.manager.place(rows, starts, ends, one_each=True)
-    step.decodes, step.decode_starts, step.decode_ends = rows, starts, ends
-    step.budget -= len(rows)
-    step.seats -= len(rows)
-    if moves is not NO_MOVES and len(moves):
-        step.moves.append(moves)
+    return None if columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
 
 
 def place_chunk(
-    state: State, step: Step, request: RequestState, row: int, most: int = UNLIMITED, *, is_fresh: bool = False
+    state: State, step: Step, request: RequestState, row: int, *, most: int = UNLIMITED, is_fresh: bool = False
 ) -> int:
-    """Place next tokens of the row: at most `most`, the budget, and what its memory holds. Return how many. Extends its
+    """Place next tokens of the row: at most `most`, the limits, and what its memory holds. Return how many. Extends its
     hit first unless that is done (`is_fresh`). Places none if another row of this batch computes what comes next."""
     manager = state.manager
     if not is_fresh:
         is_first_life = request.preemptions == 0
         room = state.books.allowance(request) if manager.host_caching else None
         num_won = manager.extend_hit(row, count=is_first_life, room=room)
-        if is_first_life:
-            request.hit_tokens += num_won
-    request.follows = _leader_of(state, step, request, row)
+        if is_first_life and num_won:
+            request.count(hit_tokens=num_won)
+    request.follow(_leader_of(manager, step, request, row))
     if request.follows is not None:
         return 0
     launched = manager.rows.num_launched.item(row)
     todo = state.outstanding.total_of(row) - launched
     holds = (manager.rows.num_blocks.item(row) + state.books.allowance(request)) * manager.block_size
-    count = min(todo, step.budget, most, state.composition.most(state, launched), holds - launched)
+    most = min(most, state.limits.max_chunk, state.composition.most(launched))
+    count = min(todo, step.budget, most, holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
-    moves = manager.place_one(row, count)
-    if len(moves):
-        step.moves.append(moves)
-    step.place((row, launched, count, count == todo), leads=count < todo and request.request.writes_cache)
+    step.move(manager.place_one(row, count))
+    step.place_chunk(request, row, launched, count, is_whole=count == todo)
     return count
 
 
 def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> None:
+    manager, composition = state.manager, state.composition
     is_ready = todo > 0
     rows, todo = rows[is_ready], todo[is_ready]
-    granted = _fitted(state, step, rows, _granted(state, step, rows, todo))
+    granted = np.minimum(composition.wanted(manager, rows, todo), state.limits.max_chunk)
+    if len(rows) > step.seats or int(granted.sum()) > step.budget:
+        granted = _rationed(step, granted, composition.ranked(todo))
+    granted = _fitted(state, step, rows, granted)
     decodes = rows[(granted > 0) & (todo == 1)]
     if len(decodes):
-        launched = state.manager.rows.num_launched[decodes]
-        _place_decodes(state, step, decodes, launched, launched + 1)
-        state.manager.growth.draw_promised()
+        starts = manager.rows.num_launched[decodes]
+        ends = starts + 1
+        step.move(manager.place(decodes, starts, ends, one_each=True))
+        step.place_decodes(decodes, starts, ends)
+        manager.growth.draw_promised()
     is_chunk = (granted > 0) & (todo > 1)
     for row, most in zip(rows[is_chunk].tolist(), granted[is_chunk].tolist(), strict=True):
-        place_chunk(state, step, state.columns.owner[row], row, most)
+        place_chunk(state, step, state.columns.owner[row], row, most=most)
 
 
-def _granted(state: State, step: Step, rows: Rows, todo: Counts) -> Counts:
-    wanted = state.composition.wanted(state, rows, todo)
-    if len(rows) <= step.seats and int(wanted.sum()) <= step.budget:
-        return wanted
-    order = state.composition.ranked(todo)[: step.seats]
+def _rationed(step: Step, wanted: Counts, order: Counts) -> Counts:
+    """Return what each row gets of the tokens `wanted` if budget and seats go to the rows in this order."""
+    order = order[: step.seats]
     in_order = wanted[order]
-    before = np.cumsum(in_order) - in_order
-    granted = np.zeros(len(rows), np.int64)
-    granted[order] = np.clip(step.budget - before, 0, in_order)
+    granted = np.zeros(len(wanted), np.int64)
+    granted[order] = np.clip(step.budget - (np.cumsum(in_order) - in_order), 0, in_order)
     return granted
 
 
 def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
     """Return what memory can hold of `granted`, after victims gave up the missing blocks."""
-    manager, books, owed = state.manager, state.books, 0
+    manager, books = state.manager, state.books
     needs = books.lacking(rows, manager.rows.num_launched[rows] + granted)
-    if books.bounded:
-        owed = books.owed_to_bounded()
-        if owed <= manager.device.num_available:
-            # Their blocks are reserved: they neither compete nor count.
-            needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
-        else:
-            # A cancelled batch took back shared blocks. Until the reservation is whole again, its request competes.
-            owed = 0
-    missing = int(needs.sum()) - (manager.device.num_available - owed)
-    if missing <= 0:
+    owed = books.owed_to_bounded()
+    if owed > manager.device.num_available:
+        # A cancelled batch took back shared blocks. Until the reservation is whole again, its request competes.
+        owed = 0
+    elif books.bounded:
+        # Their blocks are reserved: they neither compete nor count.
+        needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
+    if int(needs.sum()) <= manager.device.num_available - owed:
         return granted
-    if step.may_move:
-        _take_from_victims(state, step, rows, granted, needs, missing)
+    if not state.carried.groups:
+        _take_from_victims(state, step, rows, granted=granted, needs=needs, owed=owed)
     # Rows that still lack blocks leave this step, last in order first. Rows that have their blocks stay.
     fits = np.cumsum(needs) <= manager.device.num_available - owed
     return np.where(fits | (needs == 0), granted, 0)
 
 
-def _take_from_victims(state: State, step: Step, rows: Rows, granted: Counts, needs: Counts, missing: int) -> None:
-    """Preempt until nothing is missing; change `granted` and `needs`. The first request in order is no victim."""
-    manager = state.manager
+def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts, needs: Counts, owed: int) -> None:
+    """Preempt until the blocks that the rows need are there, without the `owed` ones; a victim's `granted` tokens and
+    `needs` become 0. The first request in order is no victim."""
+    tables, size = state.manager.rows, state.manager.block_size
     place = {row: i for i, row in enumerate(rows.tolist())}
-    first = next((s for s in state.running if any(row in place for row in s.rows)), None)
-    for victim in victims(state):
+    first = next((request for request in state.running if any(row in place for row in request.rows)), None)
+    for victim in state.victims.candidates(state.books):
+        missing = int(needs.sum()) - (state.manager.device.num_available - owed)
         if missing <= 0:
             return
         if victim is first:
             continue
         own = [place[row] for row in victim.live_rows if row in place]
-        own_need = int(needs[own].sum())
-        if not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1 and own_need >= missing:
-            row, left = rows.item(own[0]), own_need - missing
-            holds = (manager.rows.num_blocks.item(row) + left) * manager.block_size - manager.rows.num_launched.item(
-                row
-            )
+        left = int(needs[own].sum()) - missing
+        if left >= 0 and not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1:
+            # It may go on with fewer tokens.
+            row = rows.item(own[0])
+            holds = (tables.num_blocks.item(row) + left) * size - tables.num_launched.item(row)
             if holds > 0:
                 granted[own[0]] = min(granted.item(own[0]), holds)
                 needs[own[0]] = left
                 return
         granted[own] = 0
         needs[own] = 0
-        missing -= own_need
-        missing -= preempt(state, step, victim, max(missing, 0))
+        preempt(state, step, victim, max(-left, 0))
 
 
-def _leader_of(state: State, step: Step, request: RequestState, row: int) -> str | None:
+def _leader_of(manager: Memory, step: Step, request: RequestState, row: int) -> str | None:
     """Return the id of a request in this batch whose prompt goes on with this row's next block, or None."""
-    manager, size = state.manager, state.manager.block_size
     if not step.leaders or not manager.prefix_caching or not request.request.reads_cache:
         return None
-    have = manager.rows.num_blocks.item(row)
+    size, tables = manager.block_size, manager.rows
+    have = tables.num_blocks.item(row)
     start, stop = have * size, (have + 1) * size
     # Only a row that holds nodes alone can share by content, and every row computes at least one token.
-    if manager.rows.num_launched[row] != start or stop > manager.rows.num_tokens[row] - 1:
+    if tables.num_launched[row] != start or stop > tables.num_tokens[row] - 1:
         return None
-    tokens, table = manager.rows.tokens, manager.rows.block_tables
-    for leader, launched in step.leaders.items():
-        other = state.columns.owner[leader]
-        if leader == row or other.root != request.root or not launched < stop <= manager.rows.num_tokens[leader]:
-            continue
-        if not (tokens[leader, start:stop] == tokens[row, start:stop]).all():
-            continue
-        if (table[leader, :have] == table[row, :have]).all():
-            return str(other.id)
+    for other, leader, launched in step.leaders:
+        if (
+            leader != row
+            and other.root == request.root
+            and launched < stop <= tables.num_tokens[leader]
+            and (tables.tokens[leader, start:stop] == tables.tokens[row, start:stop]).all()
+            and (tables.block_tables[leader, :have] == tables.block_tables[row, :have]).all()
+        ):
+            return other.id
     return None

@@ -18,7 +18,6 @@ from paged.base.copying import Uncopyable
 from paged.base.growing import rising_from
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
-from paged.block_manager.moves import NO_MOVES
 from paged.errors import (
     DuplicateRequest,
     ForeignBatch,
@@ -34,11 +33,11 @@ from paged.errors import (
 
 from . import ending, forks
 from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time
+from .arguments import UNLIMITED, count_of, finite_time, latest_time, outside_vocabulary
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
-from .explain import Explanation, RequestView, explain, listed, reason, view_of
+from .explain import Explanation, RequestView, explain, listed, view_of
 from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
@@ -211,7 +210,7 @@ class Scheduler(Uncopyable):
             # Rows that this step may open. This takes memory, so it comes before any change.
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
-        state.now = now
+        state.set_now(now)
         if manager.content.retentions.next_end <= now:
             manager.content.retentions.expire(now)
         if state.carried.groups:
@@ -221,7 +220,7 @@ class Scheduler(Uncopyable):
             manager.copy_content(not carried)
         if state.to_reject:
             reject_overgrown(state)
-        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS, may_move=not carried)
+        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS)
         outstanding.begin_step()
         state.books.begin_step()
         if state.parked_late:
@@ -229,7 +228,7 @@ class Scheduler(Uncopyable):
         # Carried groups never mix with other moves: place nothing that might copy, or write what a group still reads.
         if not carried or (len(carried) == 1 and not manager.growth.any_shared_tail):
             state.composition.compose(state, step)
-        if not step.num_rows and not outstanding.batches and step.may_move and not step.loads:
+        if not step.num_rows and not outstanding.batches and not carried and not step.loads:
             force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
@@ -253,11 +252,12 @@ class Scheduler(Uncopyable):
         state = self._state
         now = latest_time(now, state.now)
         is_out = self._is_out(batch, 0, "updated")
-        tokens, ragged = ending.validated_tokens(state, batch, token_ids, counts)
-        state.now = now
+        tokens = ending.checked_tokens(batch, token_ids, state.limits.vocabulary_size)
+        uneven = ending.checked_counts(batch, counts, tokens, state.outstanding.batches)
+        state.set_now(now)
         if is_out:
             state.outstanding.end(batch)
-        outputs = ending.update(state, batch, tokens, ragged)
+        outputs = ending.update(state, batch, tokens, uneven)
         if self._checks:
             self._raise_violations()
         return outputs
@@ -296,9 +296,10 @@ class Scheduler(Uncopyable):
             raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
         if not is_integer(sequence) or sequence < 0 or (request is not None and sequence >= len(request.rows)):
             raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
-        if request is None or not state.delivers(request, sequence):
+        if request is None or not request.is_live(sequence):
             return None
-        return ending.finish(state, request, int(sequence), code)
+        usage = ending.end_sequences(state, request, [int(sequence)], code)
+        return Output(request_id, int(sequence), [], reason, usage)
 
     @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
@@ -317,30 +318,26 @@ class Scheduler(Uncopyable):
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
-        limit = state.limits.vocabulary_size
-        if limit is not None and len(array) and int(array.max()) >= limit:
-            raise InvalidRequest(
-                f'request "{request_id}": token id {int(array.max())} is outside the vocabulary of {limit}.'
-            )
+        if (outside := outside_vocabulary(array, state.limits.vocabulary_size)) is not None:
+            raise InvalidRequest(f'request "{request_id}": {outside}')
         sequence = self._live_sequence(request, sequence)
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too, so that the caller can predict the refusal from its batches.
             raise RequestInFlight(request_id)
-        row, known, have = request.rows[sequence], request.tokens[sequence], state.books.num_known(request, sequence)
+        row, have = request.rows[sequence], state.books.num_known(request, sequence)
         longest = state.books.max_total_of(len(request.rows))
         # A sequence that never fits ends. Its excess tokens are not kept, or all rows' tables would grow by them.
         array = array[: max(0, longest - have)]
         num_more = len(array)
         # This comes first: memory for the tokens may be short.
-        if known is None:
+        if row >= 0:
             state.manager.append_row(row, array)
         else:
-            request.tokens[sequence] = np.concatenate([known, array])
+            request.extend(sequence, array)
         state.running_rows.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()
-        request.wake(sequence)
-        state.silent.discard(row)
+        state.columns.hush(request, sequence, False)
         if num_more:
             # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)
@@ -390,15 +387,15 @@ class Scheduler(Uncopyable):
 
     def reason(self, request_id: str) -> str:
         """Return the sentence of `explain` alone, at less cost. Raises UnknownRequest."""
-        return reason(self._state, _checked_id(request_id))
+        return explain(self._state, _checked_id(request_id), with_holders=False).reason
 
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
-        return listed(self._state, checked_integer("limit", limit, 0, 2**62))
+        return listed(self._state.books, checked_integer("limit", limit, 0, 2**62))
 
     def request(self, request_id: str) -> RequestView:
         """Return the figures of a live request. Raises UnknownRequest."""
-        return view_of(self._state, self._living(request_id))
+        return view_of(self._state.books, self._living(request_id))
 
     @property
     def next_id(self) -> str | None:
@@ -483,9 +480,12 @@ class Scheduler(Uncopyable):
         """Return a copy of the totals so far."""
         state = self._state
         figures = state.manager.content.hit_figures()
-        state.stats.hit_tokens, state.stats.host_hit_tokens = figures.hit_tokens, figures.host_hit_tokens
-        state.stats.shared_in_flight_tokens = figures.pending_hit_tokens
-        return msgspec.structs.replace(state.stats)
+        return msgspec.structs.replace(
+            state.stats,
+            hit_tokens=figures.hit_tokens,
+            host_hit_tokens=figures.host_hit_tokens,
+            shared_in_flight_tokens=figures.pending_hit_tokens,
+        )
 
     def check(self) -> list[str]:
         """Return every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
@@ -509,7 +509,7 @@ class Scheduler(Uncopyable):
 
     def _live_sequence(self, request: RequestState, sequence: Any) -> int:
         is_one = is_integer(sequence) and 0 <= sequence < len(request.rows)
-        if not is_one or not self._state.delivers(request, sequence):
+        if not is_one or not request.is_live(sequence):
             raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
         return int(sequence)
 
@@ -547,7 +547,7 @@ class Scheduler(Uncopyable):
             error = NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
         if error is not None:
             state.requests[new.id] = new
-            state.end(new, (Status.REJECTED, str(error)))
+            state.end(new, Status.REJECTED, str(error))
             raise error
 
     def _put_out(self, step: Step) -> Batch:
@@ -558,8 +558,7 @@ class Scheduler(Uncopyable):
             positions = rising_from(positions, counts)
         has_more = bool(state.pending_outputs or step.loads) or (bool(step.moves) and any(map(len, step.moves)))
         composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
-        if composed.moves is not NO_MOVES and len(composed.moves):
-            step.moves.append(composed.moves)
+        step.move(composed.moves)
         chunks = [chunk[0] for chunk in step.chunks]
         covers_running = state.running_rows.keep(decodes, chunks, composed.flight.rows)
         if not covers_running:
@@ -568,12 +567,12 @@ class Scheduler(Uncopyable):
             step,
             composed,
             positions,
-            silent=state.silent,
+            silent=state.columns.silent,
             covers_running=covers_running,
             has_outputs=bool(state.pending_outputs),
         )
-        for request in step.asked:
-            request.load_batch = batch.number
+        for row, _, _ in step.loads:
+            state.columns.owner[row].listed_in(batch.number)
         if not batch.ticket.is_empty:
             state.outstanding.put_out(batch)
         return batch
@@ -582,9 +581,7 @@ class Scheduler(Uncopyable):
         state = self._state
         carried = state.carried.take()
         step.moves.insert(0, carried.moves)
-        for row, first, block in carried.loads.tolist():
-            step.loads.append((row, first, block))
-            step.asked.append(state.columns.owner[row])
+        step.loads.extend(map(tuple, carried.loads.tolist()))
 
     def _raise_violations(self) -> None:
         violations = self.check()

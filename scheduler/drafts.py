@@ -40,7 +40,7 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
     """Return drafts as arrays if every row belongs to a running request; None if there are none. A mapping has request
     ids, or (id, sequence), for keys and token ids for values. Raises WrongDrafts."""
     if isinstance(drafts, Mapping):
-        drafts = _by_rows(state, drafts)
+        drafts = _by_rows(state.requests, drafts)
     if not isinstance(drafts, Drafts):
         raise WrongDrafts(f"drafts have to be a Drafts, or a mapping from request ids to token ids; got {drafts!r}.")
     rows, counts, tokens = _integers("rows", drafts.rows), _integers("counts", drafts.counts), _tokens(drafts.token_ids)
@@ -54,7 +54,7 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
     if limit is not None and len(tokens) and int(tokens.max()) >= limit:
         raise WrongDrafts(f"drafts: token id {int(tokens.max())} is outside the vocabulary of {limit}.")
     if not state.running_rows.holds(rows, state.running):
-        _refuse(state, rows)
+        _refuse(state.columns.owner, rows)
     return Drafts(rows, counts, tokens) if len(tokens) else None
 
 
@@ -66,13 +66,15 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     size = manager.block_size
     proposed, first = drafts.counts, drafts.counts.cumsum() - drafts.counts
     if drafts.rows.tobytes() != rows.tobytes():
-        index = _places_in(drafts.rows, rows, len(manager.rows.num_tokens))
-        proposed, first = np.where(index >= 0, proposed[index], 0), first[index]
+        place = np.full(len(manager.rows.num_tokens), -1, np.int64)
+        place[drafts.rows] = np.arange(len(drafts.rows))
+        place = place[rows]
+        proposed, first = np.where(place >= 0, proposed[place], 0), first[place]
     ends = step.decode_ends
     # With the token after them, drafts make the row at most as long as it may be.
     wanted = np.minimum(proposed, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
-    if state.silent:
-        wanted = np.where(np.isin(rows, list(state.silent)), 0, wanted)
+    if state.columns.silent:
+        wanted = np.where(np.isin(rows, list(state.columns.silent)), 0, wanted)
     total = int(wanted.sum())
     if total > step.budget:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
@@ -88,24 +90,17 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     if not total:
         return
     manager.lengthen(rows, ends + wanted, have, needs)
-    step.budget -= total
-    step.draft_counts, step.draft_tokens = wanted, drafts.token_ids
-    if total < len(drafts.token_ids) or proposed is not drafts.counts:
-        step.draft_tokens = drafts.token_ids[rising_from(first, wanted)]
+    tokens = drafts.token_ids
+    if total < len(tokens) or proposed is not drafts.counts:
+        tokens = tokens[rising_from(first, wanted)]
+    step.lengthen(wanted, tokens)
 
 
-def _places_in(given: Counts, rows: Counts, num_rows: int) -> Counts:
-    """Return the place of each of `rows` among those given, -1 if it is not there."""
-    place = np.full(num_rows, -1, np.int64)
-    place[given] = np.arange(len(given))
-    return place[rows]
-
-
-def _by_rows(state: State, drafts: Mapping[Any, Any]) -> Drafts:
+def _by_rows(requests: Mapping[str, RequestState], drafts: Mapping[Any, Any]) -> Drafts:
     rows, parts = [], []
     for key, tokens in drafts.items():
         request_id, sequence = key if isinstance(key, tuple) and len(key) == 2 else (key, 0)
-        request = state.requests.get(request_id) if isinstance(request_id, str) else None
+        request = requests.get(request_id) if isinstance(request_id, str) else None
         if request is None or not isinstance(sequence, int) or not 0 <= sequence < len(request.rows):
             raise WrongDrafts(f"drafts: {key!r} is no sequence of a request that is alive.")
         if request.status is not Status.RUNNING or request.rows[sequence] < 0:
@@ -141,8 +136,9 @@ def _tokens(values: Any) -> NDArray[np.int32]:
         raise WrongDrafts(f"drafts: {error}") from None
 
 
-def _refuse(state: State, rows: Counts) -> None:
-    owners, seen = state.columns.owner, set()
+def _refuse(owners: NDArray[np.object_], rows: Counts) -> None:
+    """Raise WrongDrafts for the first of these rows that may have no drafts; there is one."""
+    seen = set()
     for row in rows.tolist():
         request = owners[row] if 0 <= row < len(owners) else None
         if request is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,43 +12,44 @@ from paged.base.arguments import token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongTokens
 
-from .batch import Batch, Left, Output, Outputs, RequestUsage, Ticket
+from .arguments import outside_vocabulary
+from .batch import Batch, Left, Output, Outputs, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
-from .request import RequestState
+from .request import RequestState, RequestUsage
 from .rows import Rows
 from .state import State
 from .status import ABORT, FINISH_REASONS, REJECTED, Status
 from .stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
-_INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
-_FINISHED = tuple((Status.FINISHED, f"has finished ({reason}).") for reason in FINISH_REASONS)
+_FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
 
-def validated_tokens(
-    state: State, batch: Batch, token_ids: Any, counts: Any
-) -> tuple[NDArray[np.int32], Counts | None]:
-    """Return new tokens, int32 [sum], and `counts`, int64 [n], or None if usual. Raises WrongTokens."""
-    ticket = batch.ticket
+def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> NDArray[np.int32]:
+    """Return the new tokens of a batch, int32 [sum]. Raises WrongTokens."""
     try:
         tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
     except TypeError:
         raise WrongTokens(f"batch {batch.number}: token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
         raise WrongTokens(f"batch {batch.number}: {error}") from None
-    vocabulary = state.limits.vocabulary_size
-    if vocabulary is not None and len(tokens) and int(tokens.max()) >= vocabulary:
-        raise WrongTokens(
-            f"batch {batch.number}: token id {int(tokens.max())} is outside the vocabulary of {vocabulary}."
-        )
+    if (outside := outside_vocabulary(tokens, vocabulary_size)) is not None:
+        raise WrongTokens(f"batch {batch.number}: {outside}")
+    return tokens
+
+
+def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], later: list[Batch]) -> Counts | None:
+    """Return how many of the tokens are of each row, int64 [n], or None if usual. `later` batches are out. Raises
+    WrongTokens."""
+    ticket = batch.ticket
     if counts is None:
         if len(tokens) != ticket.num_samples:
             raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
-        return tokens, None
+        return None
     rows, samples = ticket.rows, ticket.samples
     if isinstance(counts, np.ma.MaskedArray):
         raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
@@ -59,26 +61,26 @@ def validated_tokens(
         raise WrongTokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
+    array = array.astype(np.int64)
     # The usual counts are recognised by their bytes: a reduction costs more.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
-    if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
-        return tokens, None
+    if array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
+        return None
     if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
         # Sums of larger counts wrap.
         raise WrongTokens(
             f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
         )
-    array = array.astype(np.int64)
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
-    if state.outstanding.batches and (array > 1).any():
-        _must_not_rest_on(state, batch, array)
+    if later and (array > 1).any():
+        _must_not_rest_on(batch, array, later)
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    return tokens, None if array.tobytes() == usual.tobytes() else array
+    return array
 
 
 def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
@@ -86,8 +88,8 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     ticket = batch.ticket
     drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
     assert drafted is not None and draft_tokens is not None, "the batch has drafts"
-    is_longer = counts > drafted + 1
-    if is_longer.any() and (many := is_longer & (drafted > 0)).any():
+    many = (drafted > 0) & (counts > drafted + 1)
+    if many.any():
         place = int(many.nonzero()[0][0])
         raise WrongTokens(
             f"batch {batch.number}: row {ticket.rows[place]} got {counts[place]} tokens; it had {drafted[place]} drafts, and one token comes "
@@ -107,22 +109,23 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
         )
 
 
-def _must_not_rest_on(state: State, batch: Batch, counts: Counts) -> None:
+def _must_not_rest_on(batch: Batch, counts: Counts, later: list[Batch]) -> None:
     """Raise WrongTokens if a row gets several tokens and a later batch counts on one."""
-    for later in state.outstanding.batches:
-        places = later.source_places[later.source_batches == batch.number]
+    for other in later:
+        places = other.source_places[other.source_batches == batch.number]
         wrong = places[counts[places] > 1]
         if len(wrong):
             place = int(wrong[0])
             raise WrongTokens(
-                f"batch {batch.number}: row {batch.ticket.rows[place]} got {counts[place]} tokens, and batch {later.number} rests on one."
+                f"batch {batch.number}: row {batch.ticket.rows[place]} got {counts[place]} tokens, and batch {other.number} rests on one."
             )
 
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
-    _account(state, batch)
+    num_ran = 1 if len(ticket.rows) else 0
+    state.stats.count_batches(num_ran, len(batch.token_ids), *state.outstanding.waste_of(batch))
     state.outstanding.release_loading(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
@@ -143,28 +146,23 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
-    state.stats.output_tokens += len(tokens)
+    state.stats.count_outputs(len(tokens))
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
-    if len(done):
-        goes_on = np.empty(len(rows), np.bool_)
-        goes_on.fill(True)
-        goes_on[done] = False
-        staying = rows[goes_on]
-        if may_be_steady and state.running_rows.replace(rows, staying):
-            state.running_rows.settle(staying, ends[goes_on], totals[goes_on])
-        else:
-            state.running_rows.leave([row for row in rows[done].tolist() if _is_running(state, row)])
-        for place in done.tolist():
-            row = rows.item(place)
-            owner, sequence = state.columns.owner[row], state.columns.sequence.item(row)
-            took = _finish(state, owner, sequence, codes.item(place), has_left_rows=True)
-            if took is not None:
-                usage[place] = took
-    elif may_be_steady:
+    for place in done.tolist():
+        row, code = rows.item(place), codes.item(place)
+        request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
+        if (took := end_sequences(state, request, [sequence], code)) is not None:
+            usage[place] = took
+    if may_be_steady and not len(done):
         state.running_rows.settle(rows, ends, totals)
-    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + take_pending(state)
+    elif may_be_steady:
+        goes_on = codes == 0
+        staying = rows[goes_on]
+        if state.running_rows.replace(rows, staying):
+            state.running_rows.settle(staying, ends[goes_on], totals[goes_on])
+    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + state.take_pending()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
 
@@ -173,21 +171,22 @@ def _extend_unevenly(
 ) -> tuple[NDArray[np.int32], Counts, Counts, Counts, NDArray[np.int8]]:
     """Settle a batch with drafts or uneven tokens, and extend `rows`, its `picked` ones; `counts` are of all its rows.
     Return the tokens kept and, by row, how many are kept, its computed and known tokens, and why it ends."""
-    manager, stats = state.manager, state.stats
+    manager = state.manager
     state.columns.advance_unevenly()
-    given, first, drafted, ends = counts, counts.cumsum() - counts, ticket.draft_counts, ticket.ends
+    given, first, ends = counts, counts.cumsum() - counts, ticket.ends
     if picked is not None:
         given, first, ends = given[picked], first[picked], ends[picked]
-        drafted = None if drafted is None else drafted[picked]
     kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.rows.num_tokens[rows])
     if int(kept.sum()) != len(tokens):
         tokens = tokens[rising_from(first, kept)]
     totals = manager.extend_by(rows, tokens, kept)
-    if drafted is not None:
-        assert ticket.draft_counts is not None, "some are given"
-        accepted = np.minimum(np.maximum(given - 1, 0), drafted)
-        stats.drafted_tokens += int(ticket.draft_counts.sum())
-        stats.accepted_tokens += int(accepted.sum()) + _accepted_elsewhere(ticket, counts)
+    if ticket.draft_counts is not None:
+        drafted = ticket.draft_counts
+        accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
+        is_void = [place for place, left in ticket.gone.items() if left.is_void]
+        state.stats.count_drafts(int(drafted.sum()), int(accepted.sum() - accepted[is_void].sum()))
+        if picked is not None:
+            accepted, drafted = accepted[picked], drafted[picked]
         ends = ends + accepted
         has_drafts = drafted > 0
         manager.reject(rows[has_drafts], ends[has_drafts])
@@ -196,56 +195,30 @@ def _extend_unevenly(
     goes_on = codes == 0
     if state.outstanding.batches:
         for row in rows[(given != 1) & goes_on].tolist():
-            _void_unknown(state, state.columns.owner[row], state.columns.sequence.item(row))
+            state.outstanding.void_unknown(state.columns.owner[row], state.columns.sequence.item(row))
     if len(given) and not int(given.min()):
         state.queues.reopen()
-        _hush(state, rows[(given == 0) & goes_on])
+        _await_append(state, rows[(given == 0) & goes_on])
     return tokens, kept, ends, totals, codes
 
 
-def _accepted_elsewhere(ticket: Ticket, counts: Counts) -> int:
-    """Return the number of right drafts of sequences that gave their rows back."""
-    drafted = ticket.draft_counts
-    assert drafted is not None, "the batch has drafts"
-    places = [place for place, left in ticket.gone.items() if not left.is_void]
-    return int(np.minimum(np.maximum(counts[places] - 1, 0), drafted[places]).sum()) if places else 0
-
-
-def _is_running(state: State, row: int) -> bool:
-    return bool(state.columns.owner[row].status is Status.RUNNING)
-
-
-def _hush(state: State, rows: Rows) -> None:
-    """Mark rows that got no token: until the caller appends some, what they compute does not sample."""
+def _await_append(state: State, rows: Rows) -> None:
+    """Mark rows that got no token: until the caller appends some, what they compute does not sample. A preempted
+    request that has nothing to compute until then gives its blocks back."""
     manager = state.manager
     for row in rows.tolist():
+        request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
         is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
         if is_out or manager.rows.num_launched[row] < manager.rows.num_tokens[row]:
-            request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
-            request.hush(sequence)
-            state.silent.add(row)
-        request = state.columns.owner[row]
+            state.columns.hush(request, sequence)
         if request.status in (Status.PAUSED, Status.SWAPPED) and len(request.rows) == 1 and not is_out:
-            _park(state, request)
-
-
-def _park(state: State, request: RequestState) -> None:
-    """Take the blocks of a preempted request that has nothing to compute until the caller appends tokens."""
-    state.remember_high_water(request)
-    state.queues.leave(request)
-    state.books.lift_bound(request)
-    drop_rows(state, request)
-    request.hush(0)
-    state.queues.park(request)
-    state.parked_late.append(request)
-
-
-def _void_unknown(state: State, request: RequestState, sequence: int) -> None:
-    """Void what outstanding batches compute beyond the known tokens of a sequence: a token did not come."""
-    row, num_known = request.rows[sequence], state.books.num_known(request, sequence)
-    state.outstanding.void_beyond(request, sequence, num_known)
-    if row >= 0:
-        state.manager.give_up_from(row, num_known)
+            state.remember_high_water(request)
+            state.queues.leave(request)
+            state.books.lift_bound(request)
+            drop_rows(state, request)
+            request.hush(0)
+            state.queues.park(request)
+            state.parked_late.append(request)
 
 
 def _sampled_elsewhere(
@@ -263,167 +236,99 @@ def _sampled_elsewhere(
 
 def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     """Append tokens to a sequence that lost its row after they were placed, wherever it is now."""
-    (request, sequence, _), manager = left, state.manager
-    row, known = request.rows[sequence], request.tokens[sequence]
+    request, sequence, _ = left
+    row = request.rows[sequence]
     if not sampled:
         # Computed again, it must not sample: it waits for tokens from the caller.
-        request.hush(sequence)
-        _void_unknown(state, request, sequence)
-        if row >= 0:
-            state.silent.add(row)
-        elif request.id not in state.parked and all(
-            quiet for quiet, tokens in zip(request.is_quiet, request.tokens, strict=True) if tokens is not None
-        ):
+        state.columns.hush(request, sequence)
+        state.outstanding.void_unknown(request, sequence)
+        if row < 0 and request.id not in state.parked and all(request.is_quiet[i] for i in request.live_sequences):
             state.queues.leave(request)
             state.queues.park(request)
         return [Output(request.id, sequence, [], None, None)]
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
-    state.stats.output_tokens += count
+    state.stats.count_outputs(count)
     if row >= 0:
-        manager.append_row(row, new)
+        state.manager.append_row(row, new)
         state.running_rows.unsettle()
     else:
-        assert known is not None, "a sequence without a row keeps its tokens"
-        request.tokens[sequence] = np.concatenate([known, new])
-        request.wake(sequence)
+        request.extend(sequence, new)
+        request.hush(sequence, False)
         state.queues.unpark(request)
-    usage = _finish(state, request, sequence, code) if code else None
+    usage = end_sequences(state, request, [sequence], code) if code else None
     if not code and count != 1 and state.outstanding.batches:
-        _void_unknown(state, request, sequence)
+        state.outstanding.void_unknown(request, sequence)
     return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
     """Take back what the latest batch, which did not run, put in flight. Carry its moves over unless they ran."""
     manager, ticket = state.manager, batch.ticket
-    state.stats.cancelled_tokens += batch.num_scheduled_tokens
+    state.stats.count_cancelled(batch.num_scheduled_tokens)
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     state.queues.reopen()
     state.running_rows.unsettle()
     for row, lost in rolled_back.items():
-        owner = state.columns.owner[row]
-        owner.hit_tokens -= lost
-        if owner.num_asked:
-            _ask_again(state, owner)
+        request = state.columns.owner[row]
+        request.count(hit_tokens=-lost)
+        if request.num_asked:
+            # It lost blocks while it loads: it waits again, and asks for its loads when it is admitted again.
+            state.queues.leave(request)
+            drop_rows(state, request)
+            request.ask_again()
+            state.queues.wait(request)
     state.carried.keep(batch, moved)
     state.outstanding.release_loading(batch.number)
 
 
-def take_pending(state: State) -> list[Output]:
-    """Remove and return the outputs of requests that ended outside a batch."""
-    pending, state.pending_outputs = state.pending_outputs, []
-    return pending
-
-
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:
     """End the request in any state. Return the last output of each live sequence, the usage with the last one."""
-    live = [sequence for sequence in range(len(request.rows)) if state.delivers(request, sequence)]
-    usage = _end(state, request, (_STATUS.get(code, Status.FINISHED), sentence))
+    live = request.live_sequences
+    usage = end_sequences(state, request, live, code, sentence)
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
 
 
-def finish(state: State, request: RequestState, sequence: int, code: int) -> Output:
-    """End a live sequence in any state. Return its last output, with the usage if its request ends with it."""
-    return Output(request.id, sequence, [], FINISH_REASONS[code], _finish(state, request, sequence, code))
-
-
-def _finish(
-    state: State, request: RequestState, sequence: int, code: int, *, has_left_rows: bool = False
+def end_sequences(
+    state: State, request: RequestState, sequences: list[int], code: int, sentence: str | None = None
 ) -> RequestUsage | None:
-    """End a live sequence, and its request with the last. Return the usage if the request has ended."""
-    if request.num_live == 1:
-        return _end(state, request, _FINISHED[code], has_finished=True, has_left_rows=has_left_rows)
-    state.queues.reopen()
-    row = request.rows[sequence]
-    if row >= 0 and not has_left_rows and request.status is Status.RUNNING:
-        state.running_rows.leave([row])
-    _release(state, request, sequence, has_finished=True)
-    if request in state.to_reject:
-        longest = state.books.max_total_of(len(request.rows))
-        if all(state.books.num_known(request, other) < longest for other in range(len(request.rows))):
-            state.to_reject.remove(request)
-    return None
+    """End live sequences of a request, and with its last ones the request. Release what they hold. Return the usage if
+    the request has ended.
 
-
-def _end(
-    state: State,
-    request: RequestState,
-    ending: tuple[Status, str],
-    *,
-    has_finished: bool = False,
-    has_left_rows: bool = False,
-) -> RequestUsage:
-    """End the request and release what it holds. Return its usage."""
+    code      why: an index into FINISH_REASONS
+    sentence  for `explain`, if the request is ended; None: its sequences finish, so their lengths count for guesses,
+              and their content is retained as the request wishes
+    """
     state.queues.reopen()
-    state.queues.leave(request, has_left_rows=has_left_rows)
-    state.outstanding.hold_loading(request)
-    for sequence, row in enumerate(request.rows):
-        if row >= 0 or request.tokens[sequence] is not None:
-            _release(state, request, sequence, has_finished=has_finished)
+    is_last = len(sequences) == request.num_live
+    if is_last:
+        state.queues.leave(request)
+        state.outstanding.hold_loading(request)
+    elif request.status is Status.RUNNING:
+        state.running_rows.leave([request.rows[sequence] for sequence in sequences])
+    for sequence in sequences:
+        num_output = state.books.num_output(request, sequence)
+        if sentence is None:
+            _note_finished(state, request, sequence, num_output)
+        request.lose(num_output)
+        row = state.unseat(request, sequence, None)
+        if row >= 0:
+            state.manager.release(row)
+    if not is_last:
+        return None
     if request.is_bounded:
         state.books.lift_bound(request)
-    if state.to_reject and request in state.to_reject:
-        state.to_reject.remove(request)
-    state.end(request, ending)
-    return state.usage_of(request)
+    state.end(request, _STATUS.get(code, Status.FINISHED), sentence or _FINISHED[code])
+    return request.usage()
 
 
-def _release(state: State, request: RequestState, sequence: int, *, has_finished: bool) -> None:
-    """Release what a live sequence holds. If it `has_finished`, note its length and retain its content."""
-    row = request.rows[sequence]
-    num_output = state.books.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
-    if has_finished:
-        state.lengths.note(num_output)
-        if state.foresight is not None:
-            state.foresight.finished(pause=request.longest_pause)
-        retention = request.request.retention
-        if row >= 0 and retention is not None:
-            state.retain_content(retention, row)
-    request.lose(num_output)
-    if row >= 0:
-        state.release_row(request, sequence)
-        return
-    request.tokens[sequence] = None
-    if state.outstanding.batches:
-        state.outstanding.leave(request, sequence, has_ended=True)
-
-
-def _account(state: State, batch: Batch) -> None:
-    stats, ticket = state.stats, batch.ticket
-    if len(ticket.rows):
-        stats.steps += 1
-    stats.computed_tokens += len(batch.token_ids)
-    for place, left in ticket.gone.items():
-        if left.is_void:
-            stats.voided_tokens += int(batch.num_tokens[place])
-    for place, high in ticket.computed_before.items():
-        gone = ticket.gone.get(place)
-        if gone is None or not gone.is_void:
-            owner = state.columns.owner[int(ticket.rows[place])] if gone is None else gone.request
-            _count_recomputed(state, batch, place, high, owner)
-    for row, high in list(state.recovering.items()):
-        place = ticket.place_of(row)
-        if place >= 0 and place not in ticket.computed_before:
-            _count_recomputed(state, batch, place, high, state.columns.owner[row])
-            if ticket.ends[place] >= high:
-                del state.recovering[row]
-
-
-def _count_recomputed(state: State, batch: Batch, place: int, high: int, request: RequestState) -> None:
-    """Count tokens of the row at this place below `high`: they had been computed before."""
-    ticket = batch.ticket
-    stop = int(ticket.ends[place])
-    num_drafts = 0 if ticket.draft_counts is None else int(ticket.draft_counts[place])
-    again = max(0, min(high, stop) - (stop + num_drafts - int(batch.num_tokens[place])))
-    state.stats.recomputed_tokens += again
-    request.recomputed_tokens += again
-
-
-def _ask_again(state: State, request: RequestState) -> None:
-    """Let a loading request that lost blocks wait again; it asks for its loads when it is admitted again."""
-    state.queues.leave(request)
-    drop_rows(state, request)
-    request.ask_again()
-    state.queues.wait(request)
+def _note_finished(state: State, request: RequestState, sequence: int, num_output: int) -> None:
+    """Learn from a sequence that finishes, and retain its content as its request wishes."""
+    state.lengths.note(num_output)
+    if state.foresight is not None:
+        state.foresight.finished(pause=request.longest_pause)
+    row, retention = request.rows[sequence], request.request.retention
+    if row >= 0 and retention is not None:
+        until = math.inf if retention.lasts is None else state.now + retention.lasts
+        state.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)

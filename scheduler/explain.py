@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain, islice, takewhile
 
 import msgspec
 import numpy as np
 
 from paged.base.words import counted
+from paged.block_manager import Memory
 from paged.errors import UnknownRequest
 
 from .request import RequestState
+from .reservations import Books
 from .state import State
 from .status import Status
 
@@ -52,41 +55,43 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-def listed(state: State, limit: int) -> list[RequestView]:
+def listed(books: Books, limit: int) -> list[RequestView]:
     """Return up to `limit` requests: running, suspended, waiting, and then those that wait for append()."""
-    waiting = [] if not state.waiting.num else [state.waiting.head(), *state.waiting.behind(limit)]
-    every = chain(state.running, state.away, waiting, state.parked.values())
-    return [view_of(state, request) for request in islice(every, limit)]
+    queues = books.queues
+    waiting = [] if not queues.waiting.num else [queues.waiting.head(), *queues.waiting.behind(limit)]
+    every = chain(queues.running, queues.away, waiting, queues.parked.values())
+    return [view_of(books, request) for request in islice(every, limit)]
 
 
-def view_of(state: State, request: RequestState) -> RequestView:
+def view_of(books: Books, request: RequestState) -> RequestView:
     num_output = request.num_output
-    for sequence, appended in enumerate(request.appended):
-        if state.delivers(request, sequence):
-            num_output += state.books.num_known(request, sequence) - request.prompt_len - appended
+    for sequence in request.live_sequences:
+        num_output += books.num_output(request, sequence)
     return RequestView(
         request.request.id,
         request.status.value,
         request.prompt_len,
         num_output,
         request.request.max_tokens,
-        *_blocks_of(state, request),
+        *_blocks_of(books.manager, request),
         request.hit_tokens,
         request.preemptions,
     )
 
 
-def _blocks_of(state: State, request: RequestState) -> tuple[int, int]:
+def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
     """Return the entries of its block tables, and its blocks on the host."""
-    manager, rows = state.manager, request.live_rows
+    rows = request.live_rows
     return sum(manager.rows.num_blocks.item(row) for row in rows), sum(map(manager.tiers.num_on_host, rows))
 
 
-def explain(state: State, request_id: str) -> Explanation:
-    """Return why the request is where it is. Raises UnknownRequest."""
+def explain(state: State, request_id: str, *, with_holders: bool = True) -> Explanation:
+    """Return why the request is where it is, and which others hold blocks, which costs most. Raises UnknownRequest."""
     request = state.requests.get(request_id)
     if request is None:
-        status, sentence = _ended(state, request_id)
+        if request_id not in state.ended:
+            raise UnknownRequest(request_id)
+        status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
     sentence, needed, free = _found(state, request)
     return Explanation(
@@ -95,30 +100,18 @@ def explain(state: State, request_id: str) -> Explanation:
         reason=sentence,
         blocks_needed=needed,
         blocks_free=free,
-        holders=_holders(state, request),
+        holders=_holders(state.manager, state.requests.values(), request) if with_holders else (),
     )
 
 
-def reason(state: State, request_id: str) -> str:
-    """Return the sentence of `explain` without counting other requests' blocks. Raises UnknownRequest."""
-    request = state.requests.get(request_id)
-    return _ended(state, request_id)[1] if request is None else _found(state, request)[0]
-
-
-def _ended(state: State, request_id: str) -> tuple[Status, str]:
-    if request_id not in state.ended:
-        raise UnknownRequest(request_id)
-    return state.ended[request_id]
-
-
-def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
+def _holders(manager: Memory, requests: Iterable[RequestState], request: RequestState) -> tuple[tuple[str, int], ...]:
     """Return (id, blocks) of other requests that hold blocks, each block counted once, most first."""
-    is_counted = np.zeros(state.manager.num_blocks, np.bool_)
+    is_counted = np.zeros(manager.num_blocks, np.bool_)
     held: dict[str, int] = {}
-    for other in (request, *sorted(state.requests.values(), key=lambda other: other.order)):
+    for other in (request, *sorted(requests, key=lambda other: other.order)):
         before = np.count_nonzero(is_counted)
         for row in other.live_rows:
-            is_counted[state.manager.rows.table(row)] = True
+            is_counted[manager.rows.table(row)] = True
         blocks = int(np.count_nonzero(is_counted) - before)
         if blocks and other is not request:
             held[other.id] = blocks
@@ -127,24 +120,22 @@ def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]
 
 def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     """Return a sentence, the blocks that the request lacks to go on, and those that could be drawn for it."""
-    books, outstanding = state.books, state.outstanding
+    books, outstanding, kept = state.books, state.outstanding, state.books.watermark()
     free, needed = state.manager.device.num_available - books.owed(), 0
     if request.status is Status.WAITING:
-        needed = books.to_enter(request) - books.to_share(request) + books.watermark()
+        needed = books.to_enter(request) - books.to_share(request) + kept
         sentence = _why_it_waits(state, request, needed, max(0, free))
     elif request.status is Status.LOADING:
         sentence = "it waits for tokens whose KV exists elsewhere; call loaded() when they have arrived."
     elif request.status in (Status.PAUSED, Status.SWAPPED):
-        to_return, (on_device, on_host) = books.to_return(request), _blocks_of(state, request)
-        needed = to_return + books.watermark()
-        sentence = (
-            _SAMPLES_ARE_OUT
-            if outstanding.keeps_out(request)
-            else (
+        to_return, (on_device, on_host) = books.to_return(request), _blocks_of(state.manager, request)
+        needed = to_return + kept
+        sentence = _SAMPLES_ARE_OUT
+        if not outstanding.keeps_out(request):
+            sentence = (
                 f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
-                f"{counted(to_return, 'block')} to go on; {max(0, free)} are free and not promised to others, of which {books.watermark()} are kept as watermark."
+                f"{counted(to_return, 'block')} to go on; {_free(free, kept)}"
             )
-        )
     elif request.follows is not None:
         sentence = f'it waits for "{request.follows}", which is computing the same prompt; it shares those blocks when they are done.'
     elif outstanding.computes(request):
@@ -163,36 +154,41 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     return sentence, needed, max(0, free)
 
 
+def _free(free: int, kept: int) -> str:
+    return f"{max(0, free)} are free and not promised to others, of which {kept} are kept as watermark."
+
+
 def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -> str:
     """Return the sentence for a waiting request; `needed` includes the watermark."""
-    foresight, limit, kept = state.foresight, state.limits.max_sequences, state.books.watermark()
-    returning = [other for other in state.away if other.status is not Status.LOADING]
-    ahead = list(takewhile(lambda other: other is not request, state.waiting))
-    if request.id in state.parked:
+    books, queues, foresight = state.books, state.queues, state.foresight
+    kept, limit = books.watermark(), state.limits.max_sequences
+    returning = next((other for other in queues.away if other.status is not Status.LOADING), None)
+    num_ahead = sum(1 for _ in takewhile(lambda other: other is not request, queues.waiting))
+    if request.id in queues.parked:
         sentence = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
     elif state.outstanding.keeps_out(request):
         sentence = _SAMPLES_ARE_OUT
-    elif ahead:
-        sentence = f'it is behind {counted(len(ahead), "request")} in the queue, the first of which is "{ahead[0].id}".'
-    elif returning:
-        sentence = f'"{returning[0].id}" was preempted and returns first.'
+    elif num_ahead:
+        sentence = f'it is behind {counted(num_ahead, "request")} in the queue, the first of which is "{queues.waiting.head().id}".'
+    elif returning is not None:
+        sentence = f'"{returning.id}" was preempted and returns first.'
     elif needed > free:
-        sentence = f"it needs {counted(needed - kept, 'block')}; {free} are free and not promised to others, of which {kept} are kept as watermark."
-    elif (no_place := state.reservation.reason(state.books, request, free)) is not None:
+        sentence = f"it needs {counted(needed - kept, 'block')}; {_free(free, kept)}"
+    elif (no_place := state.reservation.reason(books, request, free)) is not None:
         sentence = no_place
     elif foresight is not None and not foresight.fits(request):
         sentence = (
             f"with it, those who are in would need {foresight.peak_with(request):,} tokens at their fullest moment, as long as outputs are taken to "
             f"become, and there is room for {foresight.capacity_with(request):,}."
         )
-    elif len(state.books.running_rows()) + request.num_live > limit:
+    elif len(books.running_rows()) + request.num_live > limit:
         sentence = f"all {limit} seats are taken (max_sequences)."
     else:
-        later = state.admission.reason(state) or state.composition.reason(state)
+        later = state.admission.reason(queues) or state.composition.reason(queues)
         sentence = later or "it can be admitted in the next step."
     if request.preemptions:
         lost = counted(sum(request.high_water), "token")
         sentence += f" It was preempted {counted(request.preemptions, 'time')} and will compute {lost} again."
-    if state.books.is_due(request):
+    if books.is_due(request):
         sentence += " It re-enters only with its worst case reserved."
     return sentence

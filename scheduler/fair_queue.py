@@ -112,12 +112,12 @@ class FairQueue:
             return
         tenant = self._tenants[state.request.tenant]
         self._virtual_time = max(self._virtual_time, tenant.start)
-        state.charged = self._expected_cost(state)
-        tenant.start += state.charged / tenant.weight
+        cost = self._expected_cost(state)
+        tenant.start += cost / tenant.weight
         tenant.num_in += 1
         self.remove(state)
         self._turn += 1
-        state.order = (state.order[0], float(self._turn), state.order[2])
+        state.charge(cost, float(self._turn))
 
     def ended(self, state: RequestState) -> None:
         """Replace what the ended request was expected to take by what it took; nothing if it was never admitted."""

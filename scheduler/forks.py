@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from paged.errors import InvalidRequest, RequestInFlight
 
-from .request import RequestState, replaced
+from .request import RequestState
 from .state import State
 from .status import Status
-
-_BY_SEQUENCE = ("max_total", "high_water", "appended", "is_quiet")
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:
@@ -39,23 +37,10 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     # An outstanding batch may be cancelled: its moves would run together with copies made now.
     state.manager.copy_content(not state.outstanding.batches and state.carried.are_of_forks)
     child, moves = state.manager.fork_to_write(row)
-    request.is_plain = False
-    request.num_live += 1
-    # Numbers of ended forks are reused, or a search would need ever more of them.
-    own, num = request.request.num_sequences, len(request.rows)
-    number = next((number for number in range(own, num) if not state.delivers(request, number)), num)
-    if number == num:
-        request.rows.append(child)
-        request.tokens.append(None)
-    request.rows[number] = child
-    for name in _BY_SEQUENCE:
-        values = getattr(request, name)
-        setattr(request, name, replaced(values, number, values[sequence]))
+    number = request.add_fork(sequence, child)
     state.columns.bind(child, request, number)
-    if row in state.silent:
-        state.silent.add(child)
-    if row in state.recovering:
-        state.recovering[child] = state.recovering[row]
+    if row in state.columns.recovering:
+        state.columns.recovering[child] = state.columns.recovering[row]
     state.running_rows.join([child], at_end=False)
     # What is cached of the running rows and of the worst case does not count the new sequence.
     state.books.lift_bound(request)

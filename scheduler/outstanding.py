@@ -57,7 +57,7 @@ class Outstanding:
         self.batches: list[Batch] = []
         # Of the current step: what rows wait for; with `resumes_known`, rows whose blocks changed since the last batch.
         self._awaited: Awaited | None = None
-        self._retold: set[int] = set()
+        self._changed: set[int] = set()
         # Blocks into which a batch loads for an aborted request: (batch, id of the request, blocks).
         self._loading: list[tuple[int, str, NDArray[np.int64]]] = []
 
@@ -65,10 +65,18 @@ class Outstanding:
         """Begin a step, before any table grows."""
         self._awaited = None
         if self._resumes_known:
-            self._retold = self._manager.growth.changed_rows if self.batches else set()
+            self._changed = self._manager.growth.changed_rows if self.batches else set()
 
     def put_out(self, batch: Batch) -> None:
+        """Add a batch, and note in its ticket what it computes again. A row has recovered once that is computed."""
         self.batches.append(batch)
+        ticket, recovering = batch.ticket, self._columns.recovering
+        for row, high in list(recovering.items()) if recovering else ():
+            if self._manager.rows.num_computed[row] >= high:
+                del recovering[row]
+            elif (place := ticket.place_of(row)) >= 0:
+                start = batch.seq_lens.item(place) - batch.num_tokens.item(place)
+                ticket.recomputed[place] = max(0, min(high, ticket.ends.item(place)) - start)
 
     def end(self, batch: Batch) -> None:
         self.batches.remove(batch)
@@ -95,7 +103,7 @@ class Outstanding:
         if ticket.draft_counts is not None:
             # The number of right drafts decides where those rows go on.
             return None
-        if self._resumes_known and (self._retold or last.number != self._batch_before):
+        if self._resumes_known and (self._changed or last.number != self._batch_before):
             return None
         return ticket
 
@@ -114,8 +122,7 @@ class Outstanding:
 
     def sources_of(self, request: RequestState, sequence: int) -> list[Source]:
         """Return the sources of the sequence's outstanding samples, in order."""
-        shares = self.shares_of(request, sequence)
-        return [(batch.number, place) for batch, place in shares if batch.ticket.samples[place]]
+        return [(batch.number, place) for batch, place in self._samples_of(request, sequence)]
 
     def total_of(self, row: int) -> int:
         """Upper bound of the row's known tokens after all batches; its launched tokens if it cannot go on yet."""
@@ -123,12 +130,12 @@ class Outstanding:
         if not self.batches:
             return int(manager.rows.num_tokens[row])
         request, sequence = self._columns.owner[row], self._columns.sequence.item(row)
-        sources = self.sources_of(request, sequence)
-        total = int(manager.rows.num_tokens[row]) + len(sources)
-        if sources and (
+        sampled = self._samples_of(request, sequence)
+        total = int(manager.rows.num_tokens[row]) + len(sampled)
+        if sampled and (
             total >= request.max_total[sequence]
-            or self._is_undecided(request, sequence)
-            or (self._resumes_known and (row in self._retold or sources[-1][0] != self._batch_before))
+            or any(batch.ticket.has_drafts(place) for batch, place in sampled)
+            or (self._resumes_known and (row in self._changed or sampled[-1][0].number != self._batch_before))
         ):
             return min(total, int(manager.rows.num_launched[row]))
         return total
@@ -143,8 +150,8 @@ class Outstanding:
         ends |= awaited.is_undecided[rows]
         if self._resumes_known:
             goes_on = awaited.batch[rows] == self._batch_before
-            if self._retold:
-                goes_on &= ~np.isin(rows, list(self._retold))
+            if self._changed:
+                goes_on &= ~np.isin(rows, list(self._changed))
             ends |= (num_awaited > 0) & ~goes_on
         return np.where(ends, np.minimum(totals, self._manager.rows.num_launched[rows]), totals)
 
@@ -177,17 +184,30 @@ class Outstanding:
         for batch, place in self.shares_of(request, sequence):
             batch.ticket.gone[place] = Left(request, sequence, has_ended)
 
-    def void_beyond(self, request: RequestState, sequence: int, num_known: int) -> None:
-        """Void shares that end beyond the first `num_known` tokens: they rest on a token that did not come."""
+    def void_unknown(self, request: RequestState, sequence: int) -> None:
+        """Void what batches compute beyond the known tokens of a live sequence: it rests on a token that did not come."""
+        row, tokens = request.rows[sequence], request.tokens[sequence]
+        num_known = self._manager.rows.num_tokens.item(row) if tokens is None else len(tokens)
         for batch, place in self.shares_of(request, sequence):
             if batch.ticket.ends[place] > num_known:
                 batch.ticket.gone[place] = Left(request, sequence, True)
+        if row >= 0:
+            self._manager.give_up_from(row, num_known)
 
-    def note_computed(self, row: int, num_tokens: int) -> None:
-        """Note how many tokens were computed before, of a row that is about to lose blocks."""
-        for batch in self.batches:
-            if (place := batch.ticket.place_of(row)) >= 0:
-                batch.ticket.computed_before.setdefault(place, num_tokens)
+    def waste_of(self, batch: Batch) -> tuple[int, int]:
+        """Return how many tokens of a batch that ran had been computed before, and how many are void. Count the former
+        for their requests."""
+        ticket, num_again, num_void = batch.ticket, 0, 0
+        for place, left in ticket.gone.items():
+            if left.is_void:
+                num_void += batch.num_tokens.item(place)
+        for place, num in ticket.recomputed.items():
+            gone = ticket.gone.get(place)
+            if gone is None or not gone.is_void:
+                request = self._columns.owner[ticket.rows[place]] if gone is None else gone.request
+                request.count(recomputed_tokens=num)
+                num_again += num
+        return num_again, num_void
 
     def hold_loading(self, request: RequestState) -> None:
         """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""
@@ -204,8 +224,8 @@ class Outstanding:
             self._loading.remove(held)
             self._manager.device.let_go(held[2])
 
-    def _is_undecided(self, request: RequestState, sequence: int) -> bool:
-        return any(batch.ticket.has_drafts(place) for batch, place in self.shares_of(request, sequence))
+    def _samples_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
+        return [share for share in self.shares_of(request, sequence) if share[0].ticket.samples[share[1]]]
 
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.growing import GrowingView, rising
+from paged.base.growing import GrowingView, rising, rising_from
 from paged.block_manager import Composed, Memory, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
@@ -23,17 +21,6 @@ Tokens = NDArray[np.int32]
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
 _ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))
 _NOWHERE = GrowingView(lambda length: np.full(length, -1, np.int64))
-_NO_VALUE = GrowingView(lambda length: np.full(length, -1, np.int32))
-
-
-class _Packed(NamedTuple):
-    """Of each token its id, its source, its position and its slot."""
-
-    token_ids: Tokens
-    batches: Counts
-    places: Counts
-    positions: Counts
-    slots: Counts
 
 
 class Packer:
@@ -57,11 +44,9 @@ class Packer:
         has_outputs: bool,
     ) -> Batch:
         """Build the batch of a committed step. `positions` are of decodes and drafts; `silent` rows do not sample."""
-        flight = composed.flight
-        rows, ends = flight.rows, flight.ends
-        packed = self._decodes(step, composed, positions)
-        if step.chunks:
-            packed = self._with_chunks(step, composed, packed)
+        flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
+        token_ids, positions, slots, begins = self._tokens(step, composed, positions)
+        batches, places = self._sources(step, token_ids, begins)
         if rows is not self._rows:
             self._name(rows)
         counts, start_loc, num_drafts, samples = self._usual
@@ -70,12 +55,12 @@ class Packer:
             samples, num_samples = _samples(step, rows, silent)
         if step.chunks or step.draft_counts is not None:
             counts, start_loc = ends - flight.starts, np.zeros(len(rows) + 1, np.int64)
-            counts.flags.writeable = False
+            counts.setflags(write=False)
             np.cumsum(counts, out=start_loc[1:])
         if step.draft_counts is not None:
             num_drafts = drafts = np.zeros(len(rows), np.int64)
             num_drafts[: len(step.decodes)] = step.draft_counts
-            num_drafts.flags.writeable = False
+            num_drafts.setflags(write=False)
             known = ends - num_drafts
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         out = None if composed.is_empty else flight
@@ -87,11 +72,11 @@ class Packer:
             rows=rows.copy(),
             num_tokens=counts,
             query_start_loc=start_loc,
-            token_ids=packed.token_ids,
-            source_batches=packed.batches,
-            source_places=packed.places,
-            positions=packed.positions,
-            slot_mapping=packed.slots,
+            token_ids=token_ids,
+            source_batches=batches,
+            source_places=places,
+            positions=positions,
+            slot_mapping=slots,
             seq_lens=ends.copy(),
             samples=samples,
             num_drafts=num_drafts,
@@ -121,104 +106,82 @@ class Packer:
         else:
             self._sequences = _ALL_ZERO.first(len(rows))
 
-    def _decodes(self, step: Step, composed: Composed, positions: Counts) -> _Packed:
-        """Pack the last token of each decode and its drafts."""
-        count, tokens, drafts = len(step.decodes), composed.last_tokens, step.draft_tokens
-        batches = places = _NOWHERE.first(count)
-        if self._outstanding.batches and count:
-            tokens, batches, places = self._awaited(step, tokens)
-        if step.draft_counts is not None and drafts is not None:
-            counts = step.draft_counts + 1
-            total, begins, last = len(positions), counts.cumsum() - counts, tokens
-            is_draft = np.ones(total, np.bool_)
-            tokens = np.empty(total, np.int32)
-            is_draft[begins], tokens[begins] = False, last
-            tokens[is_draft.nonzero()[0]] = drafts
-            batches, places = _spread(batches, begins, total), _spread(places, begins, total)
+    def _tokens(self, step: Step, composed: Composed, positions: Counts) -> tuple[Tokens, Counts, Counts, Counts]:
+        """Return the id, position and slot of each token, decodes first, and where the tokens of each decode begin."""
+        begins = rising(len(step.decodes))
+        token_ids = [composed.last_tokens]
+        if step.draft_counts is not None and step.draft_tokens is not None:
+            begins = begins + step.draft_counts.cumsum() - step.draft_counts
+            token_ids = [np.empty(len(positions), np.int32)]
+            token_ids[0][begins] = composed.last_tokens
+            token_ids[0][rising_from(begins + 1, step.draft_counts)] = step.draft_tokens
         elif not step.chunks:
+            # The scheduler keeps the array, and an engine may change its own.
             positions = positions.copy()
-        return _Packed(tokens, batches, places, positions, composed.slots)
-
-    def _awaited(self, step: Step, tokens: Tokens) -> tuple[Tokens, Counts, Counts]:
-        """Return the last token of each decode, -1 if unknown, and the batch and place that sample it."""
-        count = len(tokens)
-        if step.decodes_after >= 0:
-            return _NO_VALUE.first(count), np.full(count, step.decodes_after, np.int64), rising(count)
-        awaited = self._outstanding.awaited()
-        assert awaited is not None, "a batch is out"
-        is_known = step.decode_starts < self._manager.rows.num_tokens[step.decodes]
-        batches = np.where(is_known, -1, awaited.batch[step.decodes])
-        places = np.where(is_known, -1, awaited.place[step.decodes])
-        return np.where(is_known, tokens, np.int32(-1)), batches, places
-
-    def _with_chunks(self, step: Step, composed: Composed, decodes: _Packed) -> _Packed:
-        """Pack the chunks of prompts behind the decodes."""
+        if not step.chunks:
+            return token_ids[0], positions, composed.slots, begins
         tables, size, known = self._manager.rows.block_tables, self._manager.block_size, self._manager.rows.tokens
-        spans = [(row, first, first + count) for row, first, count, _ in step.chunks]
-        columns = [tables[row, first // size : -(-end // size)] for row, first, end in spans]
+        columns = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in step.chunks]
         # All slots of all touched blocks. Cast, product and sum are apart: numpy buffers an operation on mixed types.
         bases = np.concatenate(columns).astype(np.int64)
         bases *= size
         touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
-        numbers, at = rising(max(end for _, _, end in spans)), 0
-        slots, positions, token_ids = [decodes.slots], [decodes.positions], [decodes.token_ids]
-        for blocks, (row, first, end) in zip(columns, spans, strict=True):
+        numbers, at = rising(max(first + count for _, first, count, _ in step.chunks)), 0
+        all_positions, slots = [positions], [composed.slots]
+        for blocks, (row, first, count, _) in zip(columns, step.chunks, strict=True):
             begin = at + first % size
-            slots.append(touched[begin : begin + end - first])
-            positions.append(numbers[first:end])
-            token_ids.append(known[row, first:end])
+            token_ids.append(known[row, first : first + count])
+            all_positions.append(numbers[first : first + count])
+            slots.append(touched[begin : begin + count])
             at += len(blocks) * size
-        tokens, nowhere = np.concatenate(token_ids), _NOWHERE.first(sum(map(len, token_ids)))
-        packed = _Packed(
-            tokens,
-            nowhere,
-            nowhere,
-            np.concatenate(positions),
-            np.concatenate(slots),
-        )
-        return self._with_sources(packed, decodes, spans) if self._outstanding.batches else packed
+        return np.concatenate(token_ids), np.concatenate(all_positions), np.concatenate(slots), begins
 
-    def _with_sources(self, packed: _Packed, decodes: _Packed, spans: list[tuple[int, int, int]]) -> _Packed:
-        """Add the sources of tokens that outstanding batches sample, and set their ids to -1."""
-        start = len(decodes.batches)
-        batches, places = packed.batches.copy(), packed.places.copy()
-        batches[:start], places[:start] = decodes.batches, decodes.places
-        for row, first, end in spans:
-            known = self._manager.rows.num_tokens.item(row)
-            if known < end:
+    def _sources(self, step: Step, token_ids: Tokens, begins: Counts) -> tuple[Counts, Counts]:
+        """Return the batch and the place that sample each token without a value yet, else -1; set its id to -1."""
+        num, after, num_known = len(token_ids), step.decodes_after, self._manager.rows.num_tokens
+        if not num or not self._outstanding.batches:
+            return _NOWHERE.first(num), _NOWHERE.first(num)
+        if after >= 0 and num == len(begins):
+            token_ids.fill(-1)
+            return np.full(num, after, np.int64), rising(num)
+        batches, places = np.full(num, -1, np.int64), np.full(num, -1, np.int64)
+        if after >= 0:
+            token_ids[begins] = -1
+            batches[begins] = after
+            places[begins] = rising(len(begins))
+        elif len(begins):
+            awaited = self._outstanding.awaited()
+            assert awaited is not None, "a batch is out"
+            is_unknown = step.decode_starts >= num_known[step.decodes]
+            at, rows = begins[is_unknown], step.decodes[is_unknown]
+            token_ids[at] = -1
+            batches[at], places[at] = awaited.batch[rows], awaited.place[rows]
+        start = num - sum(chunk[2] for chunk in step.chunks)
+        for row, first, count, _ in step.chunks:
+            known = num_known.item(row)
+            if known < first + count:
                 sources = self._outstanding.sources_of(self._columns.owner[row], self._columns.sequence.item(row))
-                unknown = slice(start + max(known - first, 0), start + end - first)
-                packed.token_ids[unknown] = -1
-                batches[unknown], places[unknown] = np.array(sources[max(first - known, 0) : end - known]).T
-            start += end - first
-        return packed._replace(batches=batches, places=places)
+                here = slice(start + max(known - first, 0), start + count)
+                token_ids[here] = -1
+                batches[here], places[here] = np.array(sources[max(first - known, 0) : first + count - known]).T
+            start += count
+        return batches, places
 
 
 def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
     """Return the step's loads and moves, read-only because a cancel carries them over as they are."""
     loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
     for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
-        carried.flags.writeable = False
+        carried.setflags(write=False)
     return loads, moves
 
 
 def _samples(step: Step, rows: Rows, silent: set[int]) -> tuple[NDArray[np.bool_], int]:
     """Return which rows sample, read-only, and how many: not in the middle of a prompt, and none that is silent."""
-    partial = []
-    if step.chunks:
-        partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
+    partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
     if not partial and not silent:
         return _ALL_TRUE.first(len(rows)), len(rows)
     samples = ~np.isin(rows, list(silent)) if silent else np.ones(len(rows), np.bool_)
     samples[partial] = False
-    samples.flags.writeable = False
+    samples.setflags(write=False)
     return samples, int(np.count_nonzero(samples))
-
-
-def _spread(sources: Counts, begins: Counts, total: int) -> Counts:
-    """Spread the sources of rows' last tokens over all tokens; drafts have none."""
-    if _NOWHERE.holds(sources):
-        return _NOWHERE.first(total)
-    spread = np.full(total, -1, np.int64)
-    spread[begins] = sources
-    return spread

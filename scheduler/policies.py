@@ -24,16 +24,32 @@ _GOES_WITH = (
 )
 
 
-def _is_share(value: Any, *, or_none: bool = False) -> bool:
-    return (or_none and value is None) or (is_number(value) and 0 <= value <= 1)
+def _is_share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
 
 
 def _is_range(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_share, value)) and value[0] <= value[1]
 
 
-def _is_count(value: Any, least: int) -> bool:
+def _is_count(value: Any, least: int = 0) -> bool:
     return type(value) is int and value >= least
+
+
+# Which values a field takes, and how a message says so.
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "chunked": (lambda value: isinstance(value, bool), "True or False"),
+    "watermark": (lambda value: _is_share(value) and value < 1, "a share of the pool in [0, 1)"),
+    "quantile_range": (_is_range, "two shares from 0 to 1, rising"),
+    "waste_target": (lambda value: value is None or (_is_share(value) and value > 0), "in (0, 1], or None"),
+    "stall_target": (lambda value: value is None or (_is_share(value) and 0 < value < 1), "in (0, 1), or None"),
+    "known_outputs": (_is_count, "at least 0"),
+    "max_passes": (_is_count, "at least 0"),
+    "stall_limit": (_is_count, "at least 0"),
+    "strategies": (lambda value: value is None or callable(value), "a function, or None"),
+    "max_preemptions": (lambda value: value is None or _is_count(value, 1), "at least 1, or None"),
+    "default_budget": (lambda value: value is None or _is_count(value, 1), "at least 1, or None"),
+}
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,35 +122,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                 raise self._wrong(
                     f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {getattr(self, other)}."
                 )
-        least, most = spread = self.quantile_range if _is_range(self.quantile_range) else (0.0, 1.0)
-        for field, is_right, wanted in (
-            ("chunked", isinstance(self.chunked, bool), "True or False"),
-            ("watermark", _is_share(self.watermark) and self.watermark < 1, "a share of the pool in [0, 1)"),
-            ("quantile_range", spread is self.quantile_range, "two shares from 0 to 1, rising"),
-            ("quantile", _is_share(self.quantile) and least <= self.quantile <= most, f"in quantile_range {spread}"),
-            (
-                "waste_target",
-                _is_share(self.waste_target, or_none=True) and self.waste_target != 0,
-                "in (0, 1], or None",
-            ),
-            (
-                "stall_target",
-                _is_share(self.stall_target, or_none=True) and self.stall_target not in (0, 1),
-                "in (0, 1), or None",
-            ),
-            ("known_outputs", _is_count(self.known_outputs, 0), "at least 0"),
-            ("max_passes", _is_count(self.max_passes, 0), "at least 0"),
-            ("stall_limit", _is_count(self.stall_limit, 0), "at least 0"),
-            ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
-            (
-                "max_preemptions",
-                self.max_preemptions is None or _is_count(self.max_preemptions, 1),
-                "at least 1, or None",
-            ),
-            ("default_budget", self.default_budget is None or _is_count(self.default_budget, 1), "at least 1, or None"),
-        ):
-            if not is_right:
+        for field, (is_right, wanted) in _RANGES.items():
+            if not is_right(getattr(self, field)):
                 raise self._wrong(f"{field} has to be {wanted}; got {getattr(self, field)!r}.")
+        least, most = self.quantile_range
+        if not (_is_share(self.quantile) and least <= self.quantile <= most):
+            raise self._wrong(f"quantile has to be in quantile_range {self.quantile_range}; got {self.quantile!r}.")
         if self.layout == "region" and self.strategies is None:
             raise self._wrong("layout region needs strategies that hand out regions, such as those of paged.study.")
 
@@ -146,14 +139,16 @@ _STRATEGIES = {name: get_args(hint) for name, hint in get_type_hints(Policy).ite
 """The words of each field that names a strategy."""
 
 # fmt: off
+_PAGED = Policy(name="paged", summary="Dynamic SplitFuse; admission looks ahead by what outputs became; only the missing blocks off the latest tail by the cheaper way, bounded preemptions", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3)
+
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="vllm", summary="blocks on demand, running before waiting in order, the latest recomputed", composition="in_order", watermark=0.01, default_budget=2048),
     Policy(name="trtllm-guaranteed-no-evict", summary="blocks on demand, and the prompt and max_tokens of all fit: none is ever preempted", reservation="max", layout="counted", chunked=False, default_budget=8192),
     Policy(name="trtllm-max-utilization", summary="a request that fits now comes in, prompts whole; the latest is paused and recomputed", chunked=False, default_budget=8192),
     Policy(name="fastgen", summary="Dynamic SplitFuse: decodes first, then chunks of prompts up to the budget; the latest recomputed", default_budget=768),
     Policy(name="sarathi", summary="stall-free: decodes, then prompts that were begun, then new ones in small chunks; vLLM's memory", watermark=0.01, default_budget=512),
-    Policy(name="paged", summary="Dynamic SplitFuse; admission looks ahead by what outputs became; only the missing blocks off the latest tail by the cheaper way, bounded preemptions", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
-    Policy(name="paged-fair", summary="the same, and tenants get shares of the tokens by their weights when they compete", order="fair", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3),
+    _PAGED,
+    msgspec.structs.replace(_PAGED, name="paged-fair", summary="the same, and tenants get shares of the tokens by their weights when they compete", order="fair"),
 )}
 # fmt: on
 

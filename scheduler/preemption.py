@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged.block_manager import Memory
 
+from .accounting import SchedulerStats
 from .policies import Costs
 from .request import RequestState
+from .reservations import Books
 from .state import State, Step
 from .status import Status
 
-Blocks = NDArray[np.int64]
 Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
 """Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are dropped."""
 
@@ -30,16 +30,30 @@ class Victims:
     def __init__(self, *, takes_whole: bool, swaps: Swaps) -> None:
         self.takes_whole, self.swaps = takes_whole, swaps
 
-    def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
+    def ranked(self, books: Books, running: list[RequestState]) -> list[RequestState]:
         """Return running requests, given latest first, in the order in which they give blocks up."""
         return running
+
+    def candidates(
+        self, books: Books, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
+    ) -> Iterator[RequestState]:
+        """Iterate victims that are not placed: paused, followers, then running ones as `ranked`. Each may be preempted."""
+        for victim in reversed(list(books.queues.away)):
+            if victim.status is Status.PAUSED and may_give(victim):
+                yield victim
+        is_placed = books.manager.is_placed
+        running = [v for v in reversed(list(books.queues.running)) if not any(map(is_placed, v.live_rows))]
+        leading = self.ranked(books, [v for v in running if v.follows is None])
+        for victim in (*(v for v in running if v.follows is not None), *leading):
+            if may_give(victim):
+                yield victim
 
 
 class FewestBlocks(Victims):
     """The holder of the fewest blocks first, and of equals the latest."""
 
-    def ranked(self, state: State, running: list[RequestState]) -> list[RequestState]:
-        num_blocks = state.manager.rows.num_blocks
+    def ranked(self, books: Books, running: list[RequestState]) -> list[RequestState]:
+        num_blocks = books.manager.rows.num_blocks
         return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
 
 
@@ -48,44 +62,28 @@ def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
     return costs.swap(num_blocks) < sum(costs.recompute(start, stop) for start, stop in lost)
 
 
-def victims(
-    state: State, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
-) -> Iterator[RequestState]:
-    """Iterate victims that are not placed: paused, followers, then running ones by policy. Each may be preempted."""
-    for victim in reversed(list(state.away)):
-        if victim.status is Status.PAUSED and may_give(victim):
-            yield victim
-    is_placed = state.manager.is_placed
-    running = [v for v in reversed(list(state.running)) if not any(is_placed(row) for row in v.live_rows)]
-    leading = state.victims.ranked(state, [v for v in running if v.follows is None])
-    for victim in (*(v for v in running if v.follows is not None), *leading):
-        if may_give(victim):
-            yield victim
-
-
-def preempt(state: State, step: Step, victim: RequestState, num_missing: int) -> int:
-    """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it.
-    Return how many became available. A victim that loses none pauses and does not count as preempted."""
+def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, may_swap: bool = True) -> None:
+    """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it. A
+    victim that loses none pauses and does not count as preempted."""
     manager, rows = state.manager, victim.live_rows
     # An idle victim stays out until the caller appends tokens: computed again, it would sample again.
     is_idle = victim.status is Status.RUNNING and state.outstanding.is_idle(victim)
-    step.is_short = True
+    step.note_shortage()
     takes_tail = not state.victims.takes_whole and not is_idle and len(rows) == 1
     keep = _blocks_kept(manager, rows[0], num_missing) if takes_tail else 0
-    available = manager.device.num_available
-    swaps = not is_idle and _swaps(state, step, rows, keep)
+    swaps = may_swap and not is_idle and _swaps(state, step, rows, keep)
     state.remember_high_water(victim)
     state.queues.leave(victim)
-    victim.follows = None
+    victim.follow(None)
     gives = keep == 0 or keep < manager.rows.num_blocks[rows[0]]
     if gives:
-        _note_given(state, step, victim, "swap" if swaps else "recompute")
+        _report(step, state.stats, victim, "swap" if swaps else "recompute")
     state.books.lift_bound(victim)
     if swaps:
         moves = manager.tiers.swap_out(np.array(rows), keep)
-        step.moves.append(moves)
-        state.stats.swapped_out_blocks += len(moves.device_to_host)
-        victim.swapped_blocks += len(moves.device_to_host)
+        step.move(moves)
+        state.stats.count_swap(num_out=len(moves.device_to_host))
+        victim.count(swapped_blocks=len(moves.device_to_host))
     elif not keep:
         drop_rows(state, victim)
     elif gives:
@@ -97,7 +95,6 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int) ->
         state.queues.park(victim)
     else:
         state.queues.wait(victim)
-    return manager.device.num_available - available
 
 
 def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
@@ -111,13 +108,14 @@ def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
 
 def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
     """Whether the tail goes to the host: there is room, and the policy says so."""
-    manager = state.manager
-    if not manager.num_host_blocks or not step.may_move or step.has_swapped_in:
+    manager, tables = state.manager, state.manager.rows
+    if not manager.num_host_blocks or all(tables.num_blocks[row] <= keep for row in rows):
         return False
-    if all(manager.rows.num_blocks[row] <= keep for row in rows):
+    if any(len(moves.host_to_device) for moves in step.moves):
+        # The batch must not write a host block that it reads.
         return False
     wanted = manager.tiers.host_blocks_wanted(rows, keep)
-    launched = [manager.rows.num_launched.item(row) for row in rows]
+    launched = [tables.num_launched.item(row) for row in rows]
     lost = [(min(keep * manager.block_size, total), total) for total in launched]
     return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 
@@ -128,30 +126,26 @@ def drop_rows(state: State, victim: RequestState) -> None:
     for sequence, row in enumerate(victim.rows):
         if row < 0:
             continue
-        victim.tokens[sequence] = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
+        tokens = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
         is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
             victim.hush(sequence)
-        state.release_row(victim, sequence, has_ended=False)
+        state.unseat(victim, sequence, tokens)
+        manager.release(row)
 
 
 def report_parked(state: State, step: Step) -> None:
-    """Count requests parked since the last batch as preempted, unless they count already."""
+    """Report requests parked since the last batch as preempted, unless they are reported already."""
     for request in state.parked_late:
         if state.requests.get(request.id) is request:
-            _note_given(state, step, request, "recompute")
+            _report(step, state.stats, request, "recompute")
     state.parked_late.clear()
 
 
-def _note_given(state: State, step: Step, victim: RequestState, kind: str) -> None:
+def _report(step: Step, stats: SchedulerStats, victim: RequestState, kind: str) -> None:
     """Count the victim as preempted, unless it lost blocks before since it last ran."""
     if victim.has_given:
         return
-    stats = state.stats
     victim.give(stats.steps)
-    stats.max_preemptions = max(stats.max_preemptions, victim.preemptions)
-    if kind == "swap":
-        stats.preemptions_swap += 1
-    else:
-        stats.preemptions_recompute += 1
+    stats.count_preemption(kind, victim.preemptions)
     step.preempted.append((victim.id, kind))

@@ -8,77 +8,78 @@ from functools import partial
 from .admission import admit, bring_back
 from .composition import place_chunk
 from .ending import end_request
-from .preemption import preempt, victims
+from .preemption import preempt
 from .request import RequestState
+from .reservations import Books
 from .state import State, Step
 from .status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:
     """Run the first request that has work and can get room; end those that outgrew the pool."""
-    while able := sorted((r for r in _admitted(state) if _has_todo(state, r)), key=lambda request: request.order):
+    books, queues = state.books, state.queues
+    while able := sorted(_with_work(books), key=lambda request: request.order):
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
-        if any(other.status is Status.LOADING for other in state.away):
+        if any(other.status is Status.LOADING for other in queues.away):
             # Their blocks come back when the caller has loaded.
             return
-        state.pending_outputs += end_request(
-            state, able[0], LENGTH, "ended with length: alone in the pool, it outgrew it."
-        )
-    if state.waiting.num:
-        request = state.waiting.head()
+        sentence = "ended with length: alone in the pool, it outgrew it."
+        state.pending_outputs.extend(end_request(state, able[0], LENGTH, sentence))
+    if queues.waiting.num:
+        request = queues.waiting.head()
         # What then still holds blocks waits for tokens from the caller.
-        fits = _clear(state, step, request, state.books.to_enter)
+        fits = _clear(state, step, request, books.to_enter)
         # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
-        is_alone = not state.running.num and all(other.status is Status.SWAPPED for other in state.away)
+        is_alone = not queues.running.num and all(other.status is Status.SWAPPED for other in queues.away)
         may_try = is_alone and not state.reservation.reserves
         if (fits or may_try) and not step.admitted:
-            state.admission.begin_batch(state, [request])
+            state.admission.begin_batch(state.limits, [request])
             admit(state, step, request)
             if not step.num_rows and request.status is Status.RUNNING:
                 _run(state, step, request)
 
 
-def _admitted(state: State) -> list[RequestState]:
-    return [request for request in (*state.running, *state.away) if request.status is not Status.LOADING]
+def _with_work(books: Books) -> list[RequestState]:
+    admitted = (*books.queues.running, *books.queues.away)
+    return [request for request in admitted if request.status is not Status.LOADING and _has_todo(books, request)]
 
 
-def _has_todo(state: State, request: RequestState) -> bool:
-    manager = state.manager
-    return any(manager.rows.num_tokens[row] != manager.rows.num_launched[row] for row in request.live_rows)
+def _has_todo(books: Books, request: RequestState) -> bool:
+    tables = books.manager.rows
+    return any(tables.num_tokens[row] != tables.num_launched[row] for row in request.live_rows)
 
 
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
     """Take what the request needs, unless it cannot suffice. Return whether at least its next token fits."""
-    books = state.books
-    givers = [other for other in victims(state, partial(_may_give, state)) if other is not request]
+    books, manager = state.books, state.manager
+    may_give = partial(_may_give, books)
+    givers = [other for other in state.victims.candidates(books, may_give) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
-    kept = {block for other in keepers for row in other.live_rows for block in state.manager.rows.table(row).tolist()}
-    if books.to_go_on(request) > state.manager.num_blocks - len(kept):
+    kept = {block for other in keepers for row in other.live_rows for block in manager.rows.table(row).tolist()}
+    if books.to_go_on(request) > manager.num_blocks - len(kept):
         return False
     needed = books.to_go_on if request.status is Status.RUNNING else books.to_return
     return _clear(state, step, request, needed) or books.to_go_on(request) <= books.allowance(request)
 
 
-def _may_give(state: State, other: RequestState) -> bool:
-    if not other.is_bounded or not _has_todo(state, other):
+def _may_give(books: Books, other: RequestState) -> bool:
+    if not other.is_bounded or not _has_todo(books, other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
-    return state.books.owed_to_bounded() > state.manager.device.num_available
+    return books.owed_to_bounded() > books.manager.device.num_available
 
 
 def _clear(state: State, step: Step, request: RequestState, needed: Callable[[RequestState], int]) -> bool:
     """Take from other victims until the `needed` blocks, which may change, are available. Return whether they are."""
     books = state.books
-    may_move, step.may_move = step.may_move, False
-    for victim in victims(state, partial(_may_give, state)):
+    for victim in state.victims.candidates(books, partial(_may_give, books)):
         missing = needed(request) - books.allowance(request)
         if missing <= 0 and state.reservation.has_place(books, request):
             break
         if victim is not request:
-            preempt(state, step, victim, max(missing, 0))
-    step.may_move = may_move
+            preempt(state, step, victim, max(missing, 0), may_swap=False)
     return books.allowance(request) >= needed(request) and state.reservation.has_place(books, request)
 
 
@@ -94,9 +95,8 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
 
 def reject_overgrown(state: State) -> None:
     """End requests that can never fit with the tokens that the caller appended."""
-    for request in list(state.to_reject):
-        if not state.outstanding.computes(request):
-            sentence = (
-                f"was rejected: appended tokens brought it over the {state.books.max_total} tokens that can ever fit."
-            )
-            state.pending_outputs += end_request(state, request, REJECTED, sentence)
+    sentence = f"was rejected: appended tokens brought it over the {state.books.max_total} tokens that can ever fit."
+    for request in state.to_reject:
+        if state.requests.get(request.id) is request and state.books.is_overgrown(request):
+            state.pending_outputs.extend(end_request(state, request, REJECTED, sentence))
+    state.to_reject.clear()

@@ -1,10 +1,8 @@
 """Queues of live requests: each stands in one of four, in order.
 
-    waiting ──> running ⇄ away (loading, paused, swapped)
-       ⇅            │
-    parked <────────┘     waits for tokens from the caller, and holds no blocks
-
-`Queues` is the only code that sets a request's status.
+waiting ──> running ⇄ away (loading, paused, swapped)
+   ⇅            │
+parked <────────┘     waits for tokens from the caller, and holds no blocks
 """
 
 from __future__ import annotations
@@ -19,15 +17,6 @@ from .status import Status
 
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""
-
-_ENDED = {Status.FINISHED, Status.REJECTED, Status.ABORTED}
-_NEXT = {
-    Status.WAITING: {Status.WAITING, Status.RUNNING, Status.LOADING, *_ENDED},
-    Status.LOADING: {Status.RUNNING, Status.WAITING, *_ENDED},
-    Status.RUNNING: {Status.PAUSED, Status.SWAPPED, Status.WAITING, *_ENDED},
-    Status.PAUSED: {Status.PAUSED, Status.SWAPPED, Status.RUNNING, Status.WAITING, *_ENDED},
-    Status.SWAPPED: {Status.RUNNING, Status.WAITING, *_ENDED},
-}
 
 
 class Queue(Protocol):
@@ -142,19 +131,19 @@ class Queues:
         if not at_end and len(rows) == 1 and running_rows.num + 1 == running.num:
             place = running.place_of(request)
         running_rows.join(rows, at_end=at_end, place=place)
-        _turn(request, Status.RUNNING)
+        request.become(Status.RUNNING)
 
     def suspend(self, request: RequestState, status: Status) -> None:
-        _turn(request, status)
+        request.become(status)
         self.away.add(request)
 
     def wait(self, request: RequestState) -> None:
-        _turn(request, Status.WAITING)
+        request.become(Status.WAITING)
         self.waiting.add(request)
 
     def park(self, request: RequestState) -> None:
         """Let a request without rows wait for tokens from the caller."""
-        _turn(request, Status.WAITING)
+        request.become(Status.WAITING)
         self.parked[request.id] = request
 
     def unpark(self, request: RequestState) -> None:
@@ -162,21 +151,12 @@ class Queues:
         if self.parked.pop(request.id, None) is not None:
             self.waiting.add(request)
 
-    def leave(self, request: RequestState, *, has_left_rows: bool = False) -> None:
-        """Take the request out of its queue. `has_left_rows`: its rows do not run any more."""
+    def leave(self, request: RequestState) -> None:
+        """Take the request out of its queue."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            if not has_left_rows:
-                self.running_rows.leave(request.live_rows)
+            self.running_rows.leave(request.live_rows)
         elif request.status is not Status.WAITING:
             self.away.remove(request)
         elif self.parked.pop(request.id, None) is None:
             self.waiting.remove(request)
-
-    def end(self, request: RequestState, status: Status) -> None:
-        _turn(request, status)
-
-
-def _turn(request: RequestState, status: Status) -> None:
-    assert status in _NEXT[request.status], f'request "{request.id}" turns from {request.status} to {status}'
-    request.status = status

@@ -12,8 +12,8 @@ from paged.base.arguments import checked_level, is_integer, token_array
 from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
-from .arguments import UNLIMITED, count_of, is_number
-from .status import Status
+from .arguments import UNLIMITED, count_of, is_number, outside_vocabulary
+from .status import NEXT, Status
 
 T = TypeVar("T")
 
@@ -109,7 +109,22 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     if not _is_at_least(1, request.max_tokens):
         raise _wrong(request, f"max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
-    _check_counts(request)
+    least, priority, num_sequences, num_computed = counts = (
+        request.min_tokens,
+        request.priority,
+        request.num_sequences,
+        request.num_computed,
+    )
+    # Types first: arrays refuse to be compared.
+    if not (
+        type(least) is type(priority) is type(num_sequences) is type(num_computed) is int
+        and counts == _USUAL
+        and request.reads_cache is request.writes_cache is True
+        and request.expected_tokens is None
+        and request.retention is None
+        and request.tenant is None
+    ):
+        _check_rare(request)
     if not isinstance(request.stop_token_ids, (tuple, list)):
         raise _wrong(request, f"stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
     for token in request.stop_token_ids:
@@ -118,54 +133,39 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     eos = request.eos_token_id
     if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
-    if request.reads_cache is not True or request.writes_cache is not True or request.retention is not None:
-        _check_cache_wishes(request)
-    if request.tenant is not None and type(request.tenant) is not str:
-        raise _wrong(request, f"tenant has to be a string or None; got {request.tenant!r}.")
     prompt = _prompt_array(request)
-    if vocabulary_size is not None and int(prompt.max()) >= vocabulary_size:
-        raise _wrong(request, f"token id {int(prompt.max())} is outside the vocabulary of {vocabulary_size}.")
+    if (outside := outside_vocabulary(prompt, vocabulary_size)) is not None:
+        raise _wrong(request, outside)
     return prompt
 
 
-def _check_counts(request: Request) -> None:
-    hint = request.expected_tokens
-    if hint is not None and not (_is_at_least(1, hint) and hint <= request.max_tokens):
-        raise _wrong(
-            request, f"expected_tokens has to be from 1 to max_tokens ({request.max_tokens}), or None; got {hint!r}."
-        )
-    rare = least, priority, num_sequences, num_computed = (
-        request.min_tokens,
-        request.priority,
-        request.num_sequences,
-        request.num_computed,
-    )
-    # Types first: arrays refuse to be compared.
-    if type(least) is type(priority) is type(num_sequences) is type(num_computed) is int and rare == _USUAL:
-        return
-    most = request.max_tokens
+def _check_rare(request: Request) -> None:
+    """Raise InvalidRequest unless the fields that most requests leave as they are, and their combinations, are right."""
+    hint, most, num_sequences = request.expected_tokens, request.max_tokens, request.num_sequences
+    is_hint = hint is None or (_is_at_least(1, hint) and hint <= most)
     for field, is_right, wanted in (
-        ("min_tokens", _is_at_least(0, least) and least <= most, f"from 0 to max_tokens ({most})"),
-        ("priority", is_integer(priority), "an integer"),
+        ("expected_tokens", is_hint, f"from 1 to max_tokens ({most}), or None"),
+        (
+            "min_tokens",
+            _is_at_least(0, request.min_tokens) and request.min_tokens <= most,
+            f"from 0 to max_tokens ({most})",
+        ),
+        ("priority", is_integer(request.priority), "an integer"),
         ("num_sequences", _is_at_least(1, num_sequences), "an integer of at least 1"),
-        ("num_computed", _is_at_least(0, num_computed), "an integer of at least 0"),
+        ("num_computed", _is_at_least(0, request.num_computed), "an integer of at least 0"),
+        ("reads_cache", isinstance(request.reads_cache, bool), "True or False"),
+        ("writes_cache", isinstance(request.writes_cache, bool), "True or False"),
+        ("retention", isinstance(request.retention, Retention | None), "a Retention or None"),
+        ("tenant", request.tenant is None or type(request.tenant) is str, "a string or None"),
     ):
         if not is_right:
             raise _wrong(request, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
-    if request.num_computed and request.num_sequences > 1:
-        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {request.num_sequences}.")
-
-
-def _check_cache_wishes(request: Request) -> None:
-    for name in ("reads_cache", "writes_cache"):
-        if not isinstance(getattr(request, name), bool):
-            raise _wrong(request, f"{name} has to be True or False; got {getattr(request, name)!r}.")
-    if request.retention is not None and not isinstance(request.retention, Retention):
-        raise _wrong(request, f"retention has to be a Retention or None; got {request.retention!r}.")
-    if request.is_private and request.num_sequences > 1:
+    if request.num_computed and num_sequences > 1:
+        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {num_sequences}.")
+    if request.is_private and num_sequences > 1:
         raise _wrong(
             request,
-            f"{request.num_sequences} sequences share their prompt through the cache; reads_cache and writes_cache have to be on.",
+            f"{num_sequences} sequences share their prompt through the cache; reads_cache and writes_cache have to be on.",
         )
 
 
@@ -205,6 +205,18 @@ def namespace_root(request: Request) -> bytes:
 def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
     """Return `values` with `value` at `place`."""
     return (*values[:place], value, *values[place + 1 :])
+
+
+class RequestUsage(msgspec.Struct, frozen=True, gc=False):
+    """What a request took, delivered with its last output: tokens, blocks, times preempted. hit_tokens were found in
+    the prefix cache at its first admission, recomputed_tokens computed again after preemptions."""
+
+    prompt_tokens: int
+    output_tokens: int
+    hit_tokens: int
+    recomputed_tokens: int
+    swapped_blocks: int
+    preemptions: int
 
 
 class RequestState(msgspec.Struct, eq=False, gc=False):
@@ -282,13 +294,32 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
             return rows[:] if rows[0] >= 0 else []
         return [row for row in rows if row >= 0]
 
-    def hush(self, sequence: int) -> None:
-        """Note that all known tokens of the sequence are computed and sampled: computing them again does not sample."""
-        self.is_quiet = replaced(self.is_quiet, sequence, True)
+    @property
+    def live_sequences(self) -> list[int]:
+        """The sequences that have an output to come."""
+        return [sequence for sequence in range(len(self.rows)) if self.is_live(sequence)]
 
-    def wake(self, sequence: int) -> None:
-        """Note that the sequence has tokens to compute."""
-        self.is_quiet = replaced(self.is_quiet, sequence, False)
+    def is_live(self, sequence: int) -> bool:
+        return self.rows[sequence] >= 0 or self.tokens[sequence] is not None
+
+    def become(self, status: Status) -> None:
+        """Take the next status. Only `Queues`, and the end of the request, call this."""
+        assert status in NEXT[self.status], f'request "{self.id}" turns from {self.status} to {status}'
+        self.status = status
+
+    def hush(self, sequence: int, is_quiet: bool = True) -> None:
+        """Note whether all known tokens of the sequence are computed and sampled: computing them again does not sample."""
+        self.is_quiet = replaced(self.is_quiet, sequence, is_quiet)
+
+    def move(self, sequence: int, row: int, tokens: NDArray[np.int32] | None) -> None:
+        """Give the sequence a row, or take its row (-1) and keep its known tokens (None: it has ended)."""
+        self.rows[sequence], self.tokens[sequence] = row, tokens
+
+    def extend(self, sequence: int, tokens: NDArray[np.int32]) -> None:
+        """Append to the known tokens of a sequence that has no row."""
+        known = self.tokens[sequence]
+        assert known is not None, "a live sequence without a row keeps its tokens"
+        self.tokens[sequence] = np.concatenate([known, tokens])
 
     def grow(self, sequence: int, num_more: int, max_total: int) -> None:
         """The caller appended tokens to the sequence, whose full length is `max_total` from now on."""
@@ -301,12 +332,41 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         self.high_water = replaced(self.high_water, sequence, most)
         return most
 
+    def add_fork(self, sequence: int, row: int) -> int:
+        """Add a fork of the sequence, which has this row. Return its number, which may be that of an ended fork."""
+        self.num_live += 1
+        # Numbers of ended forks are reused, or a search would need ever more of them.
+        own, num = self.request.num_sequences, len(self.rows)
+        number = next((number for number in range(own, num) if not self.is_live(number)), num)
+        if number == num:
+            self.rows.append(row)
+            self.tokens.append(None)
+        self.rows[number] = row
+        self.max_total = replaced(self.max_total, number, self.max_total[sequence])
+        self.high_water = replaced(self.high_water, number, self.high_water[sequence])
+        self.appended = replaced(self.appended, number, self.appended[sequence])
+        self.is_quiet = replaced(self.is_quiet, number, self.is_quiet[sequence])
+        return number
+
     def admitted(self) -> None:
         self.is_plain = self.is_new = False
+
+    def charge(self, num_tokens: int, turn: float) -> None:
+        """Charge so many tokens to its tenant; from now on its turn stands for its arrival."""
+        self.charged = num_tokens
+        self.order = (self.order[0], turn, self.order[2])
+
+    def set_bounded(self, is_bounded: bool) -> None:
+        """Note whether its worst case is reserved. Only `Books` call this."""
+        self.is_bounded = is_bounded
 
     def ask_for(self, num_tokens: int) -> None:
         """Wait for so many tokens from elsewhere; 0: for none."""
         self.wants_load, self.num_asked = False, num_tokens
+
+    def listed_in(self, number: int) -> None:
+        """Note the batch that lists the tokens that it asked for."""
+        self.load_batch = number
 
     def ask_again(self) -> None:
         """Ask for tokens from elsewhere when it is admitted again."""
@@ -322,10 +382,34 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         self.has_given = False
         self.longest_pause = max(self.longest_pause, step - self.gave_at)
 
+    def follow(self, leader: str | None) -> None:
+        """Wait for blocks that the request of this id computes; None: for none."""
+        self.follows = leader
+
+    def let_pass(self) -> None:
+        """A request behind it was admitted before it."""
+        self.passed += 1
+
     def lose(self, num_output: int) -> None:
         """One of its sequences, of so many outputs, has ended."""
         self.num_output += num_output
         self.num_live -= 1
+
+    def count(self, *, hit_tokens: int = 0, recomputed_tokens: int = 0, swapped_blocks: int = 0) -> None:
+        """Add to what it took."""
+        self.hit_tokens += hit_tokens
+        self.recomputed_tokens += recomputed_tokens
+        self.swapped_blocks += swapped_blocks
+
+    def usage(self) -> RequestUsage:
+        return RequestUsage(
+            self.prompt_len,
+            self.num_output,
+            self.hit_tokens,
+            self.recomputed_tokens,
+            self.swapped_blocks,
+            self.preemptions,
+        )
 
 
 def state_of(

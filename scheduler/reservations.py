@@ -113,8 +113,7 @@ def expected(books: Books, request: RequestState, sequence: int) -> int:
 def expected_left(books: Books, request: RequestState, sequence: int) -> int | None:
     """Return the request's expected_tokens; None if there are none, or they are reached."""
     outputs = request.request.expected_tokens
-    num_known = books.num_known(request, sequence)
-    is_reached = outputs is not None and num_known - request.prompt_len - request.appended[sequence] >= outputs
+    is_reached = outputs is not None and books.num_output(request, sequence) >= outputs
     return None if is_reached else outputs
 
 
@@ -142,8 +141,6 @@ class Books:
         self._looks_ahead = policy.foresight != "none"
         self.bounded: list[RequestState] = []
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
-        # The watermark of foresight, and the number of requests that it is for.
-        self._spread = (0, 0)
         self._owed: int | None = None
 
     def running_rows(self) -> Rows:
@@ -159,6 +156,15 @@ class Books:
         if row >= 0:
             return self.manager.rows.num_tokens.item(row)
         return 0 if tokens is None else len(tokens)
+
+    def num_output(self, request: RequestState, sequence: int) -> int:
+        """Return the known output tokens of a live sequence."""
+        return self.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
+
+    def is_overgrown(self, request: RequestState) -> bool:
+        """Whether a sequence knows more tokens than can ever fit with one output."""
+        longest = self.max_total_of(len(request.rows))
+        return any(self.num_known(request, sequence) >= longest for sequence in range(len(request.rows)))
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.manager.block_size)
@@ -247,9 +253,7 @@ class Books:
             return 0
         if not self._looks_ahead:
             return self.watermark_blocks
-        if (num_in := self.queues.num_in) != self._spread[0]:
-            self._spread = num_in, int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / num_in)))
-        return self._spread[1]
+        return int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / self.queues.num_in)))
 
     def has_room(self, request: RequestState) -> bool:
         if self.manager.device.num_available <= self.watermark():
@@ -306,10 +310,10 @@ class Books:
         else:
             worst = self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
-            request.is_bounded = True
+            request.set_bounded(True)
             self.bounded.append(request)
 
     def lift_bound(self, request: RequestState) -> None:
         if request.is_bounded:
-            request.is_bounded = False
+            request.set_bounded(False)
             self.bounded.remove(request)

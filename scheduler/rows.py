@@ -14,7 +14,7 @@ Rows = NDArray[np.int64]
 # Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
 
-_NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence", "has_stops")
+_NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence")
 _OBJECTS = ("owner", "id")
 
 
@@ -28,6 +28,9 @@ class RowColumns:
     many_stops  int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
     reserved    int64: tokens for which blocks are kept by count; only where the policy does so
     owner, id, sequence  object, object, int64: the RequestState, its id, and which sequence of it
+
+    silent      rows that lost their KV and wait for tokens from the caller: computed again, they do not sample
+    recovering  rows below their high-water mark, and that mark: their tokens are recomputed ones
     """
 
     def __init__(self, num_rows: int = 64) -> None:
@@ -45,7 +48,6 @@ class RowColumns:
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
         self.sequence = np.zeros(num_rows, np.int64)
-        self.has_stops = np.zeros(num_rows, np.bool_)
         # Rows with any stop id; without any, a step skips the comparison.
         self.num_with_stops = 0
         # Rows none of which reaches its full length before the first of them has so many tokens.
@@ -53,6 +55,8 @@ class RowColumns:
         self.num_later = 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
+        self.silent: set[int] = set()
+        self.recovering: dict[int, int] = {}
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
         self.ensure(row + 1)
@@ -74,9 +78,10 @@ class RowColumns:
         self.sequence[row] = sequence
         if sequence:
             self.num_later += 1
+        if state.is_quiet[sequence]:
+            self.silent.add(row)
         if not stops:
             return
-        self.has_stops[row] = True
         self.num_with_stops += 1
         if len(stops) <= _MOST_IN_COLUMN:
             self._num_of_width[len(stops)] += 1
@@ -93,6 +98,15 @@ class RowColumns:
         if self.expected_total[row]:
             self.expected_total[row] += num_appended
 
+    def hush(self, request: RequestState, sequence: int, is_quiet: bool = True) -> None:
+        """Note whether a sequence has nothing to sample until the caller appends tokens; it may have no row."""
+        request.hush(sequence, is_quiet)
+        row = request.rows[sequence]
+        if is_quiet and row >= 0:
+            self.silent.add(row)
+        else:
+            self.silent.discard(row)
+
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
         many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
@@ -108,17 +122,20 @@ class RowColumns:
         """Forget the kept answer: rows do not advance together any more, or a full length has changed."""
         self._unfilled = None
 
-    def release(self, row: int, sequence: int) -> None:
+    def release(self, row: int) -> None:
         num_stops = len(self.owner[row].stops)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = None
         self.id[row] = None
-        if sequence:
+        if self.sequence[row]:
             self.num_later -= 1
+        if self.silent:
+            self.silent.discard(row)
+        if self.recovering:
+            self.recovering.pop(row, None)
         if not num_stops:
             return
-        self.has_stops[row] = False
         self.num_with_stops -= 1
         if num_stops > _MOST_IN_COLUMN:
             first, end = self.many_stops.searchsorted((row << 32, row + 1 << 32)).tolist()
@@ -163,7 +180,7 @@ class RowColumns:
 
 class RunningRows:
     """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
-    its own array (`keep`), without rows that end with it (`replace`). Otherwise rows are appended and masked out once a
+    its own array (`keep`), without rows that ended with it (`replace`). Otherwise rows are appended and masked out once a
     step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
@@ -177,10 +194,6 @@ class RunningRows:
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
         # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
-
-    @property
-    def _is_settled(self) -> bool:
-        return not (self._joined or self._left or self._is_stale)
 
     def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
         """Add rows that run from now on: `at_end`, or after the first `place` rows, if that is known."""
@@ -205,17 +218,19 @@ class RunningRows:
     def keep(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
         """Keep `rows`, a batch's decodes and then chunks, if they are all running rows in order. Return whether."""
         if rows is self._rows:
-            return self._is_settled
+            return not (self._joined or self._left or self._is_stale)
         if decodes is not self._rows or chunks != self._joined or self._left or self._is_stale:
             return False
         self._rows, self._joined = rows, []
         return True
 
     def replace(self, before: Rows, after: Rows) -> bool:
-        """Replace the rows by `after` if the kept array is `before` and nothing has changed. Return whether."""
-        if before is not self._rows or not self._is_settled:
+        """Replace the rows by `after` if the kept array is `before` and all that changed is that those not in `after`
+        left. Return whether."""
+        is_all = len(self._left) == len(before) - len(after)
+        if before is not self._rows or self._joined or self._is_stale or not is_all:
             return False
-        self._rows, self.num = after, len(after)
+        self._rows, self._left = after, []
         return True
 
     def settle(self, rows: Rows, computed: NDArray[np.int64], known: NDArray[np.int64]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -13,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import Memory, Moves
+from paged.block_manager.moves import NO_MOVES
 
 from .accounting import SchedulerStats
-from .batch import Output, RequestUsage
+from .batch import Output
 from .carried import CarriedCopies
 from .foresight import Foresight
 from .lengths import OutputLengths
 from .outstanding import Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
-from .request import RequestState, Retention
+from .request import RequestState
 from .reservations import Books
 from .rows import RowColumns, Rows
 from .status import Status
@@ -57,33 +57,48 @@ class Step(msgspec.Struct, eq=False, gc=False):
     # Launched tokens of each of `decodes`, and one more.
     decode_starts: NDArray[np.int64] = _NO_COUNTS
     decode_ends: NDArray[np.int64] = _NO_COUNTS
-    # Row, launched tokens, tokens of this step, and whether these are all that it knows or will know.
-    chunks: list[tuple[int, int, int, bool]] = []
-    # Rows whose prompt goes on past this batch, with their launched tokens: others may follow them.
-    leaders: dict[int, int] = {}
-    moves: list[Moves] = []
     # The batch that samples what `decodes` compute, if these are its rows in its order; else -1.
     decodes_after: int = -1
     # Drafts of each of `decodes`, and their tokens, packed.
     draft_counts: NDArray[np.int64] | None = None
     draft_tokens: NDArray[np.int32] | None = None
+    # Row, launched tokens, tokens of this step, and whether they are all: see `place_chunk`.
+    chunks: list[tuple[int, int, int, bool]] = []
+    # Request, row and launched tokens where the prompt goes on past this batch: others may follow.
+    leaders: list[tuple[RequestState, int, int]] = []
+    moves: list[Moves] = []
     loads: list[tuple[int, int, int]] = []
-    asked: list[RequestState] = []
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
-    # A row lacked memory: no request is admitted.
     is_short: bool = False
-    may_move: bool = True
-    # The batch must not write a host block that it reads.
-    has_swapped_in: bool = False
 
-    def place(self, chunk: tuple[int, int, int, bool], *, leads: bool) -> None:
-        """Place a row's chunk. `leads`: its prompt goes on past the chunk, and others may follow it."""
-        self.chunks.append(chunk)
-        self.budget -= chunk[2]
+    def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, after: int = -1) -> None:
+        """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows; else -1."""
+        self.decodes, self.decode_starts, self.decode_ends, self.decodes_after = rows, starts, ends, after
+        self.budget -= len(rows)
+        self.seats -= len(rows)
+
+    def place_chunk(self, request: RequestState, row: int, launched: int, count: int, *, is_whole: bool) -> None:
+        """Place the next `count` tokens of the request's row. `is_whole`: they are all that it knows or will know."""
+        self.chunks.append((row, launched, count, is_whole))
+        self.budget -= count
         self.seats -= 1
-        if leads:
-            self.leaders[chunk[0]] = chunk[1]
+        if not is_whole and request.request.writes_cache:
+            self.leaders.append((request, row, launched))
+
+    def lengthen(self, counts: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """Add `counts[i]` drafts to each decode, packed in `tokens`."""
+        self.draft_counts, self.draft_tokens = counts, tokens
+        self.budget -= len(tokens)
+
+    def move(self, moves: Moves) -> None:
+        """Add copies to those that the batch begins with."""
+        if moves is not NO_MOVES and len(moves):
+            self.moves.append(moves)
+
+    def note_shortage(self) -> None:
+        """Admit no request in this step: a victim gives up blocks."""
+        self.is_short = True
 
     @property
     def num_rows(self) -> int:
@@ -119,10 +134,6 @@ class State:
         self.to_reject: list[RequestState] = []
         # The latest time from the caller, at first the earliest possible.
         self.now = -sys.float_info.max
-        # Rows below their high-water mark, and that mark: their tokens are recomputed ones.
-        self.recovering: dict[int, int] = {}
-        # Rows that lost their KV and wait for tokens from the caller: computed again, they do not sample.
-        self.silent: set[int] = set()
         self.stats = SchedulerStats()
         capacity = self.reservation.capacity(manager, 1)
         max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
@@ -139,77 +150,50 @@ class State:
             state.resume(self.stats.steps)
         self.queues.run(state)
 
-    def delivers(self, state: RequestState, sequence: int) -> bool:
-        """Whether the sequence has an output to come."""
-        return state.rows[sequence] >= 0 or state.tokens[sequence] is not None
+    def set_now(self, now: float) -> None:
+        self.now = now
 
-    def seat(self, state: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
+    def seat(self, request: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
         """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
-        state.tokens[sequence] = None
-        state.rows[sequence] = row
-        self.columns.bind(row, state, sequence)
-        if state.is_new:
-            state.hit_tokens += hit_tokens
-            return
-        if state.is_quiet[sequence]:
-            self.silent.add(row)
-        if state.high_water[sequence] > hit_tokens:
-            self.recovering[row] = state.high_water[sequence]
+        request.move(sequence, row, None)
+        self.columns.bind(row, request, sequence)
+        if request.is_new:
+            if hit_tokens:
+                request.count(hit_tokens=hit_tokens)
+        elif request.high_water[sequence] > hit_tokens:
+            self.columns.recovering[row] = request.high_water[sequence]
 
-    def release_row(self, state: RequestState, sequence: int, *, has_ended: bool = True) -> None:
-        """Release the row of a sequence, without keeping its tokens."""
-        row = state.rows[sequence]
+    def unseat(self, request: RequestState, sequence: int, tokens: NDArray[np.int32] | None) -> int:
+        """Take the row, to be released, from a sequence that keeps `tokens`; None: it has ended. Return the row, or -1."""
+        row = request.rows[sequence]
         if self.outstanding.batches:
-            self.outstanding.leave(state, sequence, has_ended=has_ended)
-        state.rows[sequence] = -1
-        if self.recovering:
-            self.recovering.pop(row, None)
-        if self.silent:
-            self.silent.discard(row)
-        self.reservation.give_back(row)
-        self.manager.release(row)
-        self.columns.release(row, sequence)
+            self.outstanding.leave(request, sequence, has_ended=tokens is None)
+        request.move(sequence, -1, tokens)
+        if row >= 0:
+            self.reservation.give_back(row)
+            self.columns.release(row)
+        return row
 
-    def retain_content(self, retention: Retention, row: int) -> None:
-        """Retain what a finished sequence computed in its row."""
-        until = math.inf if retention.lasts is None else self.now + retention.lasts
-        self.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)
-
-    def remember_high_water(self, state: RequestState) -> None:
+    def remember_high_water(self, request: RequestState) -> None:
         """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
-        for sequence, row in enumerate(state.rows):
+        for sequence, row in enumerate(request.rows):
             if row >= 0:
-                launched = int(self.manager.rows.num_launched[row])
-                before = self.recovering.get(row, 0)
-                self.outstanding.note_computed(row, before)
-                self.recovering[row] = state.reach(sequence, launched)
+                self.columns.recovering[row] = request.reach(sequence, self.manager.rows.num_launched.item(row))
 
-    def end(self, state: RequestState, ending: tuple[Status, str]) -> None:
-        """End a request that holds nothing any more, with its last status and the sentence of `explain`."""
-        status = ending[0]
-        self.queues.end(state, status)
-        request_id, ended = state.request.id, self.ended
+    def end(self, request: RequestState, status: Status, sentence: str) -> None:
+        """End a request that holds nothing any more. `sentence`: what `explain` says of it."""
+        request_id, ended = request.request.id, self.ended
+        request.become(status)
         del self.requests[request_id]
-        self.order.ended(state)
-        if request_id in ended:
-            # The id was used before: this end is the latest.
-            del ended[request_id]
-        elif len(ended) >= _REMEMBERED:
+        self.order.ended(request)
+        # Where the id was used before, this end is the latest.
+        ended.pop(request_id, None)
+        if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
-        ended[request_id] = ending
-        if status is Status.FINISHED:
-            self.stats.finished += 1
-        elif status is Status.ABORTED:
-            self.stats.aborted += 1
-        else:
-            self.stats.rejected += 1
+        ended[request_id] = status, sentence
+        self.stats.count_end(status)
 
-    def usage_of(self, state: RequestState) -> RequestUsage:
-        return RequestUsage(
-            state.prompt_len,
-            state.num_output,
-            state.hit_tokens,
-            state.recomputed_tokens,
-            state.swapped_blocks,
-            state.preemptions,
-        )
+    def take_pending(self) -> list[Output]:
+        """Remove and return the outputs of requests that ended outside a batch."""
+        pending, self.pending_outputs = self.pending_outputs, []
+        return pending

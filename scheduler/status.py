@@ -22,6 +22,16 @@ class Status(StrEnum):
     ABORTED = "aborted"
 
 
+_ENDED = {Status.FINISHED, Status.REJECTED, Status.ABORTED}
+# The statuses that may follow each.
+NEXT = {
+    Status.WAITING: {Status.WAITING, Status.RUNNING, Status.LOADING, *_ENDED},
+    Status.LOADING: {Status.RUNNING, Status.WAITING, *_ENDED},
+    Status.RUNNING: {Status.PAUSED, Status.SWAPPED, Status.WAITING, *_ENDED},
+    Status.PAUSED: {Status.PAUSED, Status.SWAPPED, Status.RUNNING, Status.WAITING, *_ENDED},
+    Status.SWAPPED: {Status.RUNNING, Status.WAITING, *_ENDED},
+}
+
 # Codes in Outputs.finish; the index is the code.
 FINISH_REASONS: tuple[str | None, ...] = (None, "stop", "length", "abort", "rejected")
 NOT_FINISHED, STOP, LENGTH, ABORT, REJECTED = range(5)

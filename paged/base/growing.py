@@ -19,10 +19,6 @@ class GrowingView:
         self._make = make
         self._array = make(0)
 
-    def holds(self, view: NDArray[Any]) -> bool:
-        """Whether the array is a beginning of it."""
-        return view.base is self._array
-
     def first(self, count: int) -> NDArray[Any]:
         """The first `count` entries: a read-only view that costs nothing."""
         if count > len(self._array):

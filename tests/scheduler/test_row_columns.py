@@ -23,11 +23,11 @@ def test_the_column_of_stop_ids_is_as_wide_as_the_rows_need():
     bind(columns, 1, stop_token_ids=(4, 5, 6))
     bind(columns, 2, stop_token_ids=tuple(range(20_000)))
     assert columns.stops.shape == (64, 3)
-    columns.release(1, 0)
+    columns.release(1)
     assert columns.stops.shape == (64, 1)
     assert len(columns.many_stops) == 20_000
-    columns.release(2, 0)
-    columns.release(0, 0)
+    columns.release(2)
+    columns.release(0)
     assert (columns.stops.shape, len(columns.many_stops), columns.num_with_stops) == ((64, 1), 0, 0)
     assert (columns.stops == -1).all()
 

@@ -68,8 +68,8 @@ def tgi(name: str, summary: str = "", *, ratio: float = 1.2, most_steps: int | N
     if most_steps is not None and (type(most_steps) is not int or most_steps < 1):
         raise InvalidConfig(f"most_steps has to be at least 1, or None; got {most_steps!r}.")
 
-    def strategies(_: Policy, usual: Strategies, __: int) -> Strategies:
-        return usual._replace(composition=Apart(ratio=ratio, most_steps=most_steps))
+    def strategies(policy: Policy, usual: Strategies, _: int) -> Strategies:
+        return usual._replace(composition=Apart(policy, ratio=ratio, most_steps=most_steps))
 
     return Policy(
         name=name,

@@ -12,8 +12,11 @@ import math
 import numpy as np
 
 from paged.base.words import counted
+from paged.block_manager import Memory
 from paged.scheduler.arguments import UNLIMITED
 from paged.scheduler.composition import Composition, Counts, compose_running
+from paged.scheduler.policies import Policy
+from paged.scheduler.queues import Queues
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State, Step
 from paged.scheduler.status import Status
@@ -23,8 +26,8 @@ class Apart(Composition):
     """Newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or when `most_steps` in a row have
     decoded (None: they wait for the ratio)."""
 
-    def __init__(self, *, ratio: float, most_steps: int | None) -> None:
-        self._ratio, self._most_steps = ratio, most_steps
+    def __init__(self, policy: Policy, *, ratio: float, most_steps: int | None) -> None:
+        self._policy, self._ratio, self._most_steps = policy.name, ratio, most_steps
         # Steps in a row that decoded.
         self._num_steps = 0
 
@@ -41,10 +44,9 @@ class Apart(Composition):
             state.admission.let_in(state, step)
         self._num_steps = 0
 
-    def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
+    def wanted(self, manager: Memory, rows: Rows, todo: Counts) -> Counts:
         """Prompts alone, where one was begun."""
-        wanted = super().wanted(state, rows, todo)
-        return np.where(todo > 1, wanted, 0) if (todo > 1).any() else wanted
+        return np.where(todo > 1, todo, 0) if (todo > 1).any() else todo
 
     def steps_shut(self, state: State) -> int:
         """How many of the coming steps surely let no request in, if the same rows decode in them: too few can enter together, as long as those who decode take ever more blocks, and decoding has not gone on long enough."""
@@ -60,18 +62,18 @@ class Apart(Composition):
         """So many steps that decode have been taken at once."""
         self._num_steps += num_steps
 
-    def reason(self, state: State) -> str | None:
-        if not state.running.num:
+    def reason(self, queues: Queues) -> str | None:
+        if not queues.running.num:
             return None
         bound = self._most_steps
         return (
-            f"policy {state.policy.name} interrupts decoding when {counted(self._num_to_interrupt(state), 'request')} can enter together, and "
-            f"{state.waiting.num} wait{'' if bound is None else f', or after {bound} steps that decode, and there were {self._num_steps}'}."
+            f"policy {self._policy} interrupts decoding when {counted(self._num_to_interrupt(queues), 'request')} can enter together, and "
+            f"{queues.waiting.num} wait{'' if bound is None else f', or after {bound} steps that decode, and there were {self._num_steps}'}."
         )
 
-    def _num_to_interrupt(self, state: State) -> int:
+    def _num_to_interrupt(self, queues: Queues) -> int:
         """Requests that have to be able to enter together."""
-        return max(1, math.floor(self._ratio * state.running.num))
+        return max(1, math.floor(self._ratio * queues.running.num))
 
     def _interrupts(self, state: State, step: Step) -> bool:
         if any(other.status in (Status.PAUSED, Status.SWAPPED) for other in state.away):
@@ -81,7 +83,7 @@ class Apart(Composition):
             return False
         if self._most_steps is not None and self._num_steps >= self._most_steps:
             return True
-        return _can_enter(state, step, self._num_to_interrupt(state))
+        return _can_enter(state, step, self._num_to_interrupt(state.queues))
 
 
 def _is_mid_prompt(state: State) -> bool:

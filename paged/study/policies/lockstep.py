@@ -32,15 +32,15 @@ class Lockstep(Composition):
         known = [len(tokens) for request in requests for tokens in request.tokens if tokens is not None]
         self._first = max(known) if self._is_padded else min(known)
 
-    def wanted(self, state: State, rows: Rows, todo: Counts) -> Counts:
-        lacks = self._first - state.manager.rows.num_launched[rows]
+    def wanted(self, manager: Memory, rows: Rows, todo: Counts) -> Counts:
+        lacks = self._first - manager.rows.num_launched[rows]
         is_behind = lacks > 0
         if is_behind.any():
-            return np.where(is_behind, np.minimum(super().wanted(state, rows, todo), lacks), 0)
+            return np.where(is_behind, np.minimum(todo, lacks), 0)
         return np.minimum(todo, 1)
 
-    def most(self, state: State, num_launched: int) -> int:
-        return min(state.limits.max_chunk, max(self._first - num_launched, 1))
+    def most(self, num_launched: int) -> int:
+        return max(self._first - num_launched, 1)
 
     def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
         """Where some are in the middle of their prompts; where all decode, the step after this one is known."""

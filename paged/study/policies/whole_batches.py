@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged.scheduler.admission import Admission, admit, fits, shut
+from paged.scheduler.admission import Admission, admit, shut
 from paged.scheduler.policies import Policy
+from paged.scheduler.queues import Queues
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import Books, Drawn, most
-from paged.scheduler.state import State, Step
+from paged.scheduler.state import Limits, State, Step
 from paged.study.policies.lockstep import Lockstep
 
 
@@ -20,11 +21,11 @@ class WholeBatches(Admission):
 
     def __init__(self, policy: Policy, lockstep: Lockstep, longest: Longest | None) -> None:
         super().__init__(policy)
-        self._lockstep, self._longest = lockstep, longest
+        self._policy, self._lockstep, self._longest = policy.name, lockstep, longest
 
-    def admit_waiting(self, state: State, step: Step, *, was_empty: bool, was_shut: bool) -> None:
+    def admit_waiting(self, state: State, step: Step) -> None:
         """Admit the head of the queue and those that go with it, as seats and memory allow."""
-        if not was_empty:
+        if state.running.num or state.away.num:
             shut(state, step)
             return
         state.manager.growth.draw_promised()
@@ -37,30 +38,32 @@ class WholeBatches(Admission):
                 break
             # Alone it may share what is cached; what a batch shares is not foreseen.
             together = [*batch, request]
-            has_room = self._blocks_together(state, together) <= free if batch else fits(state, step, request)
+            has_room = (
+                self._blocks_together(state, together) <= free if batch else self.fits(state.books, step, request)
+            )
             if not has_room:
                 break
             batch = together
         if batch:
-            self.begin_batch(state, batch)
+            self.begin_batch(state.limits, batch)
         for request in batch:
             admit(state, step, request)
 
-    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+    def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
         """Note what its rows have in common."""
         self._lockstep.begin_batch(requests)
         if self._longest is not None:
-            self._longest.begin_batch(state, requests)
+            self._longest.begin_batch(limits, requests)
 
-    def reason(self, state: State) -> str | None:
-        if not state.running.num:
+    def reason(self, queues: Queues) -> str | None:
+        if not queues.running.num:
             return None
-        return f"policy {state.policy.name} admits the next batch when the last request of this one has ended."
+        return f"policy {self._policy} admits the next batch when the last request of this one has ended."
 
     def _blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
         """Blocks that these waiting requests need if they enter as one batch."""
         if self._longest is not None:
-            return self._longest.blocks_together(state, requests)
+            return self._longest.blocks_together(state.books, state.limits, requests)
         return sum(state.books.to_enter(request) for request in requests)
 
 
@@ -77,19 +80,19 @@ class Longest(Drawn):
         own = max(request.max_total)
         return max(own, self._total) if request.rows[sequence] >= 0 else own
 
-    def blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
+    def blocks_together(self, books: Books, limits: Limits, requests: Sequence[RequestState]) -> int:
         """Blocks that these waiting requests draw if they are one batch."""
-        return sum(request.num_live for request in requests) * state.books.blocks_for(_common_total(state, requests))
+        return sum(request.num_live for request in requests) * books.blocks_for(_common_total(limits, requests))
 
-    def begin_batch(self, state: State, requests: Sequence[RequestState]) -> None:
+    def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
         """These are the batch."""
-        self._total = _common_total(state, requests)
+        self._total = _common_total(limits, requests)
 
 
-def _common_total(state: State, requests: Sequence[RequestState]) -> int:
+def _common_total(limits: Limits, requests: Sequence[RequestState]) -> int:
     if len(requests) == 1:
         return max(requests[0].max_total)
     longest = max(request.prompt_len + max(request.appended) for request in requests)
     total = longest + max(request.request.max_tokens for request in requests)
-    limit = state.limits.max_model_len
+    limit = limits.max_model_len
     return total if limit is None else min(total, limit)

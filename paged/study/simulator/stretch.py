@@ -82,17 +82,15 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
     rows = found[0]
     if state.columns.num_with_stops and state.columns.is_stop(rows[:expected, None], tokens).any():
         raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
-    state.now = now
+    state.set_now(now)
     drawn = _skip_decodes(state.manager, rows, tokens)
     if state.running_rows.steady is not None:
         steady, computed, ends = state.running_rows.steady
         state.running_rows.steady = (steady, computed + num_steps, ends + num_steps)
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
-    stats = state.stats
-    stats.steps += num_steps
-    stats.computed_tokens += len(rows) * num_steps
-    stats.output_tokens += tokens.size
+    state.stats.count_batches(num_steps, len(rows) * num_steps)
+    state.stats.count_outputs(tokens.size)
     if scheduler._checks:
         scheduler._raise_violations()
     return drawn
@@ -125,11 +123,11 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if state.outstanding.batches or state.carried.groups or state.to_reject or state.books.bounded:
         return None
-    if state.pending_outputs or state.silent:
+    if state.pending_outputs or state.columns.silent:
         return None
     if (state.waiting.num or state.away.num) and not _steps_shut(state):
         return None
-    if any(state.columns.owner[row].status is Status.RUNNING for row in state.recovering):
+    if any(state.columns.owner[row].status is Status.RUNNING for row in state.columns.recovering):
         return None
     if not _may_skip(manager):
         return None
