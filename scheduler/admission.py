@@ -174,7 +174,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        is_loading = request.wants_load and _list_loads(state.books, step, request, row)
+        is_loading = request.may_load and _list_loads(state.books, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
@@ -208,7 +208,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
 def _list_loads(books: Books, step: Step, request: RequestState, row: int) -> bool:
     """List the blocks for tokens whose KV exists elsewhere. Return whether there are any."""
     manager, size = books.manager, books.manager.block_size
-    request.ask_for(0)
+    request.await_load(0)
     have = manager.rows.num_launched.item(row)
     wanted = min(request.request.num_computed, manager.rows.num_tokens.item(row) - 1)
     num_blocks = books.blocks_for(wanted)
@@ -217,7 +217,7 @@ def _list_loads(books: Books, step: Step, request: RequestState, row: int) -> bo
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
     table = manager.rows.table(row)[:num_blocks].tolist()
     step.loads.extend((row, column * size, table[column]) for column in range(have // size, len(table)))
-    request.ask_for(wanted - have)
+    request.await_load(wanted - have)
     return True
 
 

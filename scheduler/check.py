@@ -16,7 +16,7 @@ from .status import Status
 def violations_of(state: State) -> list[str]:
     """Return each violation as a sentence that begins with its invariant's number, the memory layer's last."""
     found: list[str] = []
-    places: dict[str, str] = dict.fromkeys(state.parked, "parked")
+    places: dict[str, str] = dict.fromkeys(state.idle, "idle")
     queues: tuple[tuple[str, Iterable[RequestState], set[Status]], ...] = (
         ("waiting", state.waiting, {Status.WAITING}),
         ("running", state.running, {Status.RUNNING}),

@@ -72,7 +72,7 @@ def compose_running(state: State, step: Step) -> None:
     todo: Counts | None = None
     after = -1
     if outstanding.batches:
-        decodes = None if state.columns.silent else _steady_ahead(outstanding, state.columns, rows)
+        decodes = None if state.columns.not_sampling else _steady_ahead(outstanding, state.columns, rows)
         after = -1 if decodes is None else outstanding.batches[-1].number
     if decodes is None or decodes[0] is not rows:
         # Otherwise nothing is gathered: a decode step of 1,024 rows in `paged bench scheduler`.

@@ -41,7 +41,7 @@ from .explain import Explanation, RequestView, explain, listed, view_of
 from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
-from .preemption import report_parked
+from .preemption import report_preempted_late
 from .progress import force_progress, reject_overgrown
 from .request import (
     Request,
@@ -223,8 +223,8 @@ class Scheduler(Uncopyable):
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS)
         outstanding.begin_step()
         state.books.begin_step()
-        if state.parked_late:
-            report_parked(state, step)
+        if state.preempted_late:
+            report_preempted_late(state, step)
         # Carried groups never mix with other moves: place nothing that might copy, or write what a group still reads.
         if not carried or (len(carried) == 1 and not manager.growth.any_shared_tail):
             state.composition.compose(state, step)
@@ -337,11 +337,11 @@ class Scheduler(Uncopyable):
         state.running_rows.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()
-        state.columns.hush(request, sequence, False)
+        state.columns.note_sampled(request, sequence, False)
         if num_more:
             # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)
-            state.queues.unpark(request)
+            state.queues.requeue(request)
         longest_now = min(request.max_total[sequence] + num_more, longest)
         request.grow(sequence, num_more, longest_now)
         if row >= 0:
@@ -357,7 +357,7 @@ class Scheduler(Uncopyable):
         InvalidRequest (not loading, fewer asked for), or RequestInFlight (a batch out computes a block it shares)."""
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
-        if request.status is not Status.LOADING or not request.num_asked:
+        if request.status is not Status.LOADING or not request.num_loading:
             raise InvalidRequest(
                 f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.'
             )
@@ -365,14 +365,14 @@ class Scheduler(Uncopyable):
         if manager.is_unconfirmed(row):
             # Its nodes would be confirmed below pending ones.
             raise RequestInFlight(request_id)
-        hit, asked = int(manager.rows.num_launched[row]), request.num_asked
+        hit, asked = int(manager.rows.num_launched[row]), request.num_loading
         if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
             raise InvalidRequest(
                 f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
             )
         state.queues.leave(request)
         state.queues.reopen()
-        request.ask_for(0)
+        request.await_load(0)
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.reservation.blocks_drawn(state.books, request, 0))
         state.start_running(request)
@@ -414,7 +414,7 @@ class Scheduler(Uncopyable):
         away = [request.status for request in state.away]
         return {
             "submitted": self._num_added,
-            "waiting": state.waiting.num + len(state.parked),
+            "waiting": state.waiting.num + len(state.idle),
             "loading": away.count(Status.LOADING),
             "running": state.running.num,
             "paused": away.count(Status.PAUSED),
@@ -432,7 +432,7 @@ class Scheduler(Uncopyable):
     @property
     def num_waiting(self) -> int:
         """Requests without a row, those that wait for append() included."""
-        return self._state.waiting.num + len(self._state.parked)
+        return self._state.waiting.num + len(self._state.idle)
 
     @property
     def num_running(self) -> int:
@@ -441,7 +441,7 @@ class Scheduler(Uncopyable):
 
     def waiting_ids(self) -> list[str]:
         """Return ids of waiting requests, in order, and then of those that wait for append()."""
-        return [*(request.id for request in self._state.waiting), *self._state.parked]
+        return [*(request.id for request in self._state.waiting), *self._state.idle]
 
     def running_ids(self) -> list[str]:
         """Return ids of running requests, in order."""
@@ -567,7 +567,7 @@ class Scheduler(Uncopyable):
             step,
             composed,
             positions,
-            silent=state.columns.silent,
+            not_sampling=state.columns.not_sampling,
             covers_running=covers_running,
             has_outputs=bool(state.pending_outputs),
         )

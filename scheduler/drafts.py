@@ -73,8 +73,8 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     ends = step.decode_ends
     # With the token after them, drafts make the row at most as long as it may be.
     wanted = np.minimum(proposed, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
-    if state.columns.silent:
-        wanted = np.where(np.isin(rows, list(state.columns.silent)), 0, wanted)
+    if state.columns.not_sampling:
+        wanted = np.where(np.isin(rows, list(state.columns.not_sampling)), 0, wanted)
     total = int(wanted.sum())
     if total > step.budget:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)

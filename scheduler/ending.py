@@ -210,15 +210,15 @@ def _await_append(state: State, rows: Rows) -> None:
         request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
         is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
         if is_out or manager.rows.num_launched[row] < manager.rows.num_tokens[row]:
-            state.columns.hush(request, sequence)
+            state.columns.note_sampled(request, sequence)
         if request.status in (Status.PAUSED, Status.SWAPPED) and len(request.rows) == 1 and not is_out:
             state.remember_high_water(request)
             state.queues.leave(request)
             state.books.lift_bound(request)
             drop_rows(state, request)
-            request.hush(0)
-            state.queues.park(request)
-            state.parked_late.append(request)
+            request.note_sampled(0)
+            state.queues.await_append(request)
+            state.preempted_late.append(request)
 
 
 def _sampled_elsewhere(
@@ -240,11 +240,11 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     row = request.rows[sequence]
     if not sampled:
         # Computed again, it must not sample: it waits for tokens from the caller.
-        state.columns.hush(request, sequence)
+        state.columns.note_sampled(request, sequence)
         state.outstanding.void_unknown(request, sequence)
-        if row < 0 and request.id not in state.parked and all(request.is_quiet[i] for i in request.live_sequences):
+        if row < 0 and request.id not in state.idle and all(request.has_sampled[i] for i in request.live_sequences):
             state.queues.leave(request)
-            state.queues.park(request)
+            state.queues.await_append(request)
         return [Output(request.id, sequence, [], None, None)]
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
@@ -254,8 +254,8 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         state.running_rows.unsettle()
     else:
         request.extend(sequence, new)
-        request.hush(sequence, False)
-        state.queues.unpark(request)
+        request.note_sampled(sequence, False)
+        state.queues.requeue(request)
     usage = end_sequences(state, request, [sequence], code) if code else None
     if not code and count != 1 and state.outstanding.batches:
         state.outstanding.void_unknown(request, sequence)
@@ -273,11 +273,11 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     for row, lost in rolled_back.items():
         request = state.columns.owner[row]
         request.count(hit_tokens=-lost)
-        if request.num_asked:
+        if request.num_loading:
             # It lost blocks while it loads: it waits again, and asks for its loads when it is admitted again.
             state.queues.leave(request)
             drop_rows(state, request)
-            request.ask_again()
+            request.load_again()
             state.queues.wait(request)
     state.carried.keep(batch, moved)
     state.outstanding.release_loading(batch.number)
@@ -311,7 +311,7 @@ def end_sequences(
         num_output = state.books.num_output(request, sequence)
         if sentence is None:
             _note_finished(state, request, sequence, num_output)
-        request.lose(num_output)
+        request.note_ended(num_output)
         row = state.unseat(request, sequence, None)
         if row >= 0:
             state.manager.release(row)

@@ -59,7 +59,7 @@ def listed(books: Books, limit: int) -> list[RequestView]:
     """Return up to `limit` requests: running, suspended, waiting, and then those that wait for append()."""
     queues = books.queues
     waiting = [] if not queues.waiting.num else [queues.waiting.head(), *queues.waiting.behind(limit)]
-    every = chain(queues.running, queues.away, waiting, queues.parked.values())
+    every = chain(queues.running, queues.away, waiting, queues.idle.values())
     return [view_of(books, request) for request in islice(every, limit)]
 
 
@@ -164,7 +164,7 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
     kept, limit = books.watermark(), state.limits.max_sequences
     returning = next((other for other in queues.away if other.status is not Status.LOADING), None)
     num_ahead = sum(1 for _ in takewhile(lambda other: other is not request, queues.waiting))
-    if request.id in queues.parked:
+    if request.id in queues.idle:
         sentence = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
     elif state.outstanding.keeps_out(request):
         sentence = _SAMPLES_ARE_OUT

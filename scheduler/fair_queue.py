@@ -129,7 +129,7 @@ class FairQueue:
         self._stand(tenant)
         self._forget_if_gone(tenant)
 
-    def violations(self, requests: Iterable[RequestState], parked: Collection[str]) -> list[str]:
+    def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]:
         """Return where tenants' books or the order of the queue differ from these requests, all that are alive."""
         waiting: dict[str | None, set[str]] = {}
         num_in: dict[str | None, int] = {}
@@ -139,7 +139,7 @@ class FairQueue:
                 waiting.setdefault(state.request.tenant, set()).add(state.id)
                 continue
             num_in[state.request.tenant] = num_in.get(state.request.tenant, 0) + 1
-            if state.status is Status.WAITING and state.id not in parked:
+            if state.status is Status.WAITING and state.id not in idle:
                 returned.add(state.id)
         found = []
         if {state.id for state in self._returned} != returned:

@@ -39,11 +39,11 @@ class Packer:
         composed: Composed,
         positions: Counts,
         *,
-        silent: set[int],
+        not_sampling: set[int],
         covers_running: bool,
         has_outputs: bool,
     ) -> Batch:
-        """Build the batch of a committed step. `positions` are of decodes and drafts; `silent` rows do not sample."""
+        """Build the batch of a committed step. `positions` are of decodes and drafts; `not_sampling` rows do not sample."""
         flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
@@ -51,8 +51,8 @@ class Packer:
             self._name(rows)
         counts, start_loc, num_drafts, samples = self._usual
         num_samples, drafts, known = len(rows), None, ends
-        if silent or step.chunks:
-            samples, num_samples = _samples(step, rows, silent)
+        if not_sampling or step.chunks:
+            samples, num_samples = _samples(step, rows, not_sampling)
         if step.chunks or step.draft_counts is not None:
             counts, start_loc = ends - flight.starts, np.zeros(len(rows) + 1, np.int64)
             counts.setflags(write=False)
@@ -176,12 +176,12 @@ def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
     return loads, moves
 
 
-def _samples(step: Step, rows: Rows, silent: set[int]) -> tuple[NDArray[np.bool_], int]:
-    """Return which rows sample, read-only, and how many: not in the middle of a prompt, and none that is silent."""
+def _samples(step: Step, rows: Rows, not_sampling: set[int]) -> tuple[NDArray[np.bool_], int]:
+    """Return which rows sample, read-only, and how many: not in the middle of a prompt, and none of `not_sampling`."""
     partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
-    if not partial and not silent:
+    if not partial and not not_sampling:
         return _ALL_TRUE.first(len(rows)), len(rows)
-    samples = ~np.isin(rows, list(silent)) if silent else np.ones(len(rows), np.bool_)
+    samples = ~np.isin(rows, list(not_sampling)) if not_sampling else np.ones(len(rows), np.bool_)
     samples[partial] = False
     samples.setflags(write=False)
     return samples, int(np.count_nonzero(samples))

@@ -92,7 +92,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
         has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)
         state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
     elif is_idle:
-        state.queues.park(victim)
+        state.queues.await_append(victim)
     else:
         state.queues.wait(victim)
 
@@ -129,23 +129,23 @@ def drop_rows(state: State, victim: RequestState) -> None:
         tokens = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
         is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
-            victim.hush(sequence)
+            victim.note_sampled(sequence)
         state.unseat(victim, sequence, tokens)
         manager.release(row)
 
 
-def report_parked(state: State, step: Step) -> None:
-    """Report requests parked since the last batch as preempted, unless they are reported already."""
-    for request in state.parked_late:
+def report_preempted_late(state: State, step: Step) -> None:
+    """Report requests idle since the last batch as preempted, unless they are reported already."""
+    for request in state.preempted_late:
         if state.requests.get(request.id) is request:
             _report(step, state.stats, request, "recompute")
-    state.parked_late.clear()
+    state.preempted_late.clear()
 
 
 def _report(step: Step, stats: SchedulerStats, victim: RequestState, kind: str) -> None:
     """Count the victim as preempted, unless it lost blocks before since it last ran."""
-    if victim.has_given:
+    if victim.is_preempted:
         return
-    victim.give(stats.steps)
+    victim.note_preempted(stats.steps)
     stats.count_preemption(kind, victim.preemptions)
     step.preempted.append((victim.id, kind))

@@ -2,7 +2,7 @@
 
 waiting ──> running ⇄ away (loading, paused, swapped)
    ⇅            │
-parked <────────┘     waits for tokens from the caller, and holds no blocks
+idle <──────────┘     waits for tokens from the caller, and holds no blocks
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Queues:
         # Loading, paused and swapped requests.
         self.away = OrderedQueue()
         # Requests that gave their blocks up and compute nothing until the caller appends tokens.
-        self.parked: dict[str, RequestState] = {}
+        self.idle: dict[str, RequestState] = {}
         self.running_rows = RunningRows()
         # No request can be admitted or return before one ends or comes: decodes make no room.
         self.is_shut = False
@@ -141,14 +141,14 @@ class Queues:
         request.become(Status.WAITING)
         self.waiting.add(request)
 
-    def park(self, request: RequestState) -> None:
+    def await_append(self, request: RequestState) -> None:
         """Let a request without rows wait for tokens from the caller."""
         request.become(Status.WAITING)
-        self.parked[request.id] = request
+        self.idle[request.id] = request
 
-    def unpark(self, request: RequestState) -> None:
-        """Let the request, if it is parked, wait as others do: it has tokens to compute."""
-        if self.parked.pop(request.id, None) is not None:
+    def requeue(self, request: RequestState) -> None:
+        """Let the request, if it is idle, wait as others do: it has tokens to compute."""
+        if self.idle.pop(request.id, None) is not None:
             self.waiting.add(request)
 
     def leave(self, request: RequestState) -> None:
@@ -158,5 +158,5 @@ class Queues:
             self.running_rows.leave(request.live_rows)
         elif request.status is not Status.WAITING:
             self.away.remove(request)
-        elif self.parked.pop(request.id, None) is None:
+        elif self.idle.pop(request.id, None) is None:
             self.waiting.remove(request)

@@ -233,16 +233,16 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     num_live     sequences that have not ended
     high_water   per sequence, tokens that were computed once: below it, computing is recomputing
     appended     per sequence, tokens that the caller appended
-    is_quiet     per sequence, all known tokens were computed and sampled when it lost its row
+    has_sampled  per sequence, all known tokens were computed and sampled when it lost its row
     num_output   output tokens of the sequences that have ended
     is_new       never admitted yet
     is_plain     new, one sequence, nothing to load: most are
     follows      id of the request whose blocks it waits to share (None: none)
-    has_given    blocks were taken from it, at step `gave_at`, since it last ran: it counts as preempted
+    is_preempted  blocks were taken from it, at step `preempted_at`, since it last ran: it counts as preempted
     longest_pause  most steps that it stood still because blocks were taken from it
     is_bounded   its worst case is reserved and it is no victim
     passed       how often a request behind it was admitted before it
-    num_asked    tokens from elsewhere that it waits for, listed in batch `load_batch`
+    num_loading  tokens from elsewhere that it waits for, listed in batch `load_batch`
     """
 
     request: Request
@@ -253,13 +253,13 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     tokens: list[NDArray[np.int32] | None]
     rows: list[int]
     num_live: int
-    wants_load: bool
+    may_load: bool
     is_plain: bool
     # Tuples, because they rarely change and all requests can share one: see `replaced`.
     max_total: tuple[int, ...]
     high_water: tuple[int, ...] = (0,)
     appended: tuple[int, ...] = (0,)
-    is_quiet: tuple[bool, ...] = (False,)
+    has_sampled: tuple[bool, ...] = (False,)
     status: Status = Status.WAITING
     num_output: int = 0
     preemptions: int = 0
@@ -270,10 +270,10 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     is_bounded: bool = False
     passed: int = 0
     is_new: bool = True
-    has_given: bool = False
-    gave_at: int = 0
+    is_preempted: bool = False
+    preempted_at: int = 0
     longest_pause: int = 0
-    num_asked: int = 0
+    num_loading: int = 0
     load_batch: int = 0
     charged: int = 0
 
@@ -307,9 +307,9 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         assert status in NEXT[self.status], f'request "{self.id}" turns from {self.status} to {status}'
         self.status = status
 
-    def hush(self, sequence: int, is_quiet: bool = True) -> None:
+    def note_sampled(self, sequence: int, has_sampled: bool = True) -> None:
         """Note whether all known tokens of the sequence are computed and sampled: computing them again does not sample."""
-        self.is_quiet = replaced(self.is_quiet, sequence, is_quiet)
+        self.has_sampled = replaced(self.has_sampled, sequence, has_sampled)
 
     def move(self, sequence: int, row: int, tokens: NDArray[np.int32] | None) -> None:
         """Give the sequence a row, or take its row (-1) and keep its known tokens (None: it has ended)."""
@@ -345,7 +345,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         self.max_total = replaced(self.max_total, number, self.max_total[sequence])
         self.high_water = replaced(self.high_water, number, self.high_water[sequence])
         self.appended = replaced(self.appended, number, self.appended[sequence])
-        self.is_quiet = replaced(self.is_quiet, number, self.is_quiet[sequence])
+        self.has_sampled = replaced(self.has_sampled, number, self.has_sampled[sequence])
         return number
 
     def admitted(self) -> None:
@@ -360,27 +360,27 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         """Note whether its worst case is reserved. Only `Books` call this."""
         self.is_bounded = is_bounded
 
-    def ask_for(self, num_tokens: int) -> None:
+    def await_load(self, num_tokens: int) -> None:
         """Wait for so many tokens from elsewhere; 0: for none."""
-        self.wants_load, self.num_asked = False, num_tokens
+        self.may_load, self.num_loading = False, num_tokens
 
     def listed_in(self, number: int) -> None:
         """Note the batch that lists the tokens that it asked for."""
         self.load_batch = number
 
-    def ask_again(self) -> None:
+    def load_again(self) -> None:
         """Ask for tokens from elsewhere when it is admitted again."""
-        self.wants_load, self.num_asked = True, 0
+        self.may_load, self.num_loading = True, 0
 
-    def give(self, step: int) -> None:
+    def note_preempted(self, step: int) -> None:
         """Count it as preempted in this step."""
-        self.has_given, self.gave_at = True, step
+        self.is_preempted, self.preempted_at = True, step
         self.preemptions += 1
 
     def resume(self, step: int) -> None:
         """It runs again after blocks were taken from it."""
-        self.has_given = False
-        self.longest_pause = max(self.longest_pause, step - self.gave_at)
+        self.is_preempted = False
+        self.longest_pause = max(self.longest_pause, step - self.preempted_at)
 
     def follow(self, leader: str | None) -> None:
         """Wait for blocks that the request of this id computes; None: for none."""
@@ -390,7 +390,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         """A request behind it was admitted before it."""
         self.passed += 1
 
-    def lose(self, num_output: int) -> None:
+    def note_ended(self, num_output: int) -> None:
         """One of its sequences, of so many outputs, has ended."""
         self.num_output += num_output
         self.num_live -= 1
@@ -416,7 +416,7 @@ def state_of(
     request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
-    num, eos, wants_load = request.num_sequences, request.eos_token_id, request.num_computed > 0
+    num, eos, may_load = request.num_sequences, request.eos_token_id, request.num_computed > 0
     state = RequestState(
         request,
         root,
@@ -426,11 +426,11 @@ def state_of(
         [prompt] * num,
         [-1] * num,
         num,
-        wants_load,
-        num == 1 and not wants_load and not request.is_private,
+        may_load,
+        num == 1 and not may_load and not request.is_private,
         (max_total,) * num,
     )
     if num > 1:
         state.high_water = state.appended = (0,) * num
-        state.is_quiet = (False,) * num
+        state.has_sampled = (False,) * num
     return state

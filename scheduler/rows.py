@@ -29,7 +29,7 @@ class RowColumns:
     reserved    int64: tokens for which blocks are kept by count; only where the policy does so
     owner, id, sequence  object, object, int64: the RequestState, its id, and which sequence of it
 
-    silent      rows that lost their KV and wait for tokens from the caller: computed again, they do not sample
+    not_sampling  rows that lost their KV and wait for tokens from the caller: computed again, they do not sample
     recovering  rows below their high-water mark, and that mark: their tokens are recomputed ones
     """
 
@@ -55,7 +55,7 @@ class RowColumns:
         self.num_later = 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
-        self.silent: set[int] = set()
+        self.not_sampling: set[int] = set()
         self.recovering: dict[int, int] = {}
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
@@ -78,8 +78,8 @@ class RowColumns:
         self.sequence[row] = sequence
         if sequence:
             self.num_later += 1
-        if state.is_quiet[sequence]:
-            self.silent.add(row)
+        if state.has_sampled[sequence]:
+            self.not_sampling.add(row)
         if not stops:
             return
         self.num_with_stops += 1
@@ -98,14 +98,14 @@ class RowColumns:
         if self.expected_total[row]:
             self.expected_total[row] += num_appended
 
-    def hush(self, request: RequestState, sequence: int, is_quiet: bool = True) -> None:
+    def note_sampled(self, request: RequestState, sequence: int, has_sampled: bool = True) -> None:
         """Note whether a sequence has nothing to sample until the caller appends tokens; it may have no row."""
-        request.hush(sequence, is_quiet)
+        request.note_sampled(sequence, has_sampled)
         row = request.rows[sequence]
-        if is_quiet and row >= 0:
-            self.silent.add(row)
+        if has_sampled and row >= 0:
+            self.not_sampling.add(row)
         else:
-            self.silent.discard(row)
+            self.not_sampling.discard(row)
 
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
@@ -130,8 +130,8 @@ class RowColumns:
         self.id[row] = None
         if self.sequence[row]:
             self.num_later -= 1
-        if self.silent:
-            self.silent.discard(row)
+        if self.not_sampling:
+            self.not_sampling.discard(row)
         if self.recovering:
             self.recovering.pop(row, None)
         if not num_stops:

@@ -127,8 +127,8 @@ class State:
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
         self.columns = RowColumns()
         self.outstanding = Outstanding(manager, self.columns, resumes_known=resumes_known)
-        # Requests parked in an update: the next batch reports them as preempted.
-        self.parked_late: list[RequestState] = []
+        # Requests that became idle in an update: the next batch reports them as preempted.
+        self.preempted_late: list[RequestState] = []
         self.carried = CarriedCopies(self.columns)
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
@@ -140,13 +140,13 @@ class State:
         looks_ahead = policy.foresight != "none"
         self.lengths = OutputLengths(max_total, policy.known_outputs if looks_ahead else 0)
         self.queues = queues = Queues(self.order.queue(self.lengths))
-        self.waiting, self.running, self.away, self.parked = queues.waiting, queues.running, queues.away, queues.parked
+        self.waiting, self.running, self.away, self.idle = queues.waiting, queues.running, queues.away, queues.idle
         self.running_rows = queues.running_rows
         self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
     def start_running(self, state: RequestState) -> None:
-        if state.has_given:
+        if state.is_preempted:
             state.resume(self.stats.steps)
         self.queues.run(state)
 

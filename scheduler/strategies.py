@@ -65,7 +65,7 @@ class Fair(ByPriority):
         self._queue.ended(request)
 
     def violations(self, state: State) -> list[str]:
-        return self._queue.violations(state.requests.values(), state.parked)
+        return self._queue.violations(state.requests.values(), state.idle)
 
 
 class Strategies(NamedTuple):

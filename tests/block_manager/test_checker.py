@@ -176,7 +176,7 @@ def healthy_scheduler() -> Scheduler:
 SCHEDULER_PLANTS = [
     ("state.waiting._states.reverse()", "11: the waiting queue is out of order."),
     ("state.away.add(a)", '9: request "a" is away and running.'),
-    ("state.parked['a'] = a", '9: request "a" is running and parked.'),
+    ("state.idle['a'] = a", '9: request "a" is running and idle.'),
     ("a.status = Status.PAUSED", '9: request "a" is paused and stands in the running queue.'),
     ("state.waiting.remove(c)", "9: queues and requests differ: ['c']."),
     ("del state.requests['d']", "9: queues and requests differ: ['d']."),

@@ -123,7 +123,7 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if state.outstanding.batches or state.carried.groups or state.to_reject or state.books.bounded:
         return None
-    if state.pending_outputs or state.columns.silent:
+    if state.pending_outputs or state.columns.not_sampling:
         return None
     if (state.waiting.num or state.away.num) and not _steps_shut(state):
         return None
