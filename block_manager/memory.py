@@ -290,7 +290,7 @@ class Memory:
         `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows. No retention may end
         by `now` (`retentions.next_end`)."""
         self.growth.draw_promised()
-        self.content.retentions.now = max(self.content.retentions.now, now)
+        self.content.retentions.reach(now)
         number, moves = self.batch, self.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
         is_empty = not (flight.is_used or has_more or len(moves))

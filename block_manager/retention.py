@@ -43,9 +43,13 @@ class Retentions:
             self.apply_to(each, renewed=(last, level))
         self._next += 1
 
+    def reach(self, now: float) -> None:
+        """Note that it is the logical time `now`, by which no retention ends (`next_end`)."""
+        self.now = max(self.now, now)
+
     def expire(self, now: float) -> None:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
-        self.now = max(self.now, now)
+        self.reach(now)
         while self._ends and self._ends[0][0] <= self.now:
             _, number, runs = heapq.heappop(self._ends)
             for run in runs:

@@ -49,21 +49,23 @@ def size_of(files: list[Path], budget: int) -> Size:
 
 
 class Coupling(NamedTuple):
-    """How the files of a room hang together: the type that most functions take and their number, and the assignments to a field of a
-    class in another file than its own."""
+    """How the files of a room hang together: how many functions take each type, and the assignments to a field of a class in another file
+    than its own, and to an element of one."""
 
-    taken: tuple[str, int]
-    foreign: int
+    taken: Counter[str]
+    fields: int
+    elements: int
 
 
 def coupling_of(files: list[Path]) -> Coupling:
-    """Count what functions take, and fields that are set outside their owner's file: by name, so of equal names any owner counts."""
+    """Count what functions take, and fields and their elements that are set outside their owner's file: by name, so of equal names any owner
+    counts."""
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
     owners: defaultdict[str, set[Path]] = defaultdict(set)
-    taken, foreign = Counter[str](), 0
+    taken, foreign = Counter[str](), Counter[bool]()
     for file, tree in trees.items():
         for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-            for target in _targets(kind):
+            for target, _ in _targets(kind):
                 if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
                     owners[target.attr].add(file)
             for field in (node.target for node in kind.body if isinstance(node, ast.AnnAssign)):
@@ -72,16 +74,16 @@ def coupling_of(files: list[Path]) -> Coupling:
             if isinstance(node, ast.FunctionDef):
                 taken.update({ast.unparse(each.annotation) for each in node.args.args if each.annotation})
     for file, tree in trees.items():
-        for target in _targets(tree):
+        for target, is_element in _targets(tree):
             if isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self":
-                foreign += file not in owners[target.attr]
+                foreign[is_element] += file not in owners[target.attr]
     plain = {"int", "bool", "str", "float", "Any"}
-    ours = [(name, number) for name, number in taken.most_common() if name.isidentifier() and name not in plain]
-    return Coupling(ours[0] if ours else ("", 0), foreign)
+    ours = Counter({name: number for name, number in taken.items() if name.isidentifier() and name not in plain})
+    return Coupling(ours, foreign[False], foreign[True])
 
 
-def _targets(tree: ast.AST) -> list[ast.expr]:
-    """What is assigned to or deleted in a tree; of an element, what it is an element of."""
+def _targets(tree: ast.AST) -> list[tuple[ast.expr, bool]]:
+    """What is assigned to or deleted in a tree; of an element, what it is an element of, and True."""
     found: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.Delete):
@@ -89,18 +91,20 @@ def _targets(tree: ast.AST) -> list[ast.expr]:
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
             found.append(node.target)
     found = [part for target in found for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    for place, target in enumerate(found):
-        while isinstance(target, ast.Subscript):
-            target = target.value
-        found[place] = target
-    return found
+    return [_whole(target) for target in found]
+
+
+def _whole(target: ast.expr) -> tuple[ast.expr, bool]:
+    is_element = isinstance(target, ast.Subscript)
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target, is_element
 
 
 def couplings(repository: Path = REPOSITORY) -> dict[str, tuple[Coupling, int]]:
-    """The coupling of each room, and how many fields may be set elsewhere in it."""
-    limits = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["paged"][
-        "foreign_fields"
-    ]
+    """The coupling of each room, and how many elements of fields may be set elsewhere in it; fields may not."""
+    document = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
+    limits = document["tool"]["paged"]["foreign_elements"]
     return {name: (coupling_of(sources(repository / name)), limit) for name, limit in limits.items()}
 
 
@@ -117,9 +121,10 @@ def main() -> int:
         longest, widest = (f"{what} ({number})" for what, number in (size.longest, size.widest))
         print(f"{name:<14} {size.lines:>7,} {size.budget:>7,}  {longest}, {widest}")
     for name, (coupling, limit) in couplings().items():
-        kind, number = coupling.taken
+        most = ", ".join(f"{kind} ({number})" for kind, number in coupling.taken.most_common(2))
         print(
-            f"{name}: {number} functions take {kind}; {coupling.foreign} fields are set outside their owner's file, {limit} may be."
+            f"{name}: most functions take {most}; outside their owner's file are set {coupling.fields} fields, and elements of them in "
+            f"{coupling.elements} places, {limit} may be."
         )
     return int(any(size.lines > size.budget for size in found.values()))
 
