@@ -47,6 +47,9 @@ class Packer:
         flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
+        # They are read again when the batch before this one ends.
+        batches.setflags(write=False)
+        places.setflags(write=False)
         if rows is not self._rows:
             self._name(rows)
         counts, start_loc, num_drafts, samples = self._usual

@@ -92,8 +92,7 @@ class Scribbled(Scheduler):
         batch = super().schedule(*arguments, **named)
         self.made[batch.number] = batch
         copies = {name: getattr(batch, name).copy() for name in ARRAYS}
-        # Where a token comes from is read once more when the batch before it ends.
-        for name in set(ARRAYS) - {"source_batches", "source_places"}:
+        for name in ARRAYS:
             array = getattr(batch, name)
             if array.flags.writeable:
                 array[...] = 0
