@@ -196,6 +196,8 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
     attentive = sum(not index.is_lazy[row] for row in tables.live_rows.tolist())
     if attentive != index.num_attentive:
         yield f"4: {attentive} rows have to look their next block up; {index.num_attentive} are counted."
+    if closed := index.paths.keys() - set(tables.live_rows.tolist()):
+        yield f"4: rows {sorted(closed)} are closed and have paths."
     for row in tables.live_rows.tolist():
         path = index.paths.get(row)
         if path is None:

@@ -111,8 +111,6 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], 
     for request in requests:
         if has_seat and _is_ordinary(state, step, request):
             # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
-            if step.seats <= 0:
-                return None
             tokens, free = request.first_tokens, books.num_free() if free is None else free
             has_room = books.blocks_for(len(tokens)) <= free
             # One that passes draws first if anything of it may be cached.

@@ -110,6 +110,7 @@ MEMORY_PLANTS = [
     ),
     ("index.num_attentive += 1", "4: 2 rows have to look their next block up; 3 are counted."),
     ("del index.paths[OWNER]", "4: row 0 has no path."),
+    ("index.paths[9] = index.paths[OWNER]", "4: rows [9] are closed and have paths."),
     ("del index.paths[CHILD]", "4: row 1 has no path."),
     ("tables.num_computed[OWNER] = tables.num_launched[OWNER] = 3", "4: row 0 has 2 nodes and 1 full blocks launched."),
     ("index.is_lazy[OWNER] = True", "4: row 0 is marked True for publishing by itself; its path says otherwise."),

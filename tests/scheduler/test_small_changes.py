@@ -141,3 +141,9 @@ def test_a_row_that_samples_nothing_takes_no_drafts():
         counts = batch.samples & ((batch.ids == "first") | (batch.sequences == 1))
         scheduler.update(batch, [7] * int(counts.sum()), counts=counts.astype(np.int64))
     assert (batch.ids.tolist(), batch.num_tokens.tolist(), batch.num_drafts.tolist()) == (["group"] * 2, [1, 2], [0, 0])
+
+
+def test_no_more_outputs_are_expected_than_the_model_has_room_for():
+    scheduler = Scheduler(BlockManager(8, 2), max_model_len=12)
+    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4], max_tokens=50, expected_tokens=40))
+    assert scheduler.outlook().left.tolist() == [8]
