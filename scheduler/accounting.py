@@ -49,10 +49,11 @@ class SchedulerStats(msgspec.Struct):
     rejected: int = 0
     aborted: int = 0
 
-    def count_batches(self, num: int, num_tokens: int, recomputed: int = 0, voided: int = 0) -> None:
+    def count_batches(self, num: int, computed: int, outputs: int = 0, recomputed: int = 0, voided: int = 0) -> None:
         """Batches ran, with so many tokens in all."""
         self.steps += num
-        self.computed_tokens += num_tokens
+        self.computed_tokens += computed
+        self.output_tokens += outputs
         self.recomputed_tokens += recomputed
         self.voided_tokens += voided
 

@@ -25,9 +25,9 @@ def count_of(value: Any) -> int:
     return min(int(value), UNLIMITED)
 
 
-def outside_vocabulary(tokens: NDArray[np.int32], vocabulary_size: int | None) -> str | None:
-    """Return what is wrong if a token id is not below the size, if there is one; None if all are right."""
-    if vocabulary_size is None or not len(tokens) or (largest := int(tokens.max())) < vocabulary_size:
+def outside_vocabulary(tokens: NDArray[np.int32], vocabulary_size: int) -> str | None:
+    """Return what is wrong if a token id is not below the size; None if all are right."""
+    if not len(tokens) or (largest := int(tokens.max())) < vocabulary_size:
         return None
     return f"token id {largest} is outside the vocabulary of {vocabulary_size}."
 

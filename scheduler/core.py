@@ -318,7 +318,8 @@ class Scheduler(Uncopyable):
         state = self._state
         request = self._living(request_id)
         array = token_array(tokens)
-        if (outside := outside_vocabulary(array, state.limits.vocabulary_size)) is not None:
+        size = state.limits.vocabulary_size
+        if size is not None and (outside := outside_vocabulary(array, size)) is not None:
             raise InvalidRequest(f'request "{request_id}": {outside}')
         sequence = self._live_sequence(request, sequence)
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):

@@ -24,6 +24,8 @@ from .status import ABORT, FINISH_REASONS, REJECTED, Status
 from .stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
+
+_INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
@@ -37,7 +39,7 @@ def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) ->
         raise WrongTokens(f"batch {batch.number}: token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
         raise WrongTokens(f"batch {batch.number}: {error}") from None
-    if (outside := outside_vocabulary(tokens, vocabulary_size)) is not None:
+    if vocabulary_size is not None and (outside := outside_vocabulary(tokens, vocabulary_size)) is not None:
         raise WrongTokens(f"batch {batch.number}: {outside}")
     return tokens
 
@@ -61,16 +63,16 @@ def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], later: 
         raise WrongTokens(
             f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
         )
-    array = array.astype(np.int64)
     # The usual counts are recognised by their bytes: a reduction costs more.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
-    if array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
+    if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
         return None
     if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
         # Sums of larger counts wrap.
         raise WrongTokens(
             f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
         )
+    array = array.astype(np.int64)
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
@@ -80,7 +82,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], later: 
         _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != len(tokens):
         raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    return array
+    return None if array.tobytes() == usual.tobytes() else array
 
 
 def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
@@ -124,8 +126,7 @@ def _must_not_rest_on(batch: Batch, counts: Counts, later: list[Batch]) -> None:
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
-    num_ran = 1 if len(ticket.rows) else 0
-    state.stats.count_batches(num_ran, len(batch.token_ids), *state.outstanding.waste_of(batch))
+    num_again, num_void = state.outstanding.waste_of(batch) if ticket.gone or ticket.recomputed else (0, 0)
     state.outstanding.release_loading(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
@@ -146,7 +147,7 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
-    state.stats.count_outputs(len(tokens))
+    state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens), num_again, num_void)
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}

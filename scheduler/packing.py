@@ -47,9 +47,6 @@ class Packer:
         flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
-        # They are read again when the batch before this one ends.
-        batches.setflags(write=False)
-        places.setflags(write=False)
         if rows is not self._rows:
             self._name(rows)
         counts, start_loc, num_drafts, samples = self._usual
@@ -143,15 +140,16 @@ class Packer:
         """Return the batch and the place that sample each token without a value yet, else -1; set its id to -1."""
         num, after, num_known = len(token_ids), step.decodes_after, self._manager.rows.num_tokens
         if not num or not self._outstanding.batches:
-            return _NOWHERE.first(num), _NOWHERE.first(num)
+            nowhere = _NOWHERE.first(num)
+            return nowhere, nowhere
         if after >= 0 and num == len(begins):
             token_ids.fill(-1)
-            return np.full(num, after, np.int64), rising(num)
+            batches = np.full(num, after, np.int64)
+            batches.setflags(write=False)
+            return batches, rising(num)
         batches, places = np.full(num, -1, np.int64), np.full(num, -1, np.int64)
         if after >= 0:
-            token_ids[begins] = -1
-            batches[begins] = after
-            places[begins] = rising(len(begins))
+            token_ids[begins], batches[begins], places[begins] = -1, after, rising(len(begins))
         elif len(begins):
             awaited = self._outstanding.awaited()
             assert awaited is not None, "a batch is out"
@@ -168,6 +166,9 @@ class Packer:
                 token_ids[here] = -1
                 batches[here], places[here] = np.array(sources[max(first - known, 0) : first + count - known]).T
             start += count
+        # They are read again when the batch before this one ends.
+        batches.setflags(write=False)
+        places.setflags(write=False)
         return batches, places
 
 

@@ -155,7 +155,7 @@ class Queues:
         """Take the request out of its queue."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            self.running_rows.leave(request.live_rows)
+            self.running_rows.leave(request.rows if len(request.rows) == 1 else request.live_rows)
         elif request.status is not Status.WAITING:
             self.away.remove(request)
         elif self.idle.pop(request.id, None) is None:

@@ -134,7 +134,7 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
     prompt = _prompt_array(request)
-    if (outside := outside_vocabulary(prompt, vocabulary_size)) is not None:
+    if vocabulary_size is not None and (outside := outside_vocabulary(prompt, vocabulary_size)) is not None:
         raise _wrong(request, outside)
     return prompt
 

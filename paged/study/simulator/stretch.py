@@ -89,8 +89,7 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
         state.running_rows.steady = (steady, computed + num_steps, ends + num_steps)
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
-    state.stats.count_batches(num_steps, len(rows) * num_steps)
-    state.stats.count_outputs(tokens.size)
+    state.stats.count_batches(num_steps, len(rows) * num_steps, tokens.size)
     if scheduler._checks:
         scheduler._raise_violations()
     return drawn
