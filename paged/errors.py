@@ -512,6 +512,20 @@ class UnknownDevice(_UnknownName):
     kind = "device"
 
 
+class NoPagePlan(InvalidConfig):
+    """Pages too small for a model's layers: `page_bytes`; `needed`, the bytes of the largest piece that has to lie within one page; and
+    `block_size`."""
+
+    def __init__(self, page_bytes: int, needed: int, block_size: int) -> None:
+        super().__init__(
+            f"page_bytes is {page_bytes:,}; one layer's part of a block of {block_size} tokens, or one piece of a state, has {needed:,} bytes "
+            f"and has to lie within one page. Take at least {needed:,}."
+        )
+        self.page_bytes = page_bytes
+        self.needed = needed
+        self.block_size = block_size
+
+
 class BadHardwareFile(PagedError, ValueError):
     """A file that does not describe what it should: `path`, `field` (None where the file as a whole is no JSON), `problem`."""
 
