@@ -11,24 +11,30 @@ from typer import Argument, Option
 from paged.base.budget import as_bytes, short
 from paged.cli.options import Json, KvDtype
 from paged.cli.show import counted, figures, print_json
+from paged.errors import BadHardwareFile, InvalidConfig, UnknownModel
+from paged.model.layer_plan import Group, LayerPlan, plan_layers
 from paged.study.hardware import (
     DTYPES,
     Capacity,
     Intensity,
+    Kept,
     Roofline,
     StepWork,
     capacity_of,
     device_named,
     device_names,
+    layers_named,
     model_named,
     model_names,
+    published_layers,
     suiting_budget,
     usual_dtype,
 )
 from paged.study.hardware.measured import step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
 
-_MODEL_HELP = f"{', '.join(model_names())}; a publisher's name; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
+_LENGTHS = (1024, 8192, 32768, 131072)
+_MODEL_HELP = f"{', '.join(model_names())}; for its pages alone {', '.join(sorted({*published_layers()} - {*model_names()}))}; a publisher's name; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
 _STEP_HELP = "Token budget of a step: activations are for so many."
 
@@ -40,7 +46,7 @@ Batch = Annotated[int, Option(min=1, help="Sequences.")]
 Length = Annotated[int, Option(min=1, help="Tokens of each.")]
 TensorParallel = Annotated[int, Option(min=1, help="Devices that every layer is split over.")]
 SplitContext = Annotated[bool, Option("--split-context", help="Devices that share a KV head or latent split its tokens.")]
-BlockSize = Annotated[int, Option(min=1, help="Tokens a block.")]
+BlockSize = Annotated[int | None, Option(min=1, help="Tokens a block.", show_default="16, or 32 where layers of several kinds want it")]
 MemoryShare = Annotated[float, Option(help="Share of the device's memory that may be used.")]
 MaxTokensPerStep = Annotated[int | None, Option(min=1, help=_STEP_HELP, show_default="one that suits model and device")]
 # fmt: on
@@ -54,7 +60,7 @@ def capacity(
     batch: Batch = 16,
     length: Length = 1024,
     tensor_parallel: TensorParallel = 1,
-    block_size: BlockSize = 16,
+    block_size: BlockSize = None,
     split_context: SplitContext = False,
     memory_share: MemoryShare = 0.9,
     max_tokens_per_step: MaxTokensPerStep = None,
@@ -67,7 +73,12 @@ def capacity(
 
     Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
     """
-    shape, placed = model_named(model), device_named(device)
+    placed = device_named(device)
+    try:
+        shape = model_named(model)
+    except (UnknownModel, BadHardwareFile) as error:
+        _pages_alone(model, kv_dtype or dtype or "bf16", block_size, error, json=json)
+        return
     roofline = Roofline(
         model=shape,
         device=placed,
@@ -76,6 +87,8 @@ def capacity(
         tensor_parallel=tensor_parallel,
         split_context=split_context,
     )
+    kept, plan = _planned(model, roofline.kept_dtype, block_size)
+    block_size = plan.block_size
     if max_tokens_per_step is None:
         max_tokens_per_step = suiting_budget(roofline, max_sequences=batch, block_size=block_size)
     found = capacity_of(
@@ -91,15 +104,73 @@ def capacity(
     notes = [*found.notes, *(step.layers.notes if isinstance(step, MeasuredStep) else ())]
     if json:
         said = {"timed_by": timed_by(step), "step_s": seconds, "notes": notes}
-        print_json({**msgspec.to_builtins(found), **said})
+        print_json({**msgspec.to_builtins(found), **said, **_plan_document(kept, plan)})
         return
     place = f"{found.tensor_parallel} × {found.device}"
     figures(f"{found.model} in {found.dtype} on {place}: memory", _memory(found, roofline))
     shown = [(name, f"{1e3 * value:,.1f} ms") for name, value in seconds.items()]
     figures(f"a step on {place}", [*shown, ("timed by", timed_by(step)), *(("note", note) for note in notes)])
     figures(f"operations a byte, {found.device} in {found.dtype}", _arithmetic(found, roofline))
+    _show_pages(kept, plan, shape.max_length)
     if found.not_modelled:
         figures(f"not modelled of {found.model}", [("not modelled", each) for each in found.not_modelled])
+
+
+def _pages_alone(name: str, dtype: str, block_size: int | None, error: Exception, *, json: bool) -> None:
+    """Show the pages of a model whose weights and steps are not modelled. Raises `error`, which says so, if its layers are not known either."""
+    if dtype not in DTYPES:
+        raise InvalidConfig(f'kv_dtype is "{dtype}"; known are {", ".join(DTYPES)}')
+    try:
+        kept, plan = _planned(name, dtype, block_size)
+    except BadHardwareFile:
+        raise error from None
+    left_out = "weights, activations and steps of this model: its pages alone are known"
+    if json:
+        print_json({**_plan_document(kept, plan), "not_modelled": [left_out]})
+        return
+    _show_pages(kept, plan)
+    figures(f"not modelled of {kept.name}", [("not modelled", left_out)])
+
+
+def _planned(name: str, dtype: str, block_size: int | None) -> tuple[Kept, LayerPlan]:
+    kept = layers_named(name, size=DTYPES[dtype])
+    return kept, plan_layers(kept.layers, block_size=block_size)
+
+
+def _plan_document(kept: Kept, plan: LayerPlan) -> dict[str, object]:
+    lengths = {str(length): {"held": plan.held_bytes(length), "kept": plan.kept_bytes(length)} for length in _LENGTHS}
+    return {
+        "model": kept.name,
+        "pages": {**msgspec.to_builtins(plan), "bytes_of_a_sequence": lengths, "notes": kept.notes},
+    }
+
+
+def _show_pages(kept: Kept, plan: LayerPlan, longest: int = _LENGTHS[-1]) -> None:
+    """Layer groups, and what a sequence holds; in one line where all layers keep all tokens."""
+    if [group.kind for group in plan.groups] == ["full"]:
+        figures(
+            f"pages of {kept.name}", [("pages", f"{as_bytes(plan.page_bytes)} each: {_of_group(plan.groups[0], plan)}")]
+        )
+        return
+    rows = [
+        ("page", as_bytes(plan.page_bytes)),
+        *((group.name, _of_group(group, plan)) for group in plan.groups),
+        *(("not sure", note) for note in kept.notes),
+        *((f"a sequence of {length:,}", _of_sequence(plan, length)) for length in _LENGTHS if length <= longest),
+    ]
+    figures(f"pages of {kept.name}", rows)
+
+
+def _of_group(group: Group, plan: LayerPlan) -> str:
+    of = f"block of {counted(group.block_tokens, 'token')}" if group.block_tokens else "sequence"
+    filled = group.used_bytes / (group.pages * plan.page_bytes)
+    return f"{counted(group.num_layers, 'layer')}, {counted(group.pages, 'page')} a {of}, {filled:.1%} filled"
+
+
+def _of_sequence(plan: LayerPlan, length: int) -> str:
+    held, kept, full = plan.held_bytes(length), plan.kept_bytes(length), plan.bytes_if_full(length)
+    more = f"; {full / held:.2f} × if windows and chunks kept all" if full > held else ""
+    return f"{as_bytes(held)} held, {kept / held:.1%} of it needed{more}"
 
 
 def _steps(batch: int, length: int) -> dict[str, StepWork]:

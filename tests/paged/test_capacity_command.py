@@ -112,3 +112,16 @@ def test_a_step_reads_the_experts_as_they_are_published():
     work = StepWork(computed_tokens=4096, sampled_rows=1)
     saved = plain.bytes_read(work) - as_published.bytes_read(work)
     assert saved == pytest.approx(in_dtype.routed_parameters * (2 - 4.25 / 8), rel=1e-6)
+
+
+def test_a_hybrid_s_own_configuration_has_pages_and_says_what_is_left_out(document, tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "lfm2", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64,'
+        ' "conv_L_cache": 3, "layer_types": ["conv", "full_attention"]}'
+    )
+    found = document("capacity", tmp_path, "--kv-dtype", "fp32")
+    held = found["pages"]["bytes_of_a_sequence"]["8192"]
+    # K and V of 2 heads of 16 of each token, and two tokens of 64 channels.
+    assert held["kept"] == 8192 * 2 * 2 * 16 * 4 + 2 * 64 * 4
+    assert held["kept"] <= held["held"] <= 1.03 * held["kept"]
+    assert "weights, activations and steps" in found["not_modelled"][0]

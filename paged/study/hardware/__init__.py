@@ -6,6 +6,7 @@ from paged.study.hardware.capacity import Capacity, Intensity, capacity_of
 from paged.study.hardware.catalogue import device_named, device_names, is_path, model_named, model_names
 from paged.study.hardware.cost_model import CostModel, budgets, suiting_budget
 from paged.study.hardware.device import DTYPES, Device
+from paged.study.hardware.layers import Kept, layers_named, published_layers
 from paged.study.hardware.placement import Placement, usual_dtype
 from paged.study.hardware.profile import Profile, ProfiledModel, ProfileError
 from paged.study.hardware.roofline import Faster, Part, Roofline
@@ -20,6 +21,7 @@ __all__ = [
     "Experts",
     "Faster",
     "Intensity",
+    "Kept",
     "Latent",
     "ModelShape",
     "Part",
@@ -35,8 +37,10 @@ __all__ = [
     "device_named",
     "device_names",
     "is_path",
+    "layers_named",
     "model_named",
     "model_names",
+    "published_layers",
     "suiting_budget",
     "usual_dtype",
 ]

@@ -54,6 +54,12 @@ def is_config(document: Any) -> bool:
     return isinstance(document, dict) and ("model_type" in document or "architectures" in document)
 
 
+def decoder_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that describes its decoder, with the kind of model in it."""
+    inside = next((document[name] for name in _TEXT if isinstance(document.get(name), dict)), document)
+    return {**inside, "model_type": str(inside.get("model_type") or document.get("model_type"))}
+
+
 def shape_of_config(path: Path, document: dict[str, Any]) -> ModelShape:
     """The shape, named after the folder. Raises BadHardwareFile with the field that is missing, contradicts another, or is not modelled."""
     return _Reader(path, document).shape()
@@ -64,9 +70,8 @@ class _Reader:
 
     def __init__(self, path: Path, document: dict[str, Any]) -> None:
         self.path, self.whole = path, document
-        inside = next((document[name] for name in _TEXT if isinstance(document.get(name), dict)), None)
-        self.text = document if inside is None else inside
-        self.model_type = str(self.text.get("model_type") or document.get("model_type"))
+        self.text = decoder_of(document)
+        self.model_type = self.text["model_type"]
         self._refuse_states()
         if self.model_type not in KINDS:
             self._fail("model_type", f"{self.model_type} is not known; known are {', '.join(KINDS)}")
