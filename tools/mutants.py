@@ -39,7 +39,7 @@ from typing import Any
 from coverage import CoverageData
 from mutant_sample import REPOSITORY, ROOMS, Mutant, sampled
 
-COPIED = (*ROOMS, "attention", "paged", "tests", "pyproject.toml")
+COPIED = (*ROOMS, "attention", "paged", "tests", "docs", "pyproject.toml")
 EQUIVALENT = REPOSITORY / "tools" / "equivalent_mutants.toml"
 
 QUICK = ("tests/block_manager", "tests/scheduler", "tests/acceptance", "tests/docs/test_policies_page.py")
