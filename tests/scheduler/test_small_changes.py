@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, Drafts, Policy, Request, Retention, Scheduler
-from paged.errors import InvalidConfig, NeverFits, WrongDrafts
+from paged.errors import InvalidConfig, NeverFits, UnknownRequest, WrongDrafts
 from paged.study.simulator.stretch import steady_batch
 
 
@@ -147,3 +147,13 @@ def test_no_more_outputs_are_expected_than_the_model_has_room_for():
     scheduler = Scheduler(BlockManager(8, 2), max_model_len=12)
     scheduler.add(Request(id="a", prompt=[1, 2, 3, 4], max_tokens=50, expected_tokens=40))
     assert scheduler.outlook().left.tolist() == [8]
+
+
+def test_of_ended_requests_the_latest_10_000_are_remembered():
+    scheduler = Scheduler(BlockManager(8, 2))
+    for number in range(10_001):
+        scheduler.add(Request(id=str(number), prompt=[1]))
+        scheduler.abort(str(number))
+    with pytest.raises(UnknownRequest):
+        scheduler.explain("0")
+    assert [scheduler.explain(name).status for name in ("1", "9999", "10000")] == ["aborted"] * 3
