@@ -71,8 +71,10 @@ class CarriedCopies:
         self.groups = [group for group in self.groups if len(group.moves) or len(group.loads)]
 
     def take(self) -> Carried:
-        """Remove and return the first group, for the batch being made."""
-        return self.groups.pop(0)
+        """Remove and return the first group, for the batch being made, with the loads that are still waited for."""
+        group = self.groups.pop(0)
+        group.loads = self._wanted(group.loads, group.number)
+        return group
 
     def _wanted(self, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
         owners = [self._columns.owner[row] for row in loads[:, 0].tolist()]

@@ -199,3 +199,17 @@ def test_a_loading_request_that_was_appended_to_beyond_the_pool_can_be_aborted(m
     assert scheduler.check() == []
     scheduler.update(batch, [])
     assert scheduler.manager.device.num_available == 3
+
+
+def test_a_cancelled_load_of_a_request_that_outgrew_the_pool_is_not_listed_again(make_scheduler, request_of, step):
+    scheduler = make_scheduler(8, 4, policy="vllm")
+    scheduler.add(request_of("grows", 12, num_computed=8))
+    scheduler.add(request_of("goes on", 4))
+    scheduler.cancel(scheduler.schedule())
+    scheduler.append("grows", [1] * 200)
+    # Its end is found in the step that would list the loads again.
+    batch = scheduler.schedule()
+    assert batch.loads.tolist() == []
+    outputs = scheduler.update(batch, [7] * int(batch.samples.sum()))
+    assert [(output.id, output.finish_reason) for output in outputs.others] == [("grows", "rejected")]
+    assert step(scheduler).tokens == {"goes on": 1}
