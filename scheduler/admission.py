@@ -154,7 +154,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         request.admitted()
         state.start_running(request)
         is_whole = found + count == len(known)
-        step.place_chunk(request, row, found, count, is_whole=is_whole)
+        step.note_chunk(request, row, found, count, is_whole=is_whole)
         if not is_whole:
             manager.growth.draw_promised()
             state.books.owe(request)

@@ -25,7 +25,7 @@ def count_of(value: Any) -> int:
     return min(int(value), UNLIMITED)
 
 
-def outside_vocabulary(tokens: NDArray[np.int32], vocabulary_size: int) -> str | None:
+def vocabulary_error(tokens: NDArray[np.int32], vocabulary_size: int) -> str | None:
     """Return what is wrong if a token id is not below the size; None if all are right."""
     if not len(tokens) or (largest := int(tokens.max())) < vocabulary_size:
         return None

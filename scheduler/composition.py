@@ -125,7 +125,7 @@ def place_chunk(
     if count <= 0 or step.seats <= 0:
         return 0
     step.move(manager.place_one(row, count))
-    step.place_chunk(request, row, launched, count, is_whole=count == todo)
+    step.note_chunk(request, row, launched, count, is_whole=count == todo)
     return count
 
 

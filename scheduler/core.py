@@ -33,7 +33,7 @@ from paged.errors import (
 
 from . import ending, forks
 from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time, outside_vocabulary
+from .arguments import UNLIMITED, count_of, finite_time, latest_time, vocabulary_error
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
@@ -319,8 +319,8 @@ class Scheduler(Uncopyable):
         request = self._living(request_id)
         array = token_array(tokens)
         size = state.limits.vocabulary_size
-        if size is not None and (outside := outside_vocabulary(array, size)) is not None:
-            raise InvalidRequest(f'request "{request_id}": {outside}')
+        if size is not None and (wrong := vocabulary_error(array, size)) is not None:
+            raise InvalidRequest(f'request "{request_id}": {wrong}')
         sequence = self._live_sequence(request, sequence)
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too, so that the caller can predict the refusal from its batches.
@@ -338,7 +338,7 @@ class Scheduler(Uncopyable):
         state.running_rows.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()
-        state.columns.note_sampled(request, sequence, False)
+        state.columns.note_sampled(request, sequence, has_sampled=False)
         if num_more:
             # Its reservation was the worst case of what it knew.
             state.books.lift_bound(request)

@@ -18,6 +18,7 @@ from paged.base.arguments import is_integer, token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongDrafts
 
+from .arguments import vocabulary_error
 from .request import RequestState
 from .state import State, Step
 from .status import Status
@@ -50,9 +51,9 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
         raise WrongDrafts(f"drafts: counts from {int(counts.min())} to {int(counts.max())} for {len(tokens)} tokens.")
     if int(counts.sum()) != len(tokens):
         raise WrongDrafts(f"drafts: counts add up to {int(counts.sum())}; there are {len(tokens)} tokens.")
-    limit = state.limits.vocabulary_size
-    if limit is not None and len(tokens) and int(tokens.max()) >= limit:
-        raise WrongDrafts(f"drafts: token id {int(tokens.max())} is outside the vocabulary of {limit}.")
+    size = state.limits.vocabulary_size
+    if size is not None and (wrong := vocabulary_error(tokens, size)) is not None:
+        raise WrongDrafts(f"drafts: {wrong}")
     if not state.running_rows.holds(rows, state.running):
         _refuse(state.columns.owner, rows)
     return Drafts(rows, counts, tokens) if len(tokens) else None

@@ -12,7 +12,7 @@ from paged.base.arguments import token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongTokens
 
-from .arguments import outside_vocabulary
+from .arguments import vocabulary_error
 from .batch import Batch, Left, Output, Outputs, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
@@ -39,13 +39,13 @@ def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) ->
         raise WrongTokens(f"batch {batch.number}: token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
         raise WrongTokens(f"batch {batch.number}: {error}") from None
-    if vocabulary_size is not None and (outside := outside_vocabulary(tokens, vocabulary_size)) is not None:
-        raise WrongTokens(f"batch {batch.number}: {outside}")
+    if vocabulary_size is not None and (wrong := vocabulary_error(tokens, vocabulary_size)) is not None:
+        raise WrongTokens(f"batch {batch.number}: {wrong}")
     return tokens
 
 
-def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], later: list[Batch]) -> Counts | None:
-    """Return how many of the tokens are of each row, int64 [n], or None if usual. `later` batches are out. Raises
+def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], outstanding: list[Batch]) -> Counts | None:
+    """Return how many of the tokens are of each row, int64 [n], or None if usual. `outstanding`: all batches. Raises
     WrongTokens."""
     ticket = batch.ticket
     if counts is None:
@@ -76,8 +76,8 @@ def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], later: 
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
-    if later and (array > 1).any():
-        _must_not_rest_on(batch, array, later)
+    if outstanding and (array > 1).any():
+        _must_not_rest_on(batch, array, outstanding)
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != len(tokens):
@@ -111,9 +111,9 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
         )
 
 
-def _must_not_rest_on(batch: Batch, counts: Counts, later: list[Batch]) -> None:
+def _must_not_rest_on(batch: Batch, counts: Counts, outstanding: list[Batch]) -> None:
     """Raise WrongTokens if a row gets several tokens and a later batch counts on one."""
-    for other in later:
+    for other in outstanding:
         places = other.source_places[other.source_batches == batch.number]
         wrong = places[counts[places] > 1]
         if len(wrong):
@@ -126,7 +126,7 @@ def _must_not_rest_on(batch: Batch, counts: Counts, later: list[Batch]) -> None:
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
-    num_again, num_void = state.outstanding.waste_of(batch) if ticket.gone or ticket.recomputed else (0, 0)
+    num_again, num_void = state.outstanding.count_waste(batch) if ticket.gone or ticket.recomputed else (0, 0)
     state.outstanding.release_loading(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
@@ -217,7 +217,7 @@ def _await_append(state: State, rows: Rows) -> None:
             state.queues.leave(request)
             state.books.lift_bound(request)
             drop_rows(state, request)
-            request.note_sampled(0)
+            state.columns.note_sampled(request, 0)
             state.queues.await_append(request)
             state.preempted_late.append(request)
 
@@ -255,7 +255,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         state.running_rows.unsettle()
     else:
         request.extend(sequence, new)
-        request.note_sampled(sequence, False)
+        state.columns.note_sampled(request, sequence, has_sampled=False)
         state.queues.requeue(request)
     usage = end_sequences(state, request, [sequence], code) if code else None
     if not code and count != 1 and state.outstanding.batches:

@@ -194,9 +194,9 @@ class Outstanding:
         if row >= 0:
             self._manager.give_up_from(row, num_known)
 
-    def waste_of(self, batch: Batch) -> tuple[int, int]:
-        """Return how many tokens of a batch that ran had been computed before, and how many are void. Count the former
-        for their requests."""
+    def count_waste(self, batch: Batch) -> tuple[int, int]:
+        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there
+        are, and how many tokens are void."""
         ticket, num_again, num_void = batch.ticket, 0, 0
         for place, left in ticket.gone.items():
             if left.is_void:

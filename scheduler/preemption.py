@@ -129,7 +129,7 @@ def drop_rows(state: State, victim: RequestState) -> None:
         tokens = manager.rows.tokens[row, : manager.rows.num_tokens[row]].copy()
         is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
-            victim.note_sampled(sequence)
+            state.columns.note_sampled(victim, sequence)
         state.unseat(victim, sequence, tokens)
         manager.release(row)
 

@@ -12,7 +12,7 @@ from paged.base.arguments import checked_level, is_integer, token_array
 from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
-from .arguments import UNLIMITED, count_of, is_number, outside_vocabulary
+from .arguments import UNLIMITED, count_of, is_number, vocabulary_error
 from .status import NEXT, Status
 
 T = TypeVar("T")
@@ -134,8 +134,8 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
     prompt = _prompt_array(request)
-    if vocabulary_size is not None and (outside := outside_vocabulary(prompt, vocabulary_size)) is not None:
-        raise _wrong(request, outside)
+    if vocabulary_size is not None and (wrong := vocabulary_error(prompt, vocabulary_size)) is not None:
+        raise _wrong(request, wrong)
     return prompt
 
 
@@ -233,7 +233,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     num_live     sequences that have not ended
     high_water   per sequence, tokens that were computed once: below it, computing is recomputing
     appended     per sequence, tokens that the caller appended
-    has_sampled  per sequence, all known tokens were computed and sampled when it lost its row
+    has_sampled  per sequence, all known tokens are computed and sampled: computed again, they do not sample
     num_output   output tokens of the sequences that have ended
     is_new       never admitted yet
     is_plain     new, one sequence, nothing to load: most are
@@ -307,8 +307,8 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         assert status in NEXT[self.status], f'request "{self.id}" turns from {self.status} to {status}'
         self.status = status
 
-    def note_sampled(self, sequence: int, has_sampled: bool = True) -> None:
-        """Note whether all known tokens of the sequence are computed and sampled: computing them again does not sample."""
+    def set_sampled(self, sequence: int, has_sampled: bool) -> None:
+        """Note whether all known tokens of the sequence are computed and sampled. Only `RowColumns` call this."""
         self.has_sampled = replaced(self.has_sampled, sequence, has_sampled)
 
     def move(self, sequence: int, row: int, tokens: NDArray[np.int32] | None) -> None:

@@ -29,7 +29,7 @@ class RowColumns:
     reserved    int64: tokens for which blocks are kept by count; only where the policy does so
     owner, id, sequence  object, object, int64: the RequestState, its id, and which sequence of it
 
-    not_sampling  rows that lost their KV and wait for tokens from the caller: computed again, they do not sample
+    not_sampling  rows whose known tokens were all sampled: computed again, they do not sample
     recovering  rows below their high-water mark, and that mark: their tokens are recomputed ones
     """
 
@@ -98,9 +98,9 @@ class RowColumns:
         if self.expected_total[row]:
             self.expected_total[row] += num_appended
 
-    def note_sampled(self, request: RequestState, sequence: int, has_sampled: bool = True) -> None:
+    def note_sampled(self, request: RequestState, sequence: int, *, has_sampled: bool = True) -> None:
         """Note whether a sequence has nothing to sample until the caller appends tokens; it may have no row."""
-        request.note_sampled(sequence, has_sampled)
+        request.set_sampled(sequence, has_sampled)
         row = request.rows[sequence]
         if has_sampled and row >= 0:
             self.not_sampling.add(row)

@@ -62,7 +62,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
     # Drafts of each of `decodes`, and their tokens, packed.
     draft_counts: NDArray[np.int64] | None = None
     draft_tokens: NDArray[np.int32] | None = None
-    # Row, launched tokens, tokens of this step, and whether they are all: see `place_chunk`.
+    # Row, launched tokens, tokens of this step, and whether they are all: see `note_chunk`.
     chunks: list[tuple[int, int, int, bool]] = []
     # Request, row and launched tokens where the prompt goes on past this batch: others may follow.
     leaders: list[tuple[RequestState, int, int]] = []
@@ -78,7 +78,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
         self.budget -= len(rows)
         self.seats -= len(rows)
 
-    def place_chunk(self, request: RequestState, row: int, launched: int, count: int, *, is_whole: bool) -> None:
+    def note_chunk(self, request: RequestState, row: int, launched: int, count: int, *, is_whole: bool) -> None:
         """Place the next `count` tokens of the request's row. `is_whole`: they are all that it knows or will know."""
         self.chunks.append((row, launched, count, is_whole))
         self.budget -= count
