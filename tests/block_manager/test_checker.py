@@ -176,6 +176,7 @@ def healthy_scheduler() -> Scheduler:
 
 SCHEDULER_PLANTS = [
     ("state.waiting._states.reverse()", "11: the waiting queue is out of order."),
+    ("state.running._states.reverse()", "11: the running queue is out of order."),
     ("state.away.add(a)", '9: request "a" is away and running.'),
     ("state.idle['a'] = a", '9: request "a" is running and idle.'),
     ("a.status = Status.PAUSED", '9: request "a" is paused and stands in the running queue.'),
