@@ -22,7 +22,7 @@ def violations_of(
     flights: Flights,
     device: Pool,
     host: Pool,
-    index: PrefixIndex | None,
+    index: PrefixIndex,
     tiers: Tiers,
     held: Mapping[int, int],
     held_host: Mapping[int, int],
@@ -31,9 +31,7 @@ def violations_of(
     `held_host` count references beyond the tables (loads and copies), by block."""
     found = [*_free_lists(device), *_free_lists(host), *_table_lengths(tables, tiers), *_shares(tables, flights)]
     found += _references(tables, device, host, tiers, held, held_host)
-    if index is not None:
-        found += [*_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
-    return found
+    return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
 def _free_lists(pool: Pool) -> Iterator[str]:

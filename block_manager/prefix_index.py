@@ -40,7 +40,7 @@ class Match(NamedTuple):
     first_pending: int
 
 
-_NOTHING = Match([], 0, -1)
+NOTHING = Match([], 0, -1)
 
 
 class PrefixIndex:
@@ -151,7 +151,7 @@ class PrefixIndex:
         """Blocks of the row that are nodes, pending ones too."""
         return self.paths[row].closed(self._pending_length).published
 
-    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = _NOTHING) -> Match:
+    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
         """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
         both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that reside in the
         place; on the device pending ones, too, which later batches may share. Changes nothing."""

@@ -6,6 +6,7 @@ batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from .growth import Growth
 from .pool import Pool
 from .prefix_index import Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
+from .stats import WINDOW
 from .tables import Tables
 from .tiers import Offload, Tiers
 
@@ -27,18 +29,9 @@ class Sharer(NamedTuple):
     is_counted: bool
 
 
-def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tiers, row: int, keep: int) -> None:
-    """End the row's table at column `keep`, on the host if it is swapped; its watermarks fall with it."""
-    if tables.is_swapped[row]:
-        tiers.trim(row, keep)
-    flights.clip(row, keep * tables.block_size)
-    tables.fall_back(row, keep * tables.block_size)
-    growth.give_back(row, keep)
-    tables.reserved[row] = min(int(tables.reserved[row]), keep)
-
-
 class Sharing:
-    """Takes hits, publishes, switches and rolls back. Counts `hit_tokens`, and of them the pending and the host's."""
+    """Takes hits, publishes, switches and rolls back. Counts lookups as `MemoryStats` says; `recent`: tokens asked for
+    and found, of the latest ones."""
 
     def __init__(
         self,
@@ -59,7 +52,13 @@ class Sharing:
         self._tiers = tiers
         # By the batch in which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
-        self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
+        self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
+        self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+
+    def count_lookup(self, num_tokens: int, found: int) -> None:
+        self.queries += 1
+        self.query_tokens += num_tokens
+        self.recent.append((num_tokens, found))
 
     def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
         """Look up what follows the row's blocks and take what is found. Returns the tokens won. Does nothing for a row
@@ -203,13 +202,18 @@ class Sharing:
             self._sharers.setdefault(outstanding[-1].number, []).extend(sharers)
 
     def truncate(self, row: int, keep: int) -> None:
-        """Release the row's blocks from column `keep` on, on either tier."""
+        """Release the row's blocks from column `keep` on, on either tier; its watermarks fall with its table."""
         tables = self._tables
         if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
             return
         self.index.close_run(row)
         self.index.paths[row].truncate(keep)
-        truncate_table(tables, self._flights, self._growth, self._tiers, row, keep)
+        if tables.is_swapped[row]:
+            self._tiers.trim(row, keep)
+        self._flights.clip(row, keep * tables.block_size)
+        tables.fall_back(row, keep * tables.block_size)
+        self._growth.give_back(row, keep)
+        tables.reserved[row] = min(int(tables.reserved[row]), keep)
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
