@@ -191,9 +191,9 @@ def _closed_run(run: Run) -> Iterator[str]:
 
 def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
     size = tables.block_size
-    attentive = sum(not index.is_lazy[row] for row in tables.live_rows.tolist())
-    if attentive != index.num_attentive:
-        yield f"4: {attentive} rows have to look their next block up; {index.num_attentive} are counted."
+    num_looking_up = int(tables.looks_up[tables.live_rows].sum())
+    if num_looking_up != index.num_looking_up:
+        yield f"4: {num_looking_up} rows have to look their next block up; {index.num_looking_up} are counted."
     if closed := index.paths.keys() - set(tables.live_rows.tolist()):
         yield f"4: rows {sorted(closed)} are closed and have paths."
     for row in tables.live_rows.tolist():
@@ -206,8 +206,8 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
             yield f"4: row {row} has {path.published} nodes and {full} full blocks launched."
         if (path.open is None) != (path.guard == (0 if path.writes else -1)):
             yield f"4: the path of row {row} is {'closed' if path.open is None else 'open'}, with guard {path.guard}."
-        if index.is_lazy[row] != (path.guard < 0):
-            yield f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."
+        if tables.looks_up[row] != (path.guard >= 0):
+            yield f"4: row {row} is marked {tables.looks_up[row]} for looking its next block up; its path says otherwise."
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             yield f"4: row {row} extends a run that cannot be found."
         column, num_blocks = 0, int(tables.num_blocks[row])

@@ -63,7 +63,7 @@ class Memory:
         self.device = Pool(self.num_blocks, "device")
         self.host = Pool(self.num_host_blocks, "host")
         self.flights = Flights()
-        # Without prefix caching no row reads or writes, so it has no content.
+        # Without prefix caching no row reads or writes, and it stays empty.
         self.index = PrefixIndex(self.tables, self.flights, self.device, self.host)
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
@@ -113,16 +113,18 @@ class Memory:
         `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
         """
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
-        key = root + tokens[:size].tobytes()
-        is_known = key in index.runs
-        if not is_known and num_tokens >= size and most >= size and self.prefix_caching:
+        key = root + tokens[:size].tobytes() if self.prefix_caching else b""
+        if not key or (key not in index.runs and num_tokens >= size and most >= size):
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
             row = self.tables.open(tokens)
             if num_tokens > self._longest:
                 self._longest = num_tokens
-            index.open_run(row, index.open_path(row, root), key)
-            self.sharing.count_lookup(num_tokens, 0)
+            path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
+            if key:
+                index.open_run(row, path, key)
+                self.sharing.count_lookup(num_tokens, 0)
         else:
+            is_known = key in index.runs
             if is_known:
                 self.growth.evict_promised()
             row = self.add_counted(tokens, root, first_is_known=is_known)
@@ -210,16 +212,16 @@ class Memory:
     def _launch_one(self, row: int, start: int, end: int) -> None:
         self.tables.num_launched[row] = end
         self.flights.composed.place_one(row, start, end)
-        if not self.index.is_lazy[row]:
+        if self.tables.looks_up[row]:
             self._begin_pending(row, end)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add rows, with blocks or promised ones, to the batch; rows that are not lazy look up their next block."""
+        """Add rows, with blocks or promised ones, to the batch; those that look up their next block do."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
-        if index.num_attentive:
-            places = index.attentive(rows).tolist()
+        if index.num_looking_up:
+            places = self.tables.looks_up[rows].nonzero()[0].tolist()
             if len(places) > 1:
                 # Computed blocks become content before another row of this batch is to compute the same.
                 places.sort(key=lambda place: not index.is_behind(int(rows[place])))
@@ -263,9 +265,7 @@ class Memory:
             rows, keep = rows[is_longer], keep[is_longer]
             columns = tables.num_blocks[rows] - 1
             self.device.release(tables.blocks[0, rows, columns][::-1])
-            tables.num_blocks[rows] = columns
-            last = np.maximum(columns - 1, 0)
-            tables.slot_base[rows] = (tables.blocks[0, rows, last] - last) * np.int64(self.block_size)
+            tables.set_num_blocks(rows, columns)
 
     def copy_content(self, may_copy: bool) -> None:
         """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
@@ -328,8 +328,7 @@ class Memory:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
             self.device.hold(blocks)
             self.growth.write(child, 0, blocks)
-        tables.num_launched[child] = launched
-        tables.num_computed[child] = min(launched, int(tables.num_computed[row]))
+        tables.set_progress(child, launched, min(launched, int(tables.num_computed[row])))
         self.flights.inherit(row, child, launched)
         if launched % self.block_size:
             self.growth.mark_tail(row, True)
@@ -388,8 +387,8 @@ class Memory:
         else:
             tables.num_computed[rows] = ends
         index.confirm(flight.number)
-        if index.num_attentive:
-            for place in index.attentive(flight.rows).tolist():
+        if index.num_looking_up:
+            for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self._publish(flight.rows.item(place))
         self.sharing.forget_sharers(flight.number)
@@ -432,7 +431,8 @@ class Memory:
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
         first, computed, run = self.index.release_path(row)
-        self.flights.leave(row)
+        if self.flights.outstanding or self.flights.composed.is_used:
+            self.flights.leave(row)
         if tables.is_swapped[row]:
             self.tiers.trim(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
@@ -488,7 +488,7 @@ class Memory:
 
     def set_computed(self, row: int, num_computed: int) -> None:
         """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""
-        self.tables.set_progress(row, num_computed)
+        self.tables.set_progress(row, num_computed, num_computed)
         self._publish(row)
 
     def check(self) -> list[str]:

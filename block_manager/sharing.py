@@ -119,7 +119,8 @@ class Sharing:
         run, _, stop = last
         self._growth.write(row, have, blocks)
         self.index.paths[row].step_on(run, stop - 1, len(blocks))
-        self._tables.set_progress(row, (have + len(blocks)) * self._tables.block_size)
+        stop = (have + len(blocks)) * self._tables.block_size
+        self._tables.set_progress(row, stop, stop)
         return len(blocks) * self._tables.block_size
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
@@ -192,8 +193,8 @@ class Sharing:
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
-        for number in [number for number in self._sharers if number <= batch]:
-            del self._sharers[number]
+        if self._sharers:
+            self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the one before it."""
