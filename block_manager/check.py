@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,19 +18,12 @@ if TYPE_CHECKING:
 
 
 def violations_of(
-    tables: Tables,
-    flights: Flights,
-    device: Pool,
-    host: Pool,
-    index: PrefixIndex,
-    tiers: Tiers,
-    held: Mapping[int, int],
-    held_host: Mapping[int, int],
+    tables: Tables, flights: Flights, index: PrefixIndex, tiers: Tiers, held: Sequence[Mapping[int, int]]
 ) -> list[str]:
-    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` and
-    `held_host` count references beyond the tables (loads and copies), by block."""
-    found = [*_free_lists(device), *_free_lists(host), *_table_lengths(tables, tiers), *_shares(tables, flights)]
-    found += _references(tables, device, host, tiers, held, held_host)
+    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` counts the
+    references beyond the tables (loads and copies), by place and block."""
+    found = [violation for pool in index.pools for violation in _free_lists(pool)]
+    found += [*_table_lengths(tables, tiers), *_shares(tables, flights), *_references(tables, tiers, index.pools, held)]
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
@@ -59,10 +52,9 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 
 
 def _references(
-    tables: Tables, device: Pool, host: Pool, tiers: Tiers, held: Mapping[int, int], held_host: Mapping[int, int]
+    tables: Tables, tiers: Tiers, pools: tuple[Pool, Pool], held: Sequence[Mapping[int, int]]
 ) -> Iterator[str]:
-    counted = np.zeros(device.num_blocks, np.int64)
-    pinned = np.zeros(host.num_blocks, np.int64)
+    counted, pinned = (np.zeros(pool.num_blocks, np.int64) for pool in pools)
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
         if len(set(blocks.tolist())) != len(blocks):
@@ -72,7 +64,7 @@ def _references(
         np.add.at(pinned, tail, 1)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    for pool, references, holds in ((device, counted, held), (host, pinned, held_host)):
+    for pool, references, holds in zip(pools, (counted, pinned), held, strict=True):
         ref_count = pool.ref_count
         for block, count in holds.items():
             references[block] += count

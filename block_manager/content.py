@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from paged.errors import UnknownContent
 
 from .events import EventLog
-from .pool import Pool
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Path, first_of, num_nodes
 from .tables import Tables
@@ -29,9 +28,8 @@ class Hit(NamedTuple):
 class Content:
     """The content of both tiers."""
 
-    def __init__(self, tables: Tables, device: Pool, host: Pool, index: PrefixIndex, offload: Offload | None) -> None:
-        self._tables, self._device, self._host = tables, device, host
-        self._index, self._offload = index, offload
+    def __init__(self, tables: Tables, index: PrefixIndex, offload: Offload | None) -> None:
+        self._tables, self._index, self._offload = tables, index, offload
         self.retentions = index.retentions
         # None until events are read.
         self._events: EventLog | None = None
@@ -53,16 +51,20 @@ class Content:
 
     def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the first block of these tokens may be cached: if not, nothing of them is."""
-        return root + tokens[: self._tables.block_size].tobytes() in self._index.runs
+        runs = self._index.runs
+        return bool(runs) and root + tokens[: self._tables.block_size].tobytes() in runs
 
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
         """Blocks of the cached prefix that rows hold already: sharing them takes nothing from what is available. With
         `confirmed`, only those that no batch is still computing. Changes nothing."""
         match = self._match(tokens, root)
+        if not match.spans:
+            # Asked of the first waiting request in every step.
+            return 0
         blocks = self._index.blocks_of(DEVICE, match.spans)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
-        return int(np.count_nonzero(self._device.state[blocks] > 0))
+        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0))
 
     def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
@@ -94,7 +96,7 @@ class Content:
 
     def reset(self) -> bool:
         """Forget all content. Return False and change nothing while any block of either tier is used."""
-        if self._device.num_used or self._host.num_used:
+        if any(pool.num_used for pool in self._index.pools):
             return False
         self._index.clear()
         return True

@@ -68,12 +68,10 @@ class Memory:
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device)
-        self.tiers = Tiers(self.tables, self.device, self.host, self.growth, self.index, self.offload)
+        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload)
         self.rows = RowView(self.tables, self.tiers)
-        self.sharing = Sharing(
-            self.tables, self.flights, self.device, self.index, self.growth, self.tiers, self.offload
-        )
-        self.content = Content(self.tables, self.device, self.host, self.index, self.offload)
+        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
+        self.content = Content(self.tables, self.index, self.offload)
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -213,7 +211,7 @@ class Memory:
         self.tables.num_launched[row] = end
         self.flights.composed.place_one(row, start, end)
         if self.tables.looks_up[row]:
-            self._begin_pending(row, end)
+            self._begin_pending(row)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Add rows, with blocks or promised ones, to the batch; those that look up their next block do."""
@@ -226,15 +224,13 @@ class Memory:
                 # Computed blocks become content before another row of this batch is to compute the same.
                 places.sort(key=lambda place: not index.is_behind(int(rows[place])))
             for place in places:
-                self._begin_pending(int(rows[place]), int(ends[place]))
+                self._begin_pending(int(rows[place]))
 
-    def _begin_pending(self, row: int, end: int) -> None:
-        # Tokens without values are no content.
-        end = min(end, self.tables.num_tokens.item(row))
-        if self.index.fills_next(row, end):
+    def _begin_pending(self, row: int) -> None:
+        if self.index.fills_next(row):
             # First: evicted content is forgotten, so this row computes it for others, too.
             self.growth.evict_promised()
-            self.index.begin_pending(row, end)
+            self.index.begin_pending(row)
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
         """Extend these rows, the batch's decodes, by drafts up to `ends`, int64 [n], and promise each row `needs`
@@ -492,12 +488,9 @@ class Memory:
         self._publish(row)
 
     def check(self) -> list[str]:
-        held = self.device.kept.copy()
-        held.update(self.growth.copied)
+        held = self.device.kept + Counter(self.growth.copied)
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        found = violations_of(
-            self.tables, self.flights, self.device, self.host, self.index, self.tiers, held, held_host
-        )
+        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host))
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
         return found

@@ -182,24 +182,24 @@ class PrefixIndex:
         parts = [self._span_blocks(place, *span) for span in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def fills_next(self, row: int, end: int) -> bool:
-        """Whether the row fills the block that it looks up next with its first `end` tokens."""
-        return self.paths[row].fills_next(end // self._block_size)
+    def fills_next(self, row: int) -> bool:
+        """Whether the row's launched tokens fill the block that it looks up next."""
+        return self.paths[row].fills_next(self._tables.content_end(row) // self._block_size)
 
     def is_behind(self, row: int) -> bool:
         """Whether the row has confirmed blocks that are no nodes: another batch had the same ones pending."""
         path = self.paths[row]
         return path.open is None and path.fills_next(self._tables.full_blocks(row))
 
-    def begin_pending(self, row: int, end: int) -> None:
-        """Make pending nodes of the full, uncached blocks that a row computes up to `end`; it fills its next block."""
+    def begin_pending(self, row: int) -> None:
+        """Make pending nodes of the full, uncached blocks that a row computes; it fills its next block."""
         path = self.paths[row]
         if path.open is not None:
             self._pass_guard(row, path)
             return
         for node in self.nodes_of_forks(row):
             path.step_on(*node)
-        if self.fills_next(row, end):
+        if self.fills_next(row):
             block = self._tables.block_bytes(row, path.published)
             if self._after(path, block, self._total_length) is None:
                 self.open_run(row, path, path.prefix + block)

@@ -13,7 +13,6 @@ import numpy as np
 
 from .flights import Flight, Flights
 from .growth import Growth
-from .pool import Pool
 from .prefix_index import Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
 from .stats import WINDOW
@@ -37,19 +36,14 @@ class Sharing:
         self,
         tables: Tables,
         flights: Flights,
-        device: Pool,
         index: PrefixIndex,
         growth: Growth,
         tiers: Tiers,
         offload: Offload | None,
     ) -> None:
-        self._tables = tables
-        self._flights = flights
-        self._offload = offload
-        self._device = device
-        self.index = index
-        self._growth = growth
-        self._tiers = tiers
+        self._tables, self._flights, self._index = tables, flights, index
+        self._growth, self._tiers, self._offload = growth, tiers, offload
+        self._device = index.pools[DEVICE]
         # By the batch in which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
@@ -65,7 +59,7 @@ class Sharing:
         in flight, or with blocks beyond its nodes: it need not find what it has computed. Content that only the host
         has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn).
         `first_is_known`: a run is known to begin with the row's first block."""
-        index, tables = self.index, self._tables
+        index, tables = self._index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
             return 0
@@ -99,7 +93,7 @@ class Sharing:
 
     def _take(self, row: int, have: int, match: Match, count: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
-        index, tables, size = self.index, self._tables, self._tables.block_size
+        index, tables, size = self._index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
             # Pending blocks may be promised only. The caller has seen that drawing them evicts nothing.
             self._growth.draw_promised()
@@ -118,14 +112,14 @@ class Sharing:
         `last`. Returns the tokens won."""
         run, _, stop = last
         self._growth.write(row, have, blocks)
-        self.index.paths[row].step_on(run, stop - 1, len(blocks))
+        self._index.paths[row].step_on(run, stop - 1, len(blocks))
         stop = (have + len(blocks)) * self._tables.block_size
         self._tables.set_progress(row, stop, stop)
         return len(blocks) * self._tables.block_size
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
         """Draw device blocks for nodes after the row's that only the host has; plan copies. Returns the tokens won."""
-        index, tables, device, offload = self.index, self._tables, self._device, self._offload
+        index, tables, device, offload = self._index, self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size
         num_blocks = min(num_nodes(spans), device.num_available)
@@ -147,7 +141,7 @@ class Sharing:
 
     def publish(self, row: int) -> None:
         """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""
-        for column, block in self.index.publish(row):
+        for column, block in self._index.publish(row):
             self._switch(row, column, block)
 
     def _switch(self, row: int, column: int, block: int) -> None:
@@ -169,7 +163,7 @@ class Sharing:
     def cut_sharers(self, flight: Flight) -> dict[int, int]:
         """Truncate rows that share what the batch, the latest one, was to compute, at the first such node. Returns the
         counted hit tokens that each of them lost."""
-        index, size, lost_hits = self.index, self._tables.block_size, dict[int, int]()
+        index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
         if not lost_nodes:
             return lost_hits
@@ -207,8 +201,8 @@ class Sharing:
         tables = self._tables
         if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
             return
-        self.index.close_run(row)
-        self.index.paths[row].truncate(keep)
+        self._index.close_run(row)
+        self._index.paths[row].truncate(keep)
         if tables.is_swapped[row]:
             self._tiers.trim(row, keep)
         self._flights.clip(row, keep * tables.block_size)

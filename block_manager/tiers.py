@@ -15,7 +15,7 @@ import numpy as np
 
 from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import NO_BLOCKS, Pool, Taken
+from .pool import NO_BLOCKS, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
@@ -150,20 +150,9 @@ class Offload:
 class Tiers:
     """The host tails of swapped rows, and swaps both ways."""
 
-    def __init__(
-        self,
-        tables: Tables,
-        device: Pool,
-        host: Pool,
-        growth: Growth,
-        index: PrefixIndex,
-        offload: Offload | None,
-    ) -> None:
-        self._tables = tables
-        self._pools = (device, host)
-        self._growth = growth
-        self._index = index
-        self._offload = offload
+    def __init__(self, tables: Tables, growth: Growth, index: PrefixIndex, offload: Offload | None) -> None:
+        self._tables, self._pools = tables, index.pools
+        self._growth, self._index, self._offload = growth, index, offload
         # row -> the host blocks of its columns from num_blocks on, in order.
         self.tails: dict[int, Blocks] = {}
 
