@@ -130,7 +130,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
         if run.row >= 0 and index.paths[run.row].open is not run:
             yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
     for run in index.runs.values():
-        if (run.children or {}) != children.get(run, {}):
+        if run.children != children.get(run, {}):
             yield f"5: run {run.id} counts children {run.children}; there are {children.get(run)}."
         if run.row < 0:
             yield from _closed_run(run)

@@ -134,12 +134,8 @@ class BlockManager(Uncopyable):
             raise InvalidConfig(
                 f"host blocks hold {host_size} tokens and device blocks {pool.block_size}; a block moves whole, so they have to be of one size."
             )
-        for name, ours in (
-            ("block_size", self.block_size),
-            ("num_blocks", self.num_blocks),
-            ("num_host_blocks", self.num_host_blocks),
-        ):
-            if getattr(pool, name) != ours:
+        for name in ("block_size", "num_blocks", "num_host_blocks"):
+            if getattr(pool, name) != (ours := getattr(self, name)):
                 raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
 
     def next_batch(self) -> int:

@@ -117,18 +117,14 @@ class PrefixIndex:
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
         size, place = self.block_bytes, [pool.tier for pool in self.pools].index(tier)
-        paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
         found: set[tuple[bytes, ...]] = set()
-        for run in sorted(self.runs.values(), key=lambda run: run.id):
-            prefix = (run.key[:-size],) if run.parent is None else paths.get((run.parent.id, run.at))
+        for run in self.runs.values():
             length = self.confirmed_length(run)
-            data = self.run_tokens(run, 0, length)
-            for at in range(length):
-                assert prefix is not None, "a parent has a lower id than its child"
-                prefix = (*prefix, data[at * size : (at + 1) * size])
-                paths[run.id, at] = prefix
-                if self.block(place, run, at) >= 0:
-                    found.add(prefix)
+            way = list(upwards(run, length - 1))[::-1]
+            data = b"".join(self.run_tokens(each, 0, at + 1) for each, at in way)
+            path = (way[0][0].key[:-size], *(data[start : start + size] for start in range(0, len(data), size)))
+            first = len(path) - length
+            found.update(path[: first + at + 1] for at in range(length) if self.block(place, run, at) >= 0)
         return found
 
     def hashes(self, row: int) -> list[bytes]:
@@ -255,7 +251,7 @@ class PrefixIndex:
 
     def _give_way(self, run: Run, at: int) -> bool:
         """Withdraw an open run's pending nodes from `at` on, if no run or row stands on them. Return whether it did."""
-        if run.row < 0 or any(offset >= at for offset in run.children or ()):
+        if run.row < 0 or any(offset >= at for offset in run.children):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
             return False

@@ -224,7 +224,7 @@ class Tiers:
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])
         tail = self.tails[row]
-        return 0 <= place < len(tail) and bool(self._pools[HOST].has_content(tail[place : place + 1])[0])
+        return 0 <= place < len(tail) and bool(self._pools[HOST].has_content(tail[place]))
 
     def _entries_on_device(self, row: int, keep: int) -> list[Entry]:
         """The row's device blocks from column `keep` on that hold launched tokens."""

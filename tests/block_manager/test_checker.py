@@ -87,7 +87,7 @@ MEMORY_PLANTS = [
         "5: row 2 holds host block 0 at column 0, which is not its node's.",
     ),
     ("run[0].children[1] = 2", "5: run 0 counts children {1: 2}; there are {1: 1}."),
-    ("run[0].children = None", "5: run 0 counts children None; there are {1: 1}."),
+    ("run[0].children = {}", "5: run 0 counts children {}; there are {1: 1}."),
     (
         "device.state[blocks[OWNER, 2]] |= CONTENT",
         "4: 6 device blocks carry a node; 5 nodes say that they reside there.",
