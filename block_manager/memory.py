@@ -214,7 +214,7 @@ class Memory:
             self._begin_pending(row)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add rows, with blocks or promised ones, to the batch; those that look up their next block do."""
+        """Add rows, with blocks or promised ones, to the batch. Those that look up their next block do so now."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
