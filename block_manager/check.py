@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,22 +18,13 @@ if TYPE_CHECKING:
 
 
 def violations_of(
-    tables: Tables,
-    flights: Flights,
-    device: Pool,
-    host: Pool,
-    index: PrefixIndex | None,
-    tiers: Tiers,
-    held: Mapping[int, int],
-    held_host: Mapping[int, int],
+    tables: Tables, flights: Flights, index: PrefixIndex, tiers: Tiers, held: Sequence[Mapping[int, int]]
 ) -> list[str]:
-    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` and
-    `held_host` count references beyond the tables (loads and copies), by block."""
-    found = [*_free_lists(device), *_free_lists(host), *_table_lengths(tables, tiers), *_shares(tables, flights)]
-    found += _references(tables, device, host, tiers, held, held_host)
-    if index is not None:
-        found += [*_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
-    return found
+    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` counts the
+    references beyond the tables (loads and copies), by place and block."""
+    found = [violation for pool in index.pools for violation in _free_lists(pool)]
+    found += [*_table_lengths(tables, tiers), *_shares(tables, flights), *_references(tables, tiers, index.pools, held)]
+    return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
 def _free_lists(pool: Pool) -> Iterator[str]:
@@ -61,10 +52,9 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 
 
 def _references(
-    tables: Tables, device: Pool, host: Pool, tiers: Tiers, held: Mapping[int, int], held_host: Mapping[int, int]
+    tables: Tables, tiers: Tiers, pools: tuple[Pool, Pool], held: Sequence[Mapping[int, int]]
 ) -> Iterator[str]:
-    counted = np.zeros(device.num_blocks, np.int64)
-    pinned = np.zeros(host.num_blocks, np.int64)
+    counted, pinned = (np.zeros(pool.num_blocks, np.int64) for pool in pools)
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
         if len(set(blocks.tolist())) != len(blocks):
@@ -74,7 +64,7 @@ def _references(
         np.add.at(pinned, tail, 1)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    for pool, references, holds in ((device, counted, held), (host, pinned, held_host)):
+    for pool, references, holds in zip(pools, (counted, pinned), held, strict=True):
         ref_count = pool.ref_count
         for block, count in holds.items():
             references[block] += count
@@ -140,7 +130,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
         if run.row >= 0 and index.paths[run.row].open is not run:
             yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
     for run in index.runs.values():
-        if (run.children or {}) != children.get(run, {}):
+        if run.children != children.get(run, {}):
             yield f"5: run {run.id} counts children {run.children}; there are {children.get(run)}."
         if run.row < 0:
             yield from _closed_run(run)
@@ -193,9 +183,9 @@ def _closed_run(run: Run) -> Iterator[str]:
 
 def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
     size = tables.block_size
-    attentive = sum(not index.is_lazy[row] for row in tables.live_rows.tolist())
-    if attentive != index.num_attentive:
-        yield f"4: {attentive} rows have to look their next block up; {index.num_attentive} are counted."
+    num_looking_up = int(tables.looks_up[tables.live_rows].sum())
+    if num_looking_up != index.num_looking_up:
+        yield f"4: {num_looking_up} rows have to look their next block up; {index.num_looking_up} are counted."
     if closed := index.paths.keys() - set(tables.live_rows.tolist()):
         yield f"4: rows {sorted(closed)} are closed and have paths."
     for row in tables.live_rows.tolist():
@@ -208,8 +198,8 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
             yield f"4: row {row} has {path.published} nodes and {full} full blocks launched."
         if (path.open is None) != (path.guard == (0 if path.writes else -1)):
             yield f"4: the path of row {row} is {'closed' if path.open is None else 'open'}, with guard {path.guard}."
-        if index.is_lazy[row] != (path.guard < 0):
-            yield f"4: row {row} is marked {index.is_lazy[row]} for publishing by itself; its path says otherwise."
+        if tables.looks_up[row] != (path.guard >= 0):
+            yield f"4: row {row} is marked {tables.looks_up[row]} for looking its next block up; its path says otherwise."
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             yield f"4: row {row} extends a run that cannot be found."
         column, num_blocks = 0, int(tables.num_blocks[row])

@@ -20,7 +20,6 @@ from .prefix_index import PrefixIndex
 from .runs import DEVICE, Run, Span, upwards
 from .tables import Tables
 
-_NEVER = 2**62
 # Nodes that came to a place together (True), or left it (False).
 Record = tuple[list[Span], int, bool]
 
@@ -97,9 +96,6 @@ class EventLog:
         self._was_cleared = False
         # By run and place: the span of nodes that came there and are not confirmed yet.
         self._pending: dict[tuple[Run, int], tuple[int, int]] = {}
-        # By row with an open run: its tokens when the next node is due.
-        self._due = np.full(tables.num_rows, _NEVER, np.int64)
-        tables.before_growth.append(self._ensure_rows)
         index.listen(self)
         for run in index.runs.values():
             if run.row >= 0:
@@ -108,13 +104,13 @@ class EventLog:
                 self.came(_residing(run, place, 0, None), place)
 
     def opened(self, row: int, first: int) -> None:
-        """Note that the row has an open run, whose first node is block `first` of the row."""
-        self._due[row] = (first + 1) * self._tables.block_size
+        """Note that the row has an open run, and block `first` of the row is the first node that is not recorded."""
+        self._tables.next_event[row] = (first + 1) * self._tables.block_size
 
     def closed(self, run: Run, row: int, length: int) -> None:
         """Record the run's other nodes: it is closed with `length` nodes on the device. The row's path still is open."""
         recorded = self._num_recorded(row)
-        self._due[row] = _NEVER
+        self._tables.next_event[row] = 0
         if length > recorded:
             self.came([(run, recorded, length)], DEVICE)
 
@@ -149,7 +145,6 @@ class EventLog:
 
     def clear(self) -> None:
         """Record that all content is forgotten, and drop what was not taken."""
-        self._due[:] = _NEVER
         self._records, self._pending = [], {}
         self._was_cleared = True
 
@@ -191,23 +186,18 @@ class EventLog:
         return Stored(index.pools[place].tier, hashes, parent, tokens, top.key[: -index.block_bytes])
 
     def _num_recorded(self, row: int) -> int:
-        return self._due.item(row) // self._tables.block_size - 1 - self._index.paths[row].published
-
-    def _ensure_rows(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows; there may be more already, if the tables failed to grow."""
-        more = num_rows - len(self._due)
-        if more > 0:
-            self._due = np.concatenate([self._due, np.full(more, _NEVER, np.int64)])
+        return self._tables.next_event.item(row) // self._tables.block_size - 1 - self._index.paths[row].published
 
     def _take_grown(self) -> list[Span]:
         """Return the nodes of open runs that are not recorded yet, and count them as recorded."""
         tables, found = self._tables, list[Span]()
-        for row in (tables.num_computed >= self._due[: tables.num_rows]).nonzero()[0].tolist():
+        is_due = (tables.next_event > 0) & (tables.num_computed >= tables.next_event)
+        for row in is_due.nonzero()[0].tolist():
             path, recorded = self._index.paths[row], self._num_recorded(row)
             # A guarded run ends where another one hangs off it.
             if path.open is not None and (length := self._index.confirmed_length(path.open)) > recorded:
                 found.append((path.open, recorded, length))
-                self._due[row] = (path.published + length + 1) * tables.block_size
+                self.opened(row, path.published + length)
         return found
 
 

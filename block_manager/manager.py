@@ -134,12 +134,8 @@ class BlockManager(Uncopyable):
             raise InvalidConfig(
                 f"host blocks hold {host_size} tokens and device blocks {pool.block_size}; a block moves whole, so they have to be of one size."
             )
-        for name, ours in (
-            ("block_size", self.block_size),
-            ("num_blocks", self.num_blocks),
-            ("num_host_blocks", self.num_host_blocks),
-        ):
-            if getattr(pool, name) != ours:
+        for name in ("block_size", "num_blocks", "num_host_blocks"):
+            if getattr(pool, name) != (ours := getattr(self, name)):
                 raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
 
     def next_batch(self) -> int:
@@ -304,10 +300,10 @@ class BlockManager(Uncopyable):
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
-        device, host = self.device, self.host
+        memory, device, host = self._memory, self.device, self.host
+        sharing, offload = memory.sharing, memory.offload
         num_slots = device.num_used * self.block_size
-        empty = num_slots - _num_filled_slots(self._memory.tables, self.num_blocks)
-        offload = self._memory.offload
+        empty = num_slots - _num_filled_slots(memory.tables, self.num_blocks)
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=device.num_free,
@@ -319,14 +315,18 @@ class BlockManager(Uncopyable):
             host_used=host.num_used,
             usage=device.usage,
             fragmentation=empty / num_slots if num_slots else 0.0,
-            recent_query_tokens=sum(tokens for tokens, _ in self._memory.content.recent),
-            recent_hit_tokens=sum(found for _, found in self._memory.content.recent),
-            evicted_blocks=self._memory.device.num_evicted,
-            idle_steps=self._memory.device.idle_steps,
-            lifetime_steps=self._memory.index.lifetime_steps if self._memory.index else 0,
+            queries=sharing.queries,
+            query_tokens=sharing.query_tokens,
+            hit_tokens=sharing.hit_tokens,
+            pending_hit_tokens=sharing.pending_hit_tokens,
+            host_hit_tokens=sharing.host_hit_tokens,
+            recent_query_tokens=sum(tokens for tokens, _ in sharing.recent),
+            recent_hit_tokens=sum(found for _, found in sharing.recent),
+            evicted_blocks=memory.device.num_evicted,
+            idle_steps=memory.device.idle_steps,
+            lifetime_steps=memory.index.lifetime_steps,
             offloaded_blocks=offload.offloaded_blocks if offload else 0,
             loaded_blocks=offload.loaded_blocks if offload else 0,
-            **self._memory.content.hit_figures()._asdict(),
         )
 
     def check(self) -> list[str]:
@@ -357,28 +357,24 @@ class BlockManager(Uncopyable):
 
     def block_hashes(self, row: int) -> list[bytes]:
         """Chained SHA-256 of the row's nodes in order, equal for equal content in every process. Raises UnknownRow."""
-        memory = self._memory
-        row = memory.tables.one(row, allow_swapped=True)
-        return [] if memory.index is None else memory.index.hashes(row)
+        return self._memory.index.hashes(self._memory.tables.one(row, allow_swapped=True))
 
     def take_events(self) -> Sequence[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; empty without a
         prefix cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the
         events give exactly the confirmed content of both tiers. Hashes are computed on reading."""
-        log = self._memory.content.event_log()
-        return [] if log is None else log.take()
+        return self._memory.content.event_log().take() if self.prefix_caching else []
 
     def events_snapshot(self) -> Sequence[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
-        log = self._memory.content.event_log()
-        return [] if log is None else log.snapshot()
+        return self._memory.content.event_log().snapshot() if self.prefix_caching else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
         Raises InvalidConfig for another tier."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        return set() if self._memory.index is None else self._memory.index.contents(tier)
+        return self._memory.index.contents(tier)
 
     def extend_hit(self, row: int) -> int:
         """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.

@@ -19,9 +19,9 @@ from .content import Content
 from .flights import Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
 from .moves import NO_MOVES, Moves
-from .pool import NO_BLOCKS, Pool
+from .pool import Pool
 from .prefix_index import PrefixIndex
-from .sharing import Sharing, truncate_table
+from .sharing import Sharing
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
 from .views import RowView
@@ -63,18 +63,15 @@ class Memory:
         self.device = Pool(self.num_blocks, "device")
         self.host = Pool(self.num_host_blocks, "host")
         self.flights = Flights()
-        self.index = PrefixIndex(self.tables, self.flights, self.device, self.host) if prefix_caching else None
+        # Without prefix caching no row reads or writes, and it stays empty.
+        self.index = PrefixIndex(self.tables, self.flights, self.device, self.host)
         self.host_caching = host_caching
-        self.offload = Offload(self.index) if self.index and host_caching else None
+        self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device)
-        self.tiers = Tiers(self.tables, self.device, self.host, self.growth, self.index, self.offload)
+        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload)
         self.rows = RowView(self.tables, self.tiers)
-        self.sharing = (
-            Sharing(self.tables, self.flights, self.device, self.index, self.growth, self.tiers, self.offload)
-            if self.index
-            else None
-        )
-        self.content = Content(self.tables, self.device, self.host, self.index, self.offload, self.sharing)
+        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
+        self.content = Content(self.tables, self.index, self.offload)
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -96,16 +93,17 @@ class Memory:
         a run is known to begin with the first block."""
         row, num_tokens = self.tables.open(tokens), len(tokens)
         self._longest = max(self._longest, num_tokens)
-        if self.sharing is None:
+        reads = reads and self.prefix_caching
+        self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
+        if not reads:
             return row
-        self.sharing.index.open_path(row, root, reads=reads, writes=writes)
         try:
             found = self.sharing.extend_hit(row, count=count, first_is_known=first_is_known)
         except MemoryError:
             self.release(row)
             raise
-        if count and reads:
-            self.content.count_lookup(num_tokens, found)
+        if count:
+            self.sharing.count_lookup(num_tokens, found)
         return row
 
     def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
@@ -113,15 +111,16 @@ class Memory:
         `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
         """
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
-        key = b"" if index is None else root + tokens[:size].tobytes()
-        if index is None or (key not in index.runs and num_tokens >= size and most >= size):
+        key = root + tokens[:size].tobytes() if self.prefix_caching else b""
+        if not key or (key not in index.runs and num_tokens >= size and most >= size):
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
             row = self.tables.open(tokens)
             if num_tokens > self._longest:
                 self._longest = num_tokens
-            if index is not None:
-                index.open_run(row, index.open_path(row, root), key)
-                self.content.count_lookup(num_tokens, 0)
+            path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
+            if key:
+                index.open_run(row, path, key)
+                self.sharing.count_lookup(num_tokens, 0)
         else:
             is_known = key in index.runs
             if is_known:
@@ -206,36 +205,32 @@ class Memory:
         self.device.begin_step(number)
         self.host.begin_step(number)
         self.flights.begin(number)
-        if self.index is not None:
-            self.index.batch = number
+        self.index.batch = number
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
-        index = self.index
         self.tables.num_launched[row] = end
         self.flights.composed.place_one(row, start, end)
-        if index is not None and not index.is_lazy[row]:
-            self._begin_pending(index, row, end)
+        if self.tables.looks_up[row]:
+            self._begin_pending(row)
 
     def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add rows, with blocks or promised ones, to the batch; rows that are not lazy look up their next block."""
+        """Add rows, with blocks or promised ones, to the batch. Those that look up their next block do so now."""
         self.tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         index = self.index
-        if index is not None and index.num_attentive:
-            places = index.attentive(rows).tolist()
+        if index.num_looking_up:
+            places = self.tables.looks_up[rows].nonzero()[0].tolist()
             if len(places) > 1:
                 # Computed blocks become content before another row of this batch is to compute the same.
                 places.sort(key=lambda place: not index.is_behind(int(rows[place])))
             for place in places:
-                self._begin_pending(index, int(rows[place]), int(ends[place]))
+                self._begin_pending(int(rows[place]))
 
-    def _begin_pending(self, index: PrefixIndex, row: int, end: int) -> None:
-        # Tokens without values are no content.
-        end = min(end, self.tables.num_tokens.item(row))
-        if index.fills_next(row, end):
+    def _begin_pending(self, row: int) -> None:
+        if self.index.fills_next(row):
             # First: evicted content is forgotten, so this row computes it for others, too.
             self.growth.evict_promised()
-            index.begin_pending(row, end)
+            self.index.begin_pending(row)
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
         """Extend these rows, the batch's decodes, by drafts up to `ends`, int64 [n], and promise each row `needs`
@@ -266,9 +261,7 @@ class Memory:
             rows, keep = rows[is_longer], keep[is_longer]
             columns = tables.num_blocks[rows] - 1
             self.device.release(tables.blocks[0, rows, columns][::-1])
-            tables.num_blocks[rows] = columns
-            last = np.maximum(columns - 1, 0)
-            tables.slot_base[rows] = (tables.blocks[0, rows, last] - last) * np.int64(self.block_size)
+            tables.set_num_blocks(rows, columns)
 
     def copy_content(self, may_copy: bool) -> None:
         """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
@@ -322,24 +315,21 @@ class Memory:
         return self.flights.composed.has(row)
 
     def fork_of(self, row: int) -> int:
-        tables, index = self.tables, self.index
+        tables = self.tables
         launched = tables.content_end(row)
         num_blocks = -(-launched // self.block_size)
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
-        if index is not None:
-            index.fork_path(row, child)
+        self.index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
             self.device.hold(blocks)
             self.growth.write(child, 0, blocks)
-        tables.num_launched[child] = launched
-        tables.num_computed[child] = min(launched, int(tables.num_computed[row]))
+        tables.set_progress(child, launched, min(launched, int(tables.num_computed[row])))
         self.flights.inherit(row, child, launched)
         if launched % self.block_size:
             self.growth.mark_tail(row, True)
             self.growth.mark_tail(child, True)
-        if self.sharing is not None:
-            self.sharing.share_fork(row, child)
+        self.sharing.share_fork(row, child)
         return child
 
     def fork_to_write(self, row: int) -> tuple[int, Moves]:
@@ -392,26 +382,22 @@ class Memory:
             np.maximum.at(tables.num_computed, rows, ends)
         else:
             tables.num_computed[rows] = ends
-        if index is None:
-            return
         index.confirm(flight.number)
-        if index.num_attentive:
-            for place in index.attentive(flight.rows).tolist():
+        if index.num_looking_up:
+            for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self._publish(flight.rows.item(place))
-        if self.sharing is not None:
-            self.sharing.forget_sharers(flight.number)
+        self.sharing.forget_sharers(flight.number)
 
     def _publish(self, row: int) -> None:
         # A swapped row has no device block that could carry a node.
-        if self.sharing is not None and not self.tables.is_swapped[row]:
+        if not self.tables.is_swapped[row]:
             self.sharing.publish(row)
 
     def take_back(self, flight: Flight) -> dict[int, int]:
         """End the latest batch, which did not run: rows fall back to where it began, pending nodes are withdrawn. A row
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
-        index, sharing = self.index, self.sharing
-        lost_hits = {} if sharing is None else sharing.cut_sharers(flight)
+        lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
         for share in shares:
             self._fall_back(share.row, share.start)
@@ -419,10 +405,8 @@ class Memory:
             # After the releases: only then is it known which tails are shared.
             self.growth.note_shared_tail(share.row)
         self.flights.end(flight)
-        if index is None or sharing is None:
-            return {}
-        index.withdraw(flight.number)
-        sharing.hand_down(flight.number)
+        self.index.withdraw(flight.number)
+        self.sharing.hand_down(flight.number)
         return lost_hits
 
     def _fall_back(self, row: int, stays: int) -> None:
@@ -433,8 +417,7 @@ class Memory:
             stays -= stays % size
             self.flights.clip(row, stays)
         tables.fall_back(row, stays)
-        if self.index is not None:
-            self.index.fall_back(row)
+        self.index.fall_back(row)
         keep = -(-tables.num_launched.item(row) // size)
         if tables.is_swapped[row]:
             self.tiers.trim(row, keep)
@@ -443,7 +426,7 @@ class Memory:
     def release(self, row: int) -> None:
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
-        first, computed, run = (0, NO_BLOCKS, None) if self.index is None else self.index.release_path(row)
+        first, computed, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
         if tables.is_swapped[row]:
@@ -472,10 +455,7 @@ class Memory:
         self._any_reserved = True
 
     def truncate_row(self, row: int, num_blocks: int) -> None:
-        if self.sharing is not None:
-            self.sharing.truncate(row, num_blocks)
-        else:
-            truncate_table(self.tables, self.flights, self.growth, self.tiers, row, num_blocks)
+        self.sharing.truncate(row, num_blocks)
 
     def shrink(self, row: int, reserved: int) -> None:
         """Lower the row's reservation to `reserved` blocks; release what it holds beyond them and its tokens."""
@@ -496,24 +476,21 @@ class Memory:
 
     def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
         """`Sharing.extend_hit`; 0 without a prefix cache."""
-        return 0 if self.sharing is None else self.sharing.extend_hit(row, count=count, room=room)
+        return self.sharing.extend_hit(row, count=count, room=room)
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
-        return self.sharing is not None and self.sharing.is_unconfirmed(row)
+        return self.sharing.is_unconfirmed(row)
 
     def set_computed(self, row: int, num_computed: int) -> None:
         """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""
-        self.tables.set_progress(row, num_computed)
+        self.tables.set_progress(row, num_computed, num_computed)
         self._publish(row)
 
     def check(self) -> list[str]:
-        held = self.device.kept.copy()
-        held.update(self.growth.copied)
+        held = self.device.kept + Counter(self.growth.copied)
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        found = violations_of(
-            self.tables, self.flights, self.device, self.host, self.index, self.tiers, held, held_host
-        )
+        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host))
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
         return found

@@ -90,12 +90,8 @@ class Pool:
     def num_refs(self, block: int) -> int:
         return max(int(self.state[block]), 0) & _REFERENCES
 
-    def is_content(self, block: int) -> bool:
-        """Whether a used block carries a node."""
-        return bool(self.state[block] >= _CONTENT)
-
-    def has_content(self, blocks: Blocks | slice) -> NDArray[np.bool_]:
-        """bool [n]: whether each of these blocks, used or not, carries a node."""
+    def has_content(self, blocks: Blocks | slice | int) -> Any:
+        """bool, or bool [n]: whether each of these blocks, used or not, carries a node."""
         state = self.state[blocks]
         return (state < 0) | (state >= _CONTENT)
 

@@ -15,10 +15,8 @@ from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import NO_BLOCKS, Pool, Taken
 from .retention import Retentions
-from .runs import DEVICE, Blocks, Node, Path, Run, Span, upwards
-from .tables import Rows, Tables
-
-_NO_ROWS: Rows = np.empty(0, np.int64)
+from .runs import DEVICE, NO_CONTENT, Blocks, Node, Path, Run, Span, upwards
+from .tables import Tables
 
 
 class Listener(Protocol):
@@ -40,7 +38,7 @@ class Match(NamedTuple):
     first_pending: int
 
 
-_NOTHING = Match([], 0, -1)
+NOTHING = Match([], 0, -1)
 
 
 class PrefixIndex:
@@ -55,10 +53,8 @@ class PrefixIndex:
         self.paths: dict[int, Path] = {}
         # Closed runs with pending nodes, by the batch that computes them.
         self.pending: dict[int, list[Run]] = {}
-        # Whether the row's next full block needs no lookup: all that a step reads of every row.
-        self.is_lazy = np.zeros(tables.num_rows, np.bool_)
-        # Paths that are not lazy: without any, a step reads nothing.
-        self.num_attentive = 0
+        # Rows in `tables.looks_up`: without any, a step does not read it.
+        self.num_looking_up = 0
         self.batch = 1
         # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
@@ -67,28 +63,21 @@ class PrefixIndex:
         self.log: Listener | None = None
         for place, pool in enumerate(self.pools):
             pool.on_eviction(partial(self._evict, place))
-        tables.before_growth.append(self._ensure_rows)
 
     def listen(self, log: Listener) -> None:
         """Report to `log` from now on."""
         self.log = log
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
-        path = self.paths[row] = Path(root, reads=reads, writes=writes)
-        self.is_lazy[row] = not writes
-        self.num_attentive += writes
+        path = self.paths[row] = Path(root, reads=reads, writes=writes) if reads or writes else NO_CONTENT
+        if writes:
+            self._mark(row, path)
         return path
 
     def fork_path(self, row: int, child: int) -> None:
         """Open a path for the child where the row's ends, pending nodes included."""
         path = self.paths[child] = self.paths[row].closed(self._pending_length)
-        self.is_lazy[child] = not path.writes
-        self.num_attentive += path.writes
-
-    def _ensure_rows(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows; there may be more already, if the tables failed to grow."""
-        if num_rows > len(self.is_lazy):
-            self.is_lazy = np.concatenate([self.is_lazy, np.zeros(num_rows - len(self.is_lazy), np.bool_)])
+        self._mark(child, path)
 
     def release_path(self, row: int) -> tuple[int, Blocks, Run | None]:
         """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, run): the row's
@@ -101,11 +90,11 @@ class PrefixIndex:
             if stop > start and tables.content_end(row) // self._block_size == stop:
                 blocks = tables.blocks[0, row, start:stop].astype(np.int64)
                 self._keep(run, row, start, blocks)
-                self.is_lazy[row] = False
                 del self.paths[row]
                 return start, blocks, run
-        self.close_run(row)
-        self.num_attentive -= path.writes
+        if run is not None:
+            self.close_run(row)
+        self.num_looking_up -= path.writes
         del self.paths[row]
         return path.published, NO_BLOCKS, None
 
@@ -128,18 +117,14 @@ class PrefixIndex:
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
         size, place = self.block_bytes, [pool.tier for pool in self.pools].index(tier)
-        paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
         found: set[tuple[bytes, ...]] = set()
-        for run in sorted(self.runs.values(), key=lambda run: run.id):
-            prefix = (run.key[:-size],) if run.parent is None else paths.get((run.parent.id, run.at))
+        for run in self.runs.values():
             length = self.confirmed_length(run)
-            data = self.run_tokens(run, 0, length)
-            for at in range(length):
-                assert prefix is not None, "a parent has a lower id than its child"
-                prefix = (*prefix, data[at * size : (at + 1) * size])
-                paths[run.id, at] = prefix
-                if self.block(place, run, at) >= 0:
-                    found.add(prefix)
+            way = list(upwards(run, length - 1))[::-1]
+            data = b"".join(self.run_tokens(each, 0, at + 1) for each, at in way)
+            path = (way[0][0].key[:-size], *(data[start : start + size] for start in range(0, len(data), size)))
+            first = len(path) - length
+            found.update(path[: first + at + 1] for at in range(length) if self.block(place, run, at) >= 0)
         return found
 
     def hashes(self, row: int) -> list[bytes]:
@@ -151,7 +136,7 @@ class PrefixIndex:
         """Blocks of the row that are nodes, pending ones too."""
         return self.paths[row].closed(self._pending_length).published
 
-    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = _NOTHING) -> Match:
+    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
         """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
         both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that reside in the
         place; on the device pending ones, too, which later batches may share. Changes nothing."""
@@ -193,29 +178,24 @@ class PrefixIndex:
         parts = [self._span_blocks(place, *span) for span in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def fills_next(self, row: int, end: int) -> bool:
-        """Whether the row fills the block that it looks up next with its first `end` tokens."""
-        return self.paths[row].fills_next(end // self._block_size)
+    def fills_next(self, row: int) -> bool:
+        """Whether the row's launched tokens fill the block that it looks up next."""
+        return self.paths[row].fills_next(self._tables.content_end(row) // self._block_size)
 
     def is_behind(self, row: int) -> bool:
         """Whether the row has confirmed blocks that are no nodes: another batch had the same ones pending."""
         path = self.paths[row]
         return path.open is None and path.fills_next(self._tables.full_blocks(row))
 
-    def attentive(self, rows: Rows) -> Rows:
-        """Where in `rows` those that are not lazy stand, int64 [k]. Empty if `num_attentive` is 0."""
-        is_lazy = self.is_lazy[rows]
-        return _NO_ROWS if is_lazy.all() else (~is_lazy).nonzero()[0]
-
-    def begin_pending(self, row: int, end: int) -> None:
-        """Make pending nodes of the full, uncached blocks that a row computes up to `end`; it fills its next block."""
+    def begin_pending(self, row: int) -> None:
+        """Make pending nodes of the full, uncached blocks that a row computes; it fills its next block."""
         path = self.paths[row]
         if path.open is not None:
             self._pass_guard(row, path)
             return
         for node in self.nodes_of_forks(row):
             path.step_on(*node)
-        if self.fills_next(row, end):
+        if self.fills_next(row):
             block = self._tables.block_bytes(row, path.published)
             if self._after(path, block, self._total_length) is None:
                 self.open_run(row, path, path.prefix + block)
@@ -271,7 +251,7 @@ class PrefixIndex:
 
     def _give_way(self, run: Run, at: int) -> bool:
         """Withdraw an open run's pending nodes from `at` on, if no run or row stands on them. Return whether it did."""
-        if run.row < 0 or any(offset >= at for offset in run.children or ()):
+        if run.row < 0 or any(offset >= at for offset in run.children):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
             return False
@@ -478,10 +458,9 @@ class PrefixIndex:
 
     def _mark(self, row: int, path: Path) -> None:
         """Mark the row by its path, which changed its state."""
-        is_lazy = path.guard < 0
-        if self.is_lazy.item(row) is not is_lazy:
-            self.is_lazy[row] = is_lazy
-            self.num_attentive += -1 if is_lazy else 1
+        looks_up, looked_up = path.guard >= 0, self._tables.looks_up.item(row)
+        self._tables.looks_up[row] = looks_up
+        self.num_looking_up += looks_up - looked_up
 
     def _unlink(self, run: Run) -> None:
         """Remove a run without residence and children from the tree, and what above it then has neither."""

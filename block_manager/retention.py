@@ -53,8 +53,7 @@ class Retentions:
         while self._ends and self._ends[0][0] <= self.now:
             _, number, runs = heapq.heappop(self._ends)
             for run in runs:
-                if run.retained is not None:
-                    run.retained.pop(number, None)
+                run.retained.pop(number, None)
                 self.apply_to(run)
         self.next_end = self._ends[0][0] if self._ends else np.inf
 

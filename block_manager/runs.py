@@ -51,7 +51,7 @@ class Run:
     tokens      the nodes' token ids, int32 as bytes
     blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there; None: none is.
                 An open run has its row's on the device. Arrays are replaced, never changed: the free list may have them
-    retained    number of a retention → (its last node on this run, its level); None: there is none
+    retained    number of a retention → (its last node on this run, its level)
     pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
@@ -66,9 +66,9 @@ class Run:
     length: int = 0
     tokens: bytes = b""
     blocks: list[Blocks | None] = field(default_factory=_NOWHERE.copy)
-    retained: dict[int, tuple[int, int]] | None = None
+    retained: dict[int, tuple[int, int]] = field(default_factory=dict)
     pending: dict[int, int] = field(default_factory=dict)
-    children: dict[int, int] | None = None
+    children: dict[int, int] = field(default_factory=dict)
     digests: list[bytes] = field(default_factory=list)
 
     @property
@@ -154,30 +154,23 @@ class Run:
             self.parent = None
 
     def add_child(self, at: int) -> None:
-        if self.children is None:
-            self.children = {}
         self.children[at] = self.children.get(at, 0) + 1
 
     def remove_child(self, at: int) -> bool:
         """Return whether it was the last one of node `at`."""
-        assert self.children is not None, "a child is counted"
         self.children[at] -= 1
         if self.children[at]:
             return False
         del self.children[at]
-        if not self.children:
-            self.children = None
         return True
 
     def retain(self, number: int, last: int, level: int) -> None:
-        if self.retained is None:
-            self.retained = {}
         self.retained[number] = last, level
 
     def levels_of(self, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: each node's level, the highest of the retentions that reach it, else 0."""
         levels = np.zeros(len(offsets), np.int8)
-        for last, level in (self.retained or {}).values():
+        for last, level in self.retained.values():
             np.maximum(levels, level, out=levels, where=offsets <= last)
         return levels
 
@@ -267,6 +260,10 @@ class Path:
             stop -= at + 1
         found.reverse()
         return found
+
+
+# The path of every row that neither reads nor writes: it never changes.
+NO_CONTENT = Path(b"", reads=False, writes=False)
 
 
 def upwards(run: Run | None, at: int) -> Iterator[tuple[Run, int]]:

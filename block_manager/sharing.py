@@ -6,15 +6,16 @@ batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
 
 from .flights import Flight, Flights
 from .growth import Growth
-from .pool import Pool
 from .prefix_index import Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
+from .stats import WINDOW
 from .tables import Tables
 from .tiers import Offload, Tiers
 
@@ -27,46 +28,38 @@ class Sharer(NamedTuple):
     is_counted: bool
 
 
-def truncate_table(tables: Tables, flights: Flights, growth: Growth, tiers: Tiers, row: int, keep: int) -> None:
-    """End the row's table at column `keep`, on the host if it is swapped; its watermarks fall with it."""
-    if tables.is_swapped[row]:
-        tiers.trim(row, keep)
-    flights.clip(row, keep * tables.block_size)
-    tables.fall_back(row, keep * tables.block_size)
-    growth.give_back(row, keep)
-    tables.reserved[row] = min(int(tables.reserved[row]), keep)
-
-
 class Sharing:
-    """Takes hits, publishes, switches and rolls back. Counts `hit_tokens`, and of them the pending and the host's."""
+    """Takes hits, publishes, switches and rolls back. Counts lookups as `MemoryStats` says; `recent`: tokens asked for
+    and found, of the latest ones."""
 
     def __init__(
         self,
         tables: Tables,
         flights: Flights,
-        device: Pool,
         index: PrefixIndex,
         growth: Growth,
         tiers: Tiers,
         offload: Offload | None,
     ) -> None:
-        self._tables = tables
-        self._flights = flights
-        self._offload = offload
-        self._device = device
-        self.index = index
-        self._growth = growth
-        self._tiers = tiers
+        self._tables, self._flights, self._index = tables, flights, index
+        self._growth, self._tiers, self._offload = growth, tiers, offload
+        self._device = index.pools[DEVICE]
         # By the batch in which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
-        self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
+        self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
+        self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+
+    def count_lookup(self, num_tokens: int, found: int) -> None:
+        self.queries += 1
+        self.query_tokens += num_tokens
+        self.recent.append((num_tokens, found))
 
     def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
         """Look up what follows the row's blocks and take what is found. Returns the tokens won. Does nothing for a row
         in flight, or with blocks beyond its nodes: it need not find what it has computed. Content that only the host
         has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn).
         `first_is_known`: a run is known to begin with the row's first block."""
-        index, tables = self.index, self._tables
+        index, tables = self._index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
             return 0
@@ -100,7 +93,7 @@ class Sharing:
 
     def _take(self, row: int, have: int, match: Match, count: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
-        index, tables, size = self.index, self._tables, self._tables.block_size
+        index, tables, size = self._index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
             # Pending blocks may be promised only. The caller has seen that drawing them evicts nothing.
             self._growth.draw_promised()
@@ -119,13 +112,14 @@ class Sharing:
         `last`. Returns the tokens won."""
         run, _, stop = last
         self._growth.write(row, have, blocks)
-        self.index.paths[row].step_on(run, stop - 1, len(blocks))
-        self._tables.set_progress(row, (have + len(blocks)) * self._tables.block_size)
+        self._index.paths[row].step_on(run, stop - 1, len(blocks))
+        stop = (have + len(blocks)) * self._tables.block_size
+        self._tables.set_progress(row, stop, stop)
         return len(blocks) * self._tables.block_size
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
         """Draw device blocks for nodes after the row's that only the host has; plan copies. Returns the tokens won."""
-        index, tables, device, offload = self.index, self._tables, self._device, self._offload
+        index, tables, device, offload = self._index, self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size
         num_blocks = min(num_nodes(spans), device.num_available)
@@ -147,7 +141,7 @@ class Sharing:
 
     def publish(self, row: int) -> None:
         """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""
-        for column, block in self.index.publish(row):
+        for column, block in self._index.publish(row):
             self._switch(row, column, block)
 
     def _switch(self, row: int, column: int, block: int) -> None:
@@ -169,7 +163,7 @@ class Sharing:
     def cut_sharers(self, flight: Flight) -> dict[int, int]:
         """Truncate rows that share what the batch, the latest one, was to compute, at the first such node. Returns the
         counted hit tokens that each of them lost."""
-        index, size, lost_hits = self.index, self._tables.block_size, dict[int, int]()
+        index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
         if not lost_nodes:
             return lost_hits
@@ -193,8 +187,8 @@ class Sharing:
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
-        for number in [number for number in self._sharers if number <= batch]:
-            del self._sharers[number]
+        if self._sharers:
+            self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the one before it."""
@@ -203,13 +197,18 @@ class Sharing:
             self._sharers.setdefault(outstanding[-1].number, []).extend(sharers)
 
     def truncate(self, row: int, keep: int) -> None:
-        """Release the row's blocks from column `keep` on, on either tier."""
+        """Release the row's blocks from column `keep` on, on either tier; its watermarks fall with its table."""
         tables = self._tables
         if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
             return
-        self.index.close_run(row)
-        self.index.paths[row].truncate(keep)
-        truncate_table(tables, self._flights, self._growth, self._tiers, row, keep)
+        self._index.close_run(row)
+        self._index.paths[row].truncate(keep)
+        if tables.is_swapped[row]:
+            self._tiers.trim(row, keep)
+        self._flights.clip(row, keep * tables.block_size)
+        tables.fall_back(row, keep * tables.block_size)
+        self._growth.give_back(row, keep)
+        tables.reserved[row] = min(int(tables.reserved[row]), keep)
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""

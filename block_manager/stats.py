@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 WINDOW = 1_000
 """Lookups that the recent hit rate looks back on."""
-
-
-class HitFigures(NamedTuple):
-    """The lookups' part of MemoryStats."""
-
-    queries: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    pending_hit_tokens: int = 0
-    host_hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class Tables:
     slot_base     int64 [rows]                   slot less position: (blocks[0, row, c] - c) * block_size, c last column
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
+    looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
+    next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
     """
 
     def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64) -> None:
@@ -64,11 +66,11 @@ class Tables:
         self.slot_base = np.zeros(num_rows, np.int64)
         self.is_swapped = np.zeros(num_rows, np.bool_)
         self.shares_tail = np.zeros(num_rows, np.bool_)
+        self.looks_up = np.zeros(num_rows, np.bool_)
+        self.next_event = np.zeros(num_rows, np.int64)
         self._scratch = np.zeros(num_rows, np.int64)
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
-        # Called with the new number of rows before they grow: make room in other columns, or raise MemoryError.
-        self.before_growth: list[Callable[[int], None]] = []
         # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
 
@@ -102,17 +104,18 @@ class Tables:
         """Take the row back; its blocks are released already."""
         self.num_blocks[row] = self.num_tokens[row] = self.num_launched[row] = self.num_computed[row] = 0
         self.uid[row] = self.reserved[row] = 0
-        self.shares_tail[row] = False
+        self.shares_tail[row] = self.looks_up[row] = False
         heapq.heappush(self._free_rows, row)
 
-    def set_num_blocks(self, row: int, num_blocks: int) -> None:
-        self.num_blocks[row] = num_blocks
-        if num_blocks:
-            self.slot_base[row] = self.slot_base_of(row)
+    def set_num_blocks(self, rows: int | Rows, num_blocks: int | NDArray[np.int64]) -> None:
+        self.num_blocks[rows] = num_blocks
+        self.slot_base[rows] = self.slot_base_of(rows)
 
-    def slot_base_of(self, row: int) -> int:
-        column = int(self.num_blocks[row]) - 1
-        return (int(self.blocks[0, row, column]) - column) * self.block_size
+    def slot_base_of(self, rows: int | Rows) -> NDArray[np.int64]:
+        """What `slot_base` has to be, int64 like `rows`; of no use for an empty table."""
+        last = np.maximum(self.num_blocks[rows] - 1, 0)
+        base: NDArray[np.int64] = (self.blocks[0, rows, last] - last) * np.int64(self.block_size)
+        return base
 
     def ensure_tokens(self, num_tokens: int) -> None:
         if num_tokens > self._stride:
@@ -130,9 +133,8 @@ class Tables:
         """Tokens of the row that are launched and known: what may be content."""
         return min(self.num_tokens.item(row), self.num_launched.item(row))
 
-    def set_progress(self, row: int, num_tokens: int) -> None:
-        """Set the row's launched and computed tokens to `num_tokens`."""
-        self.num_launched[row] = self.num_computed[row] = num_tokens
+    def set_progress(self, row: int, num_launched: int, num_computed: int) -> None:
+        self.num_launched[row], self.num_computed[row] = num_launched, num_computed
 
     def fall_back(self, row: int, num_tokens: int) -> None:
         """Lower the row's launched and computed tokens to `num_tokens` at most."""
@@ -187,8 +189,6 @@ class Tables:
     def _grow_rows(self) -> None:
         """Double the rows. All arrays are made before one is replaced, because the last may raise MemoryError."""
         old, new = self._num_rows, 2 * self._num_rows
-        for ensure_rows in self.before_growth:
-            ensure_rows(new)
         columns: dict[str, NDArray[Any]] = {"tokens": self._copied_tokens(new, self._stride)}
         columns["blocks"] = self._copied_blocks(new, self.blocks.shape[2])
         for name, column in vars(self).items():

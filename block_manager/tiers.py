@@ -15,7 +15,7 @@ import numpy as np
 
 from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import NO_BLOCKS, Pool, Taken
+from .pool import NO_BLOCKS, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
@@ -150,20 +150,9 @@ class Offload:
 class Tiers:
     """The host tails of swapped rows, and swaps both ways."""
 
-    def __init__(
-        self,
-        tables: Tables,
-        device: Pool,
-        host: Pool,
-        growth: Growth,
-        index: PrefixIndex | None,
-        offload: Offload | None,
-    ) -> None:
-        self._tables = tables
-        self._pools = (device, host)
-        self._growth = growth
-        self._index = index
-        self._offload = offload
+    def __init__(self, tables: Tables, growth: Growth, index: PrefixIndex, offload: Offload | None) -> None:
+        self._tables, self._pools = tables, index.pools
+        self._growth, self._index, self._offload = growth, index, offload
         # row -> the host blocks of its columns from num_blocks on, in order.
         self.tails: dict[int, Blocks] = {}
 
@@ -172,9 +161,8 @@ class Tiers:
 
     def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
         """Host blocks that `swap_out` of these rows would draw. Closes their open runs: their nodes go as nodes."""
-        if self._index is not None:
-            for row in rows:
-                self._index.close_run(row)
+        for row in rows:
+            self._index.close_run(row)
         return self._num_wanted(HOST, [entry for row in rows for entry in self._entries_on_device(row, keep)])
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
@@ -236,25 +224,22 @@ class Tiers:
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])
         tail = self.tails[row]
-        return 0 <= place < len(tail) and bool(self._pools[HOST].has_content(tail[place : place + 1])[0])
+        return 0 <= place < len(tail) and bool(self._pools[HOST].has_content(tail[place]))
 
     def _entries_on_device(self, row: int, keep: int) -> list[Entry]:
         """The row's device blocks from column `keep` on that hold launched tokens."""
-        tables, nodes = self._tables, list[Node]()
-        if self._index is not None:
-            path = self._index.paths[row]
-            nodes = [(run, at) for run, first, stop in path.spans(keep) for at in range(first, stop)]
-            nodes += self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
+        tables, path = self._tables, self._index.paths[row]
+        nodes = [(run, at) for run, first, stop in path.spans(keep) for at in range(first, stop)]
+        nodes += self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
         stop = min(-(-int(tables.num_launched[row]) // tables.block_size), int(tables.num_blocks[row]))
         blocks = tables.blocks[0, row, keep:stop].tolist()
         return [(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]
 
     def _entries_on_host(self, tail: Blocks) -> list[Entry]:
-        nodes = [None] * len(tail) if self._index is None else self._index.node_of_each(HOST, tail)
-        return list(zip(tail.tolist(), nodes, strict=True))
+        return list(zip(tail.tolist(), self._index.node_of_each(HOST, tail), strict=True))
 
     def _block_of(self, place: int, node: Node | None) -> int:
-        return -1 if node is None or self._index is None else self._index.block(place, *node)
+        return -1 if node is None else self._index.block(place, *node)
 
     def _num_wanted(self, place: int, entries: list[Entry]) -> int:
         """Blocks of a place that `_moved_to` would take from the available ones."""
@@ -278,7 +263,7 @@ class Tiers:
             if block >= 0:
                 self._pools[place].hold(np.array([block]))
             else:
-                if node is None or self._index is None:
+                if node is None:
                     block = copied[source] = self._pools[place].draw(1).item()
                 else:
                     block = self._index.draw_for(place, [(*node, node[1] + 1)], 1).item()

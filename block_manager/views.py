@@ -5,7 +5,7 @@ Columns of rows are live views, valid until a row is added or gets more tokens; 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from .pool import Pool
 from .tables import Rows, Tables
 from .tiers import Tiers
+
+_Integer = TypeVar("_Integer", bound=np.integer)
 
 
 class RowView:
@@ -26,13 +28,6 @@ class RowView:
     num_computed  int64 [rows]: tokens whose KV is confirmed (with what the row shares of pending nodes)
     """
 
-    block_tables: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    num_blocks: NDArray[np.int64]
-    num_tokens: NDArray[np.int64]
-    num_launched: NDArray[np.int64]
-    num_computed: NDArray[np.int64]
-
     def __init__(self, tables: Tables, tiers: Tiers) -> None:
         self._tables, self._tiers = tables, tiers
         tables.after_growth.append(self._renew)
@@ -40,9 +35,10 @@ class RowView:
 
     def _renew(self) -> None:
         # Attributes, because every step reads them often.
-        self.block_tables = _read_only(self._tables.blocks[0])
-        for name in ("tokens", "num_blocks", "num_tokens", "num_launched", "num_computed"):
-            setattr(self, name, _read_only(getattr(self._tables, name)))
+        tables = self._tables
+        self.block_tables, self.tokens = _read_only(tables.blocks[0]), _read_only(tables.tokens)
+        self.num_blocks, self.num_tokens = _read_only(tables.num_blocks), _read_only(tables.num_tokens)
+        self.num_launched, self.num_computed = _read_only(tables.num_launched), _read_only(tables.num_computed)
 
     @property
     def live(self) -> Rows:
@@ -109,7 +105,7 @@ class TierView:
         return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
 
 
-def _read_only(column: NDArray[Any]) -> NDArray[Any]:
+def _read_only(column: NDArray[_Integer]) -> NDArray[_Integer]:
     view = column.view()
     view.setflags(write=False)
     return view

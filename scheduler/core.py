@@ -480,7 +480,7 @@ class Scheduler(Uncopyable):
     def stats(self) -> SchedulerStats:
         """Return a copy of the totals so far."""
         state = self._state
-        figures = state.manager.content.hit_figures()
+        figures = state.manager.sharing
         return msgspec.structs.replace(
             state.stats,
             hit_tokens=figures.hit_tokens,

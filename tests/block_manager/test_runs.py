@@ -56,4 +56,4 @@ def test_an_evicted_child_lets_go_of_its_parent():
         manager.free([row])
     parent, child = sorted(manager._memory.index.runs.values(), key=lambda run: run.id)
     evict(manager, 2)
-    assert (parent.children, child.parent) == (None, None)
+    assert (parent.children, child.parent) == ({}, None)

@@ -58,7 +58,7 @@ class Lockstep(Composition):
 def _go_alone(memory: Memory, rows: Rows) -> bool:
     """Whether none of these rows looks a block up in its next step, or leaves one to another row of its batch, unless it fills one."""
     index, num_blocks = memory.index, memory.tables.num_blocks
-    if index is None:
+    if not memory.prefix_caching:
         return True
     paths = [(row, index.paths[row]) for row in rows.tolist()]
     return all(

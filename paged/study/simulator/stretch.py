@@ -166,10 +166,10 @@ def _may_skip(memory: Memory) -> bool:
 def _most_decodes(memory: Memory, rows: Rows, limit: int) -> int:
     """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
     them has to look a full block up."""
-    tables, index, size = memory.tables, memory.index, memory.block_size
+    tables, size = memory.tables, memory.block_size
     computed = tables.num_computed[rows]
-    if index is not None and index.num_attentive:
-        asking = index.attentive(rows)
+    if memory.index.num_looking_up:
+        asking = tables.looks_up[rows].nonzero()[0]
         if len(asking):
             limit = min(limit, size - 1 - int((computed[asking] % size).max()))
     if limit < 1:
@@ -227,5 +227,4 @@ def _draw_ahead(memory: Memory, rows: Rows, columns: NDArray[np.int64], batches:
     if count := device.num_evicted - evicted:
         later = int(batches[-count:].sum()) - count * first
         device.idle_steps += later
-        if memory.index is not None:
-            memory.index.lifetime_steps += later
+        memory.index.lifetime_steps += later
