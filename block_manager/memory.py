@@ -158,8 +158,9 @@ class Memory:
         totals = known + counts
         if not len(tokens):
             return totals
-        self._longest = max(self._longest, int(totals.max()))
-        tables.ensure_tokens(self._longest + 1)
+        longest = max(self._longest, int(totals.max()))
+        tables.ensure_tokens(longest + 1)
+        self._longest = longest
         # One index for both dimensions costs half of two.
         tables.tokens.reshape(-1)[rising_from(rows * tables.tokens.shape[1] + known, counts)] = tokens
         tables.num_tokens[rows] = totals

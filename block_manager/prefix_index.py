@@ -495,8 +495,8 @@ class PrefixIndex:
                 self.pools[place].forget_content(lost[lost >= 0])
                 run.drop(place, length, len(blocks))
 
-    def _evict(self, place: int, taken: list[Taken], blocks: Blocks) -> None:
-        self.forget(place, self.nodes_in(place, taken), blocks)
+    def _evict(self, place: int, taken: list[Taken], _: Blocks) -> None:
+        self.forget(place, self.nodes_in(place, taken))
 
     def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
@@ -532,11 +532,10 @@ class PrefixIndex:
             found.append((run, offsets[run][block]) if has_node else None)
         return found
 
-    def forget(self, place: int, spans: list[Span], blocks: Blocks) -> None:
-        """Remove these nodes from these blocks of a place. Oldest first: children are evicted before parents."""
+    def forget(self, place: int, spans: list[Span]) -> None:
+        """Remove these nodes from a place. Oldest first: children are evicted before parents."""
         if self.log is not None:
             self.log.left(spans, place)
-            self.pools[place].run[blocks] = None
         for run, first, stop in spans:
             if place == DEVICE:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)

@@ -30,18 +30,19 @@ class Retentions:
     def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
         """Keep a node and all before it at `level` or higher until the logical time `until` (None: as long as they
         live). Raises InvalidConfig for `until`."""
-        way = list(upwards(run, at))
+        way, number = list(upwards(run, at)), self._next
         if until is not None:
             until = logical_time("until", until)
             if not self.now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
-            heapq.heappush(self._ends, (until, self._next, [each for each, _ in way]))
+            heapq.heappush(self._ends, (until, number, [each for each, _ in way]))
             self.next_end = self._ends[0][0]
+        # First: this may raise MemoryError below, and no two have one number.
+        self._next += 1
         # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
-            each.retain(self._next, last, level)
+            each.retain(number, last, level)
             self.apply_to(each, renewed=(last, level))
-        self._next += 1
 
     def reach(self, now: float) -> None:
         """Note that it is the logical time `now`, by which no retention ends (`next_end`)."""

@@ -50,7 +50,7 @@ class Run:
     length      nodes
     tokens      the nodes' token ids, int32 as bytes
     blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there; None: none is.
-                An open run has its row's on the device. Arrays are replaced, never changed: the free list may have them
+                An open run has its row's on the device. Arrays are replaced, never changed: a queue may have them
     retained    number of a retention → (its last node on this run, its level)
     pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node

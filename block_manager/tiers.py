@@ -62,7 +62,7 @@ class Offload:
             self._forget_loads(sources)
         if self.is_open:
             self._keep_on_host(leaving, sources)
-        self._index.forget(DEVICE, leaving, sources)
+        self._index.forget(DEVICE, leaving)
 
     def _keep_on_host(self, leaving: list[Span], sources: Blocks) -> None:
         new: list[Span] = []

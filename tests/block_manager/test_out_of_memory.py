@@ -120,3 +120,25 @@ def test_a_batch_that_cannot_note_all_its_blocks_can_be_placed_when_there_is_mem
     manager.allocate([row], [100])
     changes = manager._memory.growth.take_changes()
     assert changes.blocks.tolist() == manager.table(row).tolist()
+
+
+def test_an_append_for_which_there_was_no_memory_is_not_paid_for_by_later_ones():
+    manager = BlockManager(8, 2)
+    row, other = manager.add([1, 2]), manager.add([3, 4])
+    with memory_for(0), pytest.raises(MemoryError):
+        manager.append(row, [5] * 5000)
+    manager.append(row, [6])
+    manager.append(other, [7])
+    assert manager._memory.tables.tokens.shape[1] < 5000
+
+
+def test_a_retention_for_which_there_was_no_memory_does_not_end_with_the_next_one():
+    for num_arrays in range(20):
+        manager = BlockManager(16, 2)
+        for first in (10, 50):
+            manager.free([computed(manager, [first + i for i in range(5)])])
+        with memory_for(num_arrays) as failed, suppress(MemoryError):
+            manager.retain([10, 11, 12, 13], until=5.0)
+        manager.retain([50, 51, 52, 53], until=5.0)
+        manager.expire(6.0)
+    assert not failed, "all arrays of the call have failed once"
