@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .flights import Flights
-from .pool import Pool
+from .pool import NO_BLOCKS, Pool
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, Run
 from .tables import Tables
@@ -203,7 +203,7 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             yield f"4: row {row} extends a run that cannot be found."
         column, num_blocks = 0, int(tables.num_blocks[row])
-        held = [*tables.blocks[0, row, :num_blocks].tolist(), *tiers.tails.get(row, np.empty(0, np.int64)).tolist()]
+        held = [*tables.blocks[0, row, :num_blocks].tolist(), *tiers.tails.get(row, NO_BLOCKS).tolist()]
         for run, first, stop in path.spans(0):
             theirs = index.run_tokens(run, first, stop)
             if theirs != tables.tokens[row, column * size : (column + stop - first) * size].tobytes():

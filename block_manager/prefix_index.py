@@ -176,7 +176,7 @@ class PrefixIndex:
 
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
         parts = [self._span_blocks(place, *span) for span in spans]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else NO_BLOCKS
 
     def fills_next(self, row: int) -> bool:
         """Whether the row's launched tokens fill the block that it looks up next."""

@@ -192,7 +192,7 @@ class Tables:
         columns: dict[str, NDArray[Any]] = {"tokens": self._copied_tokens(new, self._stride)}
         columns["blocks"] = self._copied_blocks(new, self.blocks.shape[2])
         for name, column in vars(self).items():
-            if isinstance(column, np.ndarray) and column.ndim == 1:
+            if isinstance(column, np.ndarray) and column.shape == (old,):
                 columns[name] = np.zeros(new, column.dtype)
                 columns[name][:old] = column
         vars(self).update(columns)

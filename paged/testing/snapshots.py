@@ -31,5 +31,5 @@ def _row(memory: Any, row: int) -> tuple[object, ...]:
         memory.rows.table(row).tolist(),
         [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
         memory.tiers.tails[row].tolist() if row in memory.tiers.tails else None,
-        index.num_published(row) if index is not None else 0,
+        index.num_published(row),
     )

@@ -157,3 +157,10 @@ def test_of_ended_requests_the_latest_10_000_are_remembered():
     with pytest.raises(UnknownRequest):
         scheduler.explain("0")
     assert [scheduler.explain(name).status for name in ("1", "9999", "10000")] == ["aborted"] * 3
+
+
+def test_a_list_of_requests_is_limited_by_a_count_below_2_to_the_62nd():
+    scheduler = Scheduler(BlockManager(8, 2))
+    assert scheduler.requests(2**62 - 1) == []
+    with pytest.raises(InvalidConfig, match="below 4,611,686,018,427,387,904; got 4,611,686,018,427,387,904"):
+        scheduler.requests(2**62)
