@@ -1,5 +1,6 @@
 """What no other test noticed when it was changed a little (`make mutants`)."""
 
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -164,3 +165,11 @@ def test_a_list_of_requests_is_limited_by_a_count_below_2_to_the_62nd():
     assert scheduler.requests(2**62 - 1) == []
     with pytest.raises(InvalidConfig, match="below 4,611,686,018,427,387,904; got 4,611,686,018,427,387,904"):
         scheduler.requests(2**62)
+
+
+@pytest.mark.parametrize("request_id", [None, 5, ["a"]])
+def test_what_is_no_string_is_no_request(request_id):
+    scheduler = Scheduler(BlockManager(8, 2))
+    for call in (scheduler.abort, scheduler.finish, scheduler.status, scheduler.explain):
+        with pytest.raises(UnknownRequest, match=re.escape(repr(request_id))):
+            call(request_id)
