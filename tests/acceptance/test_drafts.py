@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import UNKNOWN_DRAFT, Drafts, PagedError, Request
+from paged import UNKNOWN_DRAFT, Drafts, PagedError, Policy, Request
 from paged.errors import WrongDrafts, WrongTokens
 from paged.testing.snapshots import snapshot
 
@@ -215,6 +215,24 @@ def test_a_row_that_comes_back_waits_to_hear_how_many_of_its_drafts_were_right(m
     assert [(output.id, output.token_ids) for output in outputs] == [("b", [5, 8])]
     scheduler.update(second, [7])
     assert scheduler.schedule().seq_lens.tolist() == [65]
+
+
+def test_a_row_that_gave_its_drafts_tail_waits_to_hear_how_many_were_right(make_scheduler, request_of):
+    policy = Policy(name="tail", take="tail")
+    scheduler = make_scheduler(10, 2, policy=policy, max_outstanding=4, prefix_caching=False)
+    for name, length in (("goes", 2), ("a", 5), ("b", 7)):
+        scheduler.add(request_of(name, length, max_tokens=20))
+    scheduler.update(scheduler.schedule(), [7, 7, 7])
+    first = scheduler.schedule(drafts={"b": [5]})
+    second = scheduler.schedule()
+    assert [id for id, _ in second.preempted] == ["b"]
+    scheduler.abort("goes")
+    # There is room. "b" kept the blocks of what it knows and runs again, but its next token is behind one token or behind two.
+    for _ in range(2):
+        assert scheduler.schedule().ids.tolist() == ["a"]
+        assert scheduler.status("b") == "running"
+    outputs = scheduler.update(first, [7, 7, 5, 8], counts=[1, 1, 2])
+    assert [(output.id, output.token_ids) for output in outputs] == [("a", [7]), ("b", [5, 8])]
 
 
 def test_drafts_cannot_be_changed():
