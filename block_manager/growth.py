@@ -87,7 +87,9 @@ class Growth:
         tables, total = self._tables, self.num_promised
         if not total:
             return
-        rows, columns = _places(self._promised)
+        rows, columns, _ = self._promised[0]
+        if len(self._promised) > 1 or isinstance(rows, int):
+            rows, columns = _places(self._promised)
         blocks = self._device.draw(total)
         try:
             try:
@@ -163,15 +165,17 @@ class Growth:
             self.copied = []
 
     def take_changes(self) -> TableChanges:
-        """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
+        """Return the table entries changed since the last call, in order; the first call starts it. Read-only: a batch
+        that does not run gives them back."""
         parts, self._changed = self._changed, []
         if not parts:
             return NO_CHANGES
-        rows, columns = _places([(rows, columns, len(blocks)) for rows, columns, blocks in parts])
-        blocks = parts[0][2] if len(parts) == 1 else np.concatenate([blocks for _, _, blocks in parts])
+        rows, columns, blocks = parts[0]
+        if len(parts) > 1 or isinstance(rows, int):
+            rows, columns = _places([(rows, columns, len(blocks)) for rows, columns, blocks in parts])
+            blocks = np.concatenate([part[2] for part in parts])
         changes = TableChanges(rows, columns, blocks)
         for column in changes:
-            # If the batch does not run, they come back as they are.
             column.setflags(write=False)
         return changes
 
@@ -188,10 +192,7 @@ class Growth:
 
 
 def _places(parts: list[tuple[Any, Any, int]]) -> tuple[Rows, NDArray[np.int64]]:
-    """Rows and columns, int64 [n] each, of parts (rows, rising columns, count) or (row, first column, count). Those of
-    a single part of many rows are not copied."""
-    if len(parts) == 1 and not isinstance(parts[0][0], int):
-        return parts[0][:2]
+    """Rows and columns, int64 [n] each, of parts (rows, rising columns, count) or (row, first column, count)."""
     total = sum([count for _, _, count in parts])
     rows, columns, stop = np.empty(total, np.int64), np.empty(total, np.int64), 0
     for row, column, count in parts:

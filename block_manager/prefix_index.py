@@ -71,7 +71,8 @@ class PrefixIndex:
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
         path = self.paths[row] = Path(root, reads=reads, writes=writes) if reads or writes else NO_CONTENT
         if writes:
-            self._mark(row, path)
+            self._tables.looks_up[row] = True
+            self.num_looking_up += 1
         return path
 
     def fork_path(self, row: int, child: int) -> None:
@@ -458,9 +459,9 @@ class PrefixIndex:
 
     def _mark(self, row: int, path: Path) -> None:
         """Mark the row by its path, which changed its state."""
-        looks_up, looked_up = path.guard >= 0, self._tables.looks_up.item(row)
-        self._tables.looks_up[row] = looks_up
-        self.num_looking_up += looks_up - looked_up
+        if self._tables.looks_up.item(row) is not (looks_up := path.guard >= 0):
+            self._tables.looks_up[row] = looks_up
+            self.num_looking_up += 1 if looks_up else -1
 
     def _unlink(self, run: Run) -> None:
         """Remove a run without residence and children from the tree, and what above it then has neither."""

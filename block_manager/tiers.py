@@ -24,10 +24,6 @@ from .tables import Rows, Tables
 Entry = tuple[int, Node | None]
 
 
-def _always(start: int, stop: int) -> bool:
-    return stop > start
-
-
 class Offload:
     """Plans copies of content that leaves the device and comes back; counts `offloaded_blocks` and `loaded_blocks`.
     Copies that were planned since the last `take_moves` run together. Until then the host blocks that they read or
@@ -38,7 +34,7 @@ class Offload:
         device, self._host = index.pools
         device.on_eviction(self._evict)
         # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
-        self.is_worth_loading: Callable[[int, int], bool] = _always
+        self.is_worth_loading: Callable[[int, int], bool] = lambda start, stop: True
         # False while copies of an earlier batch may still have to run: they come first.
         self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0

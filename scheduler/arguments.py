@@ -34,6 +34,8 @@ def vocabulary_error(tokens: NDArray[np.int32], vocabulary_size: int) -> str | N
 
 def finite_time(now: Any) -> float:
     """Return `now` (seconds, any origin) as a Python number. Raises InvalidRequest unless it is finite."""
+    if isinstance(now, float) and -math.inf < now < math.inf:
+        return now
     if not is_real(now) or math.isinf(now):
         raise InvalidRequest(f"now has to be a finite number of seconds; got {now!r}.")
     return int(now) if is_integer(now) else float(now)

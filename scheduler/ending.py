@@ -17,7 +17,7 @@ from .batch import Batch, Left, Output, Outputs, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
-from .request import RequestState, RequestUsage
+from .request import RequestState, RequestUsage, Retention
 from .rows import Rows
 from .state import State
 from .status import ABORT, FINISH_REASONS, REJECTED, Status
@@ -311,7 +311,11 @@ def end_sequences(
     for sequence in sequences:
         num_output = state.books.num_output(request, sequence)
         if sentence is None:
-            _note_finished(state, request, sequence, num_output)
+            state.lengths.note(num_output)
+            if state.foresight is not None:
+                state.foresight.finished(pause=request.longest_pause)
+            if request.request.retention is not None:
+                _retain(state, request.request.retention, request.rows[sequence])
         request.note_ended(num_output)
         row = state.unseat(request, sequence, None)
         if row >= 0:
@@ -324,12 +328,8 @@ def end_sequences(
     return request.usage()
 
 
-def _note_finished(state: State, request: RequestState, sequence: int, num_output: int) -> None:
-    """Learn from a sequence that finishes, and retain its content as its request wishes."""
-    state.lengths.note(num_output)
-    if state.foresight is not None:
-        state.foresight.finished(pause=request.longest_pause)
-    row, retention = request.rows[sequence], request.request.retention
-    if row >= 0 and retention is not None:
+def _retain(state: State, retention: Retention, row: int) -> None:
+    """Retain the content of a sequence that finishes in this row; without one, nothing."""
+    if row >= 0:
         until = math.inf if retention.lasts is None else state.now + retention.lasts
         state.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)
