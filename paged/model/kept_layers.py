@@ -93,16 +93,10 @@ def kept_layers(config: Any) -> list[Layers]:
 
 def _of_layers(kind: _Kind, config: Any) -> list[tuple[Any, ...]]:
     """Return kind, entry, reach and parts of all that each layer keeps."""
-    shared, all_layers = getattr(config, "num_kv_shared_layers", 0), _count(config, "num_hidden_layers")
-    if shared and _count(config, "num_kv_shared_layers") >= all_layers:
-        raise InvalidConfig(
-            f"num_kv_shared_layers is {shared}; there are {all_layers} layers, and one has to keep K and V"
-        )
     cache = import_with_extra("transformers.cache_utils", _NEEDED_BY)
     types, options = cache.get_layer_types_and_kwargs(config)
     found: list[tuple[Any, ...]] = []
-    layers = list(zip(types, options, config.per_layer_config, strict=True))
-    for layer_type, more, of_layer in layers[: all_layers - shared]:
+    for layer_type, more, of_layer in zip(types, options, config.per_layer_config, strict=True):
         if layer_type not in _KEPT_BY:
             raise InvalidConfig(
                 f"layer_types: what {layer_type} keeps is not known; known are {', '.join(sorted(_KEPT_BY))}"
@@ -152,7 +146,8 @@ def _of_heads(config: Any, kv_heads: int) -> tuple[int, ...]:
 def _falcon(config: Any, name: str) -> tuple[int, ...]:
     """One head, all, or as many as it says: these transformers repeats before it keeps them, which a kernel does not need."""
     if config.new_decoder_architecture:
-        return _of_heads(config, _count(config, "num_kv_heads"))
+        older = hasattr(config, "num_key_value_heads")
+        return _of_heads(config, _count(config, "num_key_value_heads" if older else "num_kv_heads"))
     return _of_heads(config, 1 if config.multi_query else _count(config, "num_attention_heads"))
 
 

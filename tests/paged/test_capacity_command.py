@@ -165,6 +165,23 @@ def test_a_configuration_s_model_is_called_as_its_folder_or_its_file(document, w
     assert document("capacity", written(LFM2, "mine.json"))["model"] == "mine"
 
 
+FALCON = {"model_type": "falcon", "n_layer": 3, "n_head": 8, "hidden_size": 64, "n_head_kv": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({"model_type": "llama", "n_layers": 3, "n_heads": 4, "d_model": 64}, (3, 4 * 16)),
+        ({"model_type": "gpt2", "n_layer": 3, "n_head": 4, "n_embd": 64}, (3, 4 * 16)),
+        ({**FALCON, "multi_query": True}, (3, 8)),
+        ({**FALCON, "new_decoder_architecture": True}, (3, 2 * 8)),
+    ],
+)
+def test_sizes_may_have_the_names_of_older_kinds_of_models(written, config, kept):
+    (layers,) = layers_named(str(written(config))).layers
+    assert (layers.count, layers.entry) == (kept[0], (2 * kept[1],) * 2)
+
+
 def test_what_is_not_sure_of_layers_is_said(printed):
     assert "not sure: Every second layer is block sparse" in printed("capacity", "phi-3-small")
     assert "not sure" not in printed("capacity", "qwen3-next-80b")

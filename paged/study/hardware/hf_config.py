@@ -58,6 +58,13 @@ def name_of(path: Path) -> str:
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
+def with_usual_names(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration in which sizes with a name of older kinds of models have the usual one, too: not every class reads both."""
+    usual = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    found = {name: document[other] for name in usual for other in _NAMES[name] if document.get(other) is not None}
+    return {**found, **{name: value for name, value in document.items() if value is not None or name not in found}}
+
+
 def shape_of_config(path: Path, document: dict[str, Any]) -> ModelShape:
     """The shape. Raises BadHardwareFile with the field that is missing, contradicts another, or is not modelled; NotModelled for a kind of model."""
     return _Reader(path, document).shape()

@@ -14,7 +14,7 @@ from paged.model.layer_plan import Layers
 from paged.model.model_shape import ModelShape
 from paged.study.hardware.catalogue import is_path, model_named, model_names
 from paged.study.hardware.files import read_described
-from paged.study.hardware.hf_config import is_config, name_of
+from paged.study.hardware.hf_config import is_config, name_of, with_usual_names
 
 _FILE = Path(__file__).with_name("layer_shapes.json")
 _SIZE = 2
@@ -78,7 +78,7 @@ def _configured(name: str) -> Kept | None:
     if not is_config(document := read_described(path, dict[str, Any])):
         return None
     try:
-        return Kept(name=name_of(path), layers=tuple(kept_layers(config_of(document))))
+        return Kept(name=name_of(path), layers=tuple(kept_layers(config_of(with_usual_names(document)))))
     except (UnknownLayers, MissingExtra) as error:
         try:
             shape = model_named(name)
