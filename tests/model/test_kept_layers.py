@@ -30,6 +30,7 @@ SHRUNK = [
     ("gemma4_text", {"num_global_key_value_heads": 1, "attention_k_eq_v": True}),
     ("gemma4_text", {"num_global_key_value_heads": 1, "attention_k_eq_v": False}),
     ("gpt_bigcode", {"multi_query": False}),
+    ("gpt_bigcode", {"multi_query": True}),
     ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}),
     ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4}),
     ("lfm2", {"full_attn_idxs": [1]}),
@@ -40,15 +41,6 @@ SHRUNK = [
 """By their class's defaults with these fields, made small."""
 TINY = {
     "falcon_h1": {**FEW, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2},
-    "gemma3n_text": {
-        **FEW,
-        **WINDOW,
-        "num_hidden_layers": 10,
-        "num_kv_shared_layers": 5,
-        "intermediate_size": [64] * 10,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 200,
-    },
     "kimi_linear": {
         **SMALL,
         "num_hidden_layers": 5,
@@ -56,11 +48,8 @@ TINY = {
         "num_key_value_heads": 4,
         "kv_lora_rank": 32,
         "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
         "linear_head_dim": 16,
         "linear_num_heads": 4,
         "pad_token_id": 0,
