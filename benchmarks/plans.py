@@ -3,8 +3,9 @@
     python benchmarks/plans.py --vllm-python .venv-vllm/bin/python --out benchmarks/results/plans
 
 vLLM's plan comes from its own functions, run by the Python that has it: the specification of each layer, the attention block made so large
-that a state fits a page (as its `Platform` does for hybrid models), and `get_kv_cache_groups`, in the better of its two layouts. A window
-holds the blocks that its next token sees, a state one block, as in our plan; each block of a group takes one block of vLLM's pool.
+that a state fits a page (as its `Platform` does for hybrid models), and `get_kv_cache_groups`, at each length in the better of its two
+layouts. A window holds the blocks that its next token sees, a state one block, as in our plan; each block of a group takes one block of
+vLLM's pool.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from paged.study.hardware import layers_named, published_layers
 
 NAMES = ("llama-3-8b", "qwen3-8b", "deepseek-v2", *sorted(published_layers()))
 BLOCK_SIZE = 16
+ODD_LENGTHS = tuple(1_000 + 997 * place for place in range(64))
+"""Lengths of which few are a multiple of a block."""
+ALL_LENGTHS = (*LENGTHS, *ODD_LENGTHS)
 
 
 def main() -> None:
@@ -42,21 +46,24 @@ def main() -> None:
     print(text)
     if arguments.out is not None:
         arguments.out.with_suffix(".md").write_text(text, encoding="utf-8")
-        arguments.out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        lines = ",\n".join(json.dumps(row) for row in rows)
+        arguments.out.with_suffix(".json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _row(name: str, theirs: dict[str, Any]) -> dict[str, Any]:
-    plan = plan_layers(layers_named(name).layers)
-    held = theirs.get("held")
+    kept = layers_named(name)
+    plan = plan_layers(kept.layers)
+    needed = {length: plan.kept_bytes(length) for length in ALL_LENGTHS}
+    held = theirs.pop("held", None)
     return {
         "model": name,
-        "is_sure": name not in published_layers() or published_layers()[name].is_sure,
+        "doubt": kept.doubt,
         "block_size": plan.block_size,
         "page_bytes": plan.page_bytes,
-        "groups": {group.name: group.pages for group in plan.groups},
-        "waste": {length: plan.held_bytes(length) / plan.kept_bytes(length) for length in LENGTHS},
+        "groups": [[group.name, group.pages] for group in plan.groups],
+        "waste": {length: round(plan.held_bytes(length) / needed[length], 5) for length in needed},
         "vllm": theirs,
-        "vllm_waste": held and {length: held[str(length)] / plan.kept_bytes(length) for length in LENGTHS},
+        "vllm_waste": held and {length: round(held[str(length)] / needed[length], 5) for length in needed},
     }
 
 
@@ -64,7 +71,8 @@ def _page(rows: list[dict[str, Any]], version: str) -> str:
     lines = [
         "# Plans of models with layers of several kinds",
         "",
-        "Bytes that a sequence holds over the bytes that its layers need, least to most over 1k, 2k, ... 128k tokens; bf16.",
+        "Bytes that a sequence holds over the bytes that its layers need: least to most at 1k, 2k, 4k, ... 128k tokens, and the mean of",
+        f"{len(ODD_LENGTHS)} lengths from {ODD_LENGTHS[0]:,} tokens to {ODD_LENGTHS[-1]:,}, {ODD_LENGTHS[1] - ODD_LENGTHS[0]} apart; bf16.",
         f"Ours by `plan_layers`; vLLM {version}'s by its own functions, what its attention block became in brackets; Python "
         f"{platform.python_version()}. A model marked * has sizes that were not seen in a source.",
         "",
@@ -72,30 +80,34 @@ def _page(rows: list[dict[str, Any]], version: str) -> str:
         f"python benchmarks/plans.py {' '.join(sys.argv[1:])}",
         "```",
         "",
-        "| model | tokens a block | page, bytes | pages of each group | held ÷ needed | vLLM's |",
-        "|---|--:|--:|---|--:|--:|",
+        "| model | tokens a block | page, bytes | pages of each group | held ÷ needed | mean | vLLM's | mean |",
+        "|---|--:|--:|---|--:|--:|--:|--:|",
     ]
     for row in rows:
-        groups = ", ".join(f"{name}: {pages}" for name, pages in row["groups"].items())
-        mark = "" if row["is_sure"] else " *"
-        theirs = row["vllm"].get("refused", "")
+        groups = "; ".join(f"{name}: {pages}" for name, pages in row["groups"])
+        mark = " *" if row["doubt"] else ""
+        theirs = f"{row['vllm'].get('refused')} |"
         if row["vllm_waste"]:
-            theirs = f"{_span(row['vllm_waste'])} ({row['vllm']['block_size']:,})"
-        lines.append(
-            f"| {row['model']}{mark} | {row['block_size']} | {row['page_bytes']:,} | {groups} | {_span(row['waste'])} | {theirs} |"
-        )
-    ratios = [row["waste"][n] / row["vllm_waste"][n] for row in rows if row["vllm_waste"] for n in LENGTHS]
-    worst = max(max(row["waste"].values()) for row in rows)
-    lines += [
-        "",
-        f"Most that ours holds beyond what is needed: {worst:.3f} ×. Ours ÷ vLLM's: {min(ratios):.3f} to {max(ratios):.3f}.",
-        "",
-    ]
-    return "\n".join(lines)
+            theirs = f"{_span(row['vllm_waste'])} ({row['vllm']['block_size']:,}) | {_mean(row['vllm_waste']):.3f}"
+        ours = f"{groups} | {_span(row['waste'])} | {_mean(row['waste']):.3f}"
+        lines.append(f"| {row['model']}{mark} | {row['block_size']} | {row['page_bytes']:,} | {ours} | {theirs} |")
+    both = [row for row in rows if row["vllm_waste"]]
+    for where, lengths in (("At 1k, 2k, 4k, ... 128k tokens", LENGTHS), ("At the other lengths", ODD_LENGTHS)):
+        ratios = [row["waste"][n] / row["vllm_waste"][n] for row in both for n in lengths]
+        worst = max(row["waste"][n] for row in rows for n in lengths)
+        lines += [
+            "",
+            f"{where}: at most {worst:.3f} × of what is needed; ours ÷ vLLM's {min(ratios):.3f} to {max(ratios):.3f}.",
+        ]
+    return "\n".join([*lines, ""])
 
 
 def _span(values: dict[int, float]) -> str:
-    return f"{min(values.values()):.3f} to {max(values.values()):.3f}"
+    return f"{min(values[n] for n in LENGTHS):.3f} to {max(values[n] for n in LENGTHS):.3f}"
+
+
+def _mean(values: dict[int, float]) -> float:
+    return sum(values[n] for n in ODD_LENGTHS) / len(ODD_LENGTHS)
 
 
 # In vLLM's Python.
@@ -140,10 +152,14 @@ def _theirs(name: str) -> dict[str, Any]:
         except (NotImplementedError, AssertionError) as error:
             refused = f"{type(error).__name__}"
             continue
-        held = {length: block_bytes * sum(_blocks(group, layers, length) for group in groups) for length in LENGTHS}
-        sizes = max(spec.block_size for group in groups for spec in [group.kv_cache_spec])
-        plans.append({"layout": layout, "block_size": sizes, "groups": len(groups), "held": held})
-    return min(plans, key=lambda plan: plan["held"][LENGTHS[0]]) if plans else {"refused": refused}
+        held = {length: block_bytes * sum(_blocks(group, layers, length) for group in groups) for length in ALL_LENGTHS}
+        largest = max(group.kv_cache_spec.block_size for group in groups)
+        plans.append({"layout": layout, "block_size": largest, "groups": len(groups), "held": held})
+    if not plans:
+        return {"refused": refused}
+    # A server has one layout for all lengths: this is what vLLM's reach at best.
+    least = {length: min(plan["held"][length] for plan in plans) for length in ALL_LENGTHS}
+    return {**min(plans, key=lambda plan: plan["held"][LENGTHS[0]]), "held": least}
 
 
 def _spec(layers: Layers, block_size: int, padded: int | None) -> Any:

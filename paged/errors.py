@@ -512,6 +512,17 @@ class UnknownDevice(_UnknownName):
     kind = "device"
 
 
+class UnknownLayers(InvalidConfig):
+    """A kind of model, `model_type`, of which it is not known what its layers keep; `known` are those of which it is."""
+
+    def __init__(self, model_type: str, known: Iterable[str]) -> None:
+        self.model_type = model_type
+        self.known = tuple(known)
+        super().__init__(
+            f"model_type: what layers of {model_type} keep is not known; known are {', '.join(sorted(self.known))}"
+        )
+
+
 class NoPagePlan(InvalidConfig):
     """Pages too small for a model's layers: `page_bytes`; `needed`, the bytes of the largest piece that has to lie within one page; and
     `block_size`."""
@@ -535,6 +546,10 @@ class BadHardwareFile(PagedError, ValueError):
         self.path = path
         self.field = field
         self.problem = problem
+
+
+class NotModelled(BadHardwareFile):
+    """A configuration whose kind of model has no figures: it is not known, or its layers keep a state."""
 
 
 class BadKernelRow(BadHardwareFile):

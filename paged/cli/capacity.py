@@ -6,12 +6,13 @@ Every figure comes from `paged.study.hardware`.
 from typing import Annotated
 
 import msgspec
+import typer
 from typer import Argument, Option
 
 from paged.base.budget import as_bytes, short
 from paged.cli.options import Json, KvDtype
 from paged.cli.show import counted, figures, print_json
-from paged.errors import BadHardwareFile, InvalidConfig, UnknownModel
+from paged.errors import InvalidConfig, NotModelled, UnknownModel
 from paged.model.layer_plan import Group, LayerPlan, plan_layers
 from paged.study.hardware import (
     DTYPES,
@@ -23,6 +24,7 @@ from paged.study.hardware import (
     capacity_of,
     device_named,
     device_names,
+    kept_as,
     layers_named,
     model_named,
     model_names,
@@ -36,6 +38,9 @@ from paged.study.hardware.measured_step import MeasuredStep
 _LENGTHS = (1024, 8192, 32768, 131072)
 _MODEL_HELP = f"{', '.join(model_names())}; for its pages alone {', '.join(sorted({*published_layers()} - {*model_names()}))}; a publisher's name; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
+_LEFT_OUT = "weights, activations and steps of this model: its pages alone are known"
+_OF_PAGES = ("model", "dtype", "kv_dtype", "block_size", "json")
+"""Parameters that say something of pages."""
 _STEP_HELP = "Token budget of a step: activations are for so many."
 
 # fmt: off
@@ -53,6 +58,7 @@ MaxTokensPerStep = Annotated[int | None, Option(min=1, help=_STEP_HELP, show_def
 
 
 def capacity(
+    context: typer.Context,
     model: ModelArgument,
     device: DeviceName = "a100-80g",
     dtype: Dtype = None,
@@ -76,8 +82,8 @@ def capacity(
     placed = device_named(device)
     try:
         shape = model_named(model)
-    except (UnknownModel, BadHardwareFile) as error:
-        _pages_alone(model, kv_dtype or dtype or "bf16", block_size, error, json=json)
+    except (UnknownModel, NotModelled):
+        _pages_alone(context, model, kv_dtype, dtype or "bf16", block_size, json=json)
         return
     roofline = Roofline(
         model=shape,
@@ -116,20 +122,26 @@ def capacity(
         figures(f"not modelled of {found.model}", [("not modelled", each) for each in found.not_modelled])
 
 
-def _pages_alone(name: str, dtype: str, block_size: int | None, error: Exception, *, json: bool) -> None:
-    """Show the pages of a model whose weights and steps are not modelled. Raises `error`, which says so, if its layers are not known either."""
-    if dtype not in DTYPES:
-        raise InvalidConfig(f'kv_dtype is "{dtype}"; known are {", ".join(DTYPES)}')
-    try:
-        kept, plan = _planned(name, dtype, block_size)
-    except BadHardwareFile:
-        raise error from None
-    left_out = "weights, activations and steps of this model: its pages alone are known"
+def _pages_alone(
+    context: typer.Context, name: str, kv_dtype: str | None, dtype: str, block_size: int | None, *, json: bool
+) -> None:
+    """Show the pages of a model whose weights and steps are not modelled. Refuses options that say nothing of pages."""
+    for option, given in (("dtype", dtype), ("kv_dtype", kv_dtype or dtype)):
+        if given not in DTYPES:
+            raise InvalidConfig(f'{option} is "{given}"; known are {", ".join(DTYPES)}')
+    kept, plan = _planned(name, kv_dtype or kept_as(dtype), block_size)
+    for option in (each for each in context.params if each not in _OF_PAGES):
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = option.replace("_", "-")
+            raise InvalidConfig(
+                f"--{flag} changes no page of {kept.name}, of which nothing else is known; leave it out"
+            )
     if json:
-        print_json({**_plan_document(kept, plan), "not_modelled": [left_out]})
+        print_json({"model": kept.name, **_plan_document(kept, plan), "not_modelled": [_LEFT_OUT]})
         return
     _show_pages(kept, plan)
-    figures(f"not modelled of {kept.name}", [("not modelled", left_out)])
+    figures(f"not modelled of {kept.name}", [("not modelled", _LEFT_OUT)])
 
 
 def _planned(name: str, dtype: str, block_size: int | None) -> tuple[Kept, LayerPlan]:
@@ -139,23 +151,20 @@ def _planned(name: str, dtype: str, block_size: int | None) -> tuple[Kept, Layer
 
 def _plan_document(kept: Kept, plan: LayerPlan) -> dict[str, object]:
     lengths = {str(length): {"held": plan.held_bytes(length), "kept": plan.kept_bytes(length)} for length in _LENGTHS}
-    return {
-        "model": kept.name,
-        "pages": {**msgspec.to_builtins(plan), "bytes_of_a_sequence": lengths, "notes": kept.notes},
-    }
+    return {"pages": {**msgspec.to_builtins(plan), "bytes_of_a_sequence": lengths, "doubt": kept.doubt}}
 
 
 def _show_pages(kept: Kept, plan: LayerPlan, longest: int = _LENGTHS[-1]) -> None:
     """Layer groups, and what a sequence holds; in one line where all layers keep all tokens."""
-    if [group.kind for group in plan.groups] == ["full"]:
-        figures(
-            f"pages of {kept.name}", [("pages", f"{as_bytes(plan.page_bytes)} each: {_of_group(plan.groups[0], plan)}")]
-        )
+    page, doubt = as_bytes(plan.page_bytes), [("not sure", kept.doubt)] if kept.doubt else []
+    if [group.name for group in plan.groups] == ["full"]:
+        of_block = _of_group(plan.groups[0], plan)
+        figures(f"pages of {kept.name}", [("pages", f"{page} each over all devices: {of_block}"), *doubt])
         return
     rows = [
-        ("page", as_bytes(plan.page_bytes)),
+        ("page", f"{page} over all devices"),
         *((group.name, _of_group(group, plan)) for group in plan.groups),
-        *(("not sure", note) for note in kept.notes),
+        *doubt,
         *((f"a sequence of {length:,}", _of_sequence(plan, length)) for length in _LENGTHS if length <= longest),
     ]
     figures(f"pages of {kept.name}", rows)

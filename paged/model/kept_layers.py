@@ -1,392 +1,269 @@
-"""What the layers of a configuration in the Hugging Face layout keep of a sequence.
+"""What the layers of a transformers configuration keep of a sequence.
 
-Read by kind of model (`model_type`). A kind that is not known here is refused by name, as is a configuration that contradicts itself. Layers
-that attend through K and V of an earlier layer keep nothing.
+transformers' own classes read a configuration, with their defaults, and say which cache each layer has. What is left to know is the bytes of
+a token and of a state, by kind of model (`model_type`). A kind is known here if a test holds it against the cache of transformers' own model;
+any other is refused by name. Layers that attend through K and V of an earlier layer keep nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from paged.errors import InvalidConfig
+from paged.base.extras import import_with_extra
+from paged.errors import InvalidConfig, MissingExtra, UnknownLayers
 from paged.model.layer_plan import Layers, Part
 
-_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
-_NAMES = {
-    "full_attention": "full",
-    "attention": "full",
-    "full": "full",
-    "indexed_attention": "full",
-    "compressed_sparse_attention": "window+sparse+sparse_tail",
-    "heavily_compressed_attention": "window+heavy+heavy_tail",
-    "sliding_attention": "window",
-    "chunked_attention": "chunk",
-    "linear_attention": "state",
-    "mamba": "state",
-    "conv": "state",
-    "recurrent": "state",
-    "mlp": "none",
-    "moe": "none",
+MOST = 1 << 24
+"""Of any number that is counted; a vocabulary of 262,144 is the largest that is known."""
+_SIZE = 2
+"""Bytes of an element of K and V, and of a convolution's tail: bf16."""
+_STATE_SIZES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
+_NEEDED_BY = "model.kept_layers"
+_KEPT_BY = {
+    "full_attention": ("full",),
+    "indexed_attention": ("full",),
+    "sliding_attention": ("window",),
+    "chunked_attention": ("chunk",),
+    "linear_attention": ("state",),
+    "conv": ("state",),
+    "hybrid": ("full", "state"),
+    "hybrid_sliding": ("window", "state"),
+    "dummy": (),
 }
-"""Words of `layer_types` and its like."""
-CONV_PIECES = 4
+"""By transformers' name of a layer's cache, what it keeps."""
+_CONV_PIECES = 4
 """A convolution's tail lies in four pieces, each of a quarter of its channels."""
 
 
 class _Kind(NamedTuple):
-    """How a kind of model is read: the kind of each layer, the entry of one attention layer, and the parts of one layer's state."""
+    """How a kind of model is read: the entry of one attention layer, given which tokens it keeps, and the parts of one layer's state.
 
-    types: Callable[[_Config], list[str]]
-    entry: Callable[[_Config, str], tuple[int, ...]]
-    parts: Callable[[_Config], tuple[Part, ...]]
-
-
-class _Config:
-    """One decoder's configuration. `size` is bytes of an element of K and V, `state_size` of a recurrent state."""
-
-    def __init__(self, fields: Mapping[str, Any], size: int, state_size: int | None) -> None:
-        self.fields, self.size = fields, size
-        said = fields.get("mamba_ssm_dtype", fields.get("mamba_ssm_cache_dtype"))
-        self.state_size = state_size or _BYTES.get(str(said).removeprefix("torch."), size)
-
-    def count(self, *names: str, least: int = 1) -> int:
-        """Return the first of these fields that is given, a whole number."""
-        for name in names:
-            value = self.fields.get(name)
-            if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                    raise InvalidConfig(f"{name} is {value!r}; it has to be a whole number of at least {least}")
-                return value
-        raise InvalidConfig(f"{' or '.join(names)} is missing")
-
-    def given(self, name: str, default: Any = None) -> Any:
-        value = self.fields.get(name)
-        return default if value is None else value
-
-    @property
-    def num_layers(self) -> int:
-        listed = self.given("layers_block_type") or ()
-        return len(listed) or self.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-
-    @property
-    def heads(self) -> int:
-        return self.count("num_attention_heads", "n_head", "n_heads")
-
-    @property
-    def head_dim(self) -> int:
-        return self.count("head_dim") if self.given("head_dim") else self.count("hidden_size", "n_embd") // self.heads
-
-    def layer_types(self, usual: Callable[[int], str]) -> list[str]:
-        """Return the kind of each layer: as `layer_types` says, or as is usual for the layer of a number from 0."""
-        num, said = self.num_layers, self.given("layer_types") or self.given("layers_block_type")
-        if said is None:
-            return [usual(number) for number in range(num)]
-        if not isinstance(said, (list, tuple)) or len(said) != num:
-            raise InvalidConfig(f"layer_types has {len(said)} layers; num_hidden_layers is {num}")
-        for name in said:
-            if name not in _NAMES:
-                raise InvalidConfig(f"layer_types: {name} is not known; known are {', '.join(_NAMES)}")
-        return [_NAMES[name] for name in said]
-
-
-def kept_layers(fields: Mapping[str, Any], *, size: int = 2, state_size: int | None = None) -> list[Layers]:
-    """Return what a model's layers keep. `fields`: of its decoder's configuration; `size`: bytes of an element of K and V.
-
-    `state_size`: bytes of an element of a recurrent state; None: as the configuration says, or `size`. Raises InvalidConfig for a kind of
-    model that is not known, and for a field that is missing, wrong, or contradicts another.
+    state_size   bytes of an element of a recurrent state where the configuration does not say
     """
-    model_type = str(fields.get("model_type")).removesuffix("_text")
+
+    entry: Callable[[Any, str], tuple[int, ...]]
+    parts: Callable[[Any, int], tuple[Part, ...]] | None = None
+    state_size: int = 2
+
+
+def config_of(document: dict[str, Any]) -> Any:
+    """Return transformers' object for a config.json.
+
+    Raises UnknownLayers for a kind of model that is not known, InvalidConfig for what its class refuses, MissingExtra without transformers.
+    """
+    mapping = import_with_extra("transformers.models.auto.configuration_auto", _NEEDED_BY).CONFIG_MAPPING
+    model_type = document.get("model_type")
+    if not isinstance(model_type, str) or model_type not in mapping:
+        raise UnknownLayers(str(model_type), list(_KINDS))
+    # Before a class makes a list of so many.
+    for fields in (document, *(each for each in document.values() if isinstance(each, dict))):
+        for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+            if isinstance(number := fields.get(name), int) and number > MOST:
+                raise InvalidConfig(f"{name} is {number}; no model has more than {MOST:,}")
+    try:
+        return mapping[model_type].from_dict(document)
+    except Exception as error:  # Of a file's wrong field a class may raise anything.
+        raise InvalidConfig(_said(error)) from None
+
+
+def kept_layers(config: Any) -> list[Layers]:
+    """Return what a model's layers keep; `config`: as transformers' class has read it. K and V, and tails of convolutions, are in bf16.
+
+    A recurrent state is as the configuration says, or as the kind of model has it. Raises UnknownLayers for a kind of model that is not known,
+    InvalidConfig for a field that is wrong or contradicts another, MissingExtra for a transformers that is too old.
+    """
+    config = config.get_text_config()
+    model_type = getattr(config, "model_type", None)
     if model_type not in _KINDS:
-        raise InvalidConfig(f"model_type: what layers of {model_type} keep is not known; known are {', '.join(_KINDS)}")
-    kind, config = _KINDS[model_type], _Config(fields, size, state_size)
-    types = kind.types(config)
-    if (shared := config.given("num_kv_shared_layers", 0)) >= len(types) and shared:
-        raise InvalidConfig(
-            f"num_kv_shared_layers is {shared}; there are {len(types)} layers, and one has to keep K and V"
-        )
-    counts = Counter(
-        name for types_of in types[: len(types) - shared] for name in types_of.split("+") if name != "none"
-    )
+        raise UnknownLayers(str(model_type), list(_KINDS))
+    if not hasattr(config, "per_layer_config"):
+        raise MissingExtra("what layers keep is read with transformers 5.20 or later; an older one is installed")
+    try:
+        counts = Counter(_of_layers(_KINDS[model_type], config))
+    except (InvalidConfig, MissingExtra):
+        raise
+    except Exception as error:  # Its properties compute with fields that nobody has checked.
+        raise InvalidConfig(_said(error)) from None
     if not counts:
         raise InvalidConfig("no layer keeps anything of a sequence")
-    return [_layers(kind, config, name, count) for name, count in sorted(counts.items())]
+    return [Layers(kind=key[0], count=count, entry=key[1], reach=key[2], parts=key[3]) for key, count in counts.items()]
 
 
-def _layers(kind: _Kind, config: _Config, name: str, count: int) -> Layers:
-    if name == "state":
-        return Layers(kind="state", count=count, parts=kind.parts(config))
-    if name.startswith(("sparse", "heavy")):
-        return _compressed(config, name, count)
-    entry = kind.entry(config, name)
-    if name == "window":
-        return Layers(
-            kind="window", count=count, entry=entry, reach=config.count("sliding_window", "attention_window_size")
-        )
-    if name == "chunk":
-        return Layers(kind="chunk", count=count, entry=entry, reach=config.count("attention_chunk_size"))
-    return Layers(kind="full", count=count, entry=entry)
+def _of_layers(kind: _Kind, config: Any) -> list[tuple[Any, ...]]:
+    """Return kind, entry, reach and parts of all that each layer keeps."""
+    cache = import_with_extra("transformers.cache_utils", _NEEDED_BY)
+    types, options = cache.get_layer_types_and_kwargs(config)
+    found: list[tuple[Any, ...]] = []
+    for layer_type, more, of_layer in zip(types, options, config.per_layer_config, strict=True):
+        if layer_type not in _KEPT_BY:
+            raise InvalidConfig(
+                f"layer_types: what {layer_type} keeps is not known; known are {', '.join(sorted(_KEPT_BY))}"
+            )
+        for name in _KEPT_BY[layer_type]:
+            if name == "state":
+                if kind.parts is None:
+                    raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")
+                found.append((name, (), 0, kind.parts(of_layer, _state_size(kind, config))))
+            else:
+                found.append((name, kind.entry(of_layer, name), more.get("sliding_window", 0), ()))
+    return found
+
+
+def _count(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise InvalidConfig(f"{name} is {value!r}; it has to be a whole number from 1 to {MOST:,}")
+    return value
+
+
+def _said(error: Exception) -> str:
+    return f"transformers cannot read it: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 # What attention stores of a token.
 
 
-def _kv(config: _Config, name: str) -> tuple[int, ...]:
-    heads = config.count("num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head")
-    if config.heads % heads:
-        raise InvalidConfig(f"num_key_value_heads is {heads}; {config.heads} heads cannot share so many evenly")
-    bytes_of_head = heads * config.head_dim * config.size
-    return (bytes_of_head, bytes_of_head)
+def _kv(config: Any, name: str) -> tuple[int, ...]:
+    heads = _count(config, "num_attention_heads")
+    given = getattr(config, "num_key_value_heads", None) is not None
+    return _of_heads(config, _count(config, "num_key_value_heads") if given else heads)
 
 
-def _kv_of_two_shapes(config: _Config, name: str) -> tuple[int, ...]:
-    """Heads of their own shape in full layers (Gemma 4), or in windows, and values of another width (MiMo)."""
-    own = [each["head_dim"] for each in config.given("per_layer_config", {}).values() if "head_dim" in each]
-    if name == "full" and (own or config.given("global_head_dim")):
-        heads = config.count("num_global_key_value_heads", "num_key_value_heads")
-        return (heads * (own[0] if own else config.count("global_head_dim")) * config.size,) * 2
-    heads = config.count(
-        "swa_num_key_value_heads" if name == "window" else "num_key_value_heads", "num_key_value_heads"
-    )
-    dims = config.head_dim, config.count("v_head_dim", "head_dim")
-    return tuple(heads * dim * config.size for dim in dims)
+def _of_heads(config: Any, kv_heads: int) -> tuple[int, ...]:
+    heads = _count(config, "num_attention_heads")
+    if heads % kv_heads:
+        raise InvalidConfig(f"num_key_value_heads is {kv_heads}; {heads} heads cannot share so many evenly")
+    if getattr(config, "head_dim", None) is not None:
+        return (kv_heads * _count(config, "head_dim") * _SIZE,) * 2
+    hidden = _count(config, "hidden_size")
+    if hidden % heads:
+        raise InvalidConfig(f"hidden_size is {hidden}; it is no multiple of {heads} heads, and head_dim is missing")
+    return (kv_heads * (hidden // heads) * _SIZE,) * 2
 
 
-def _latent(config: _Config, name: str) -> tuple[int, ...]:
-    latent = (config.count("kv_lora_rank") + config.count("qk_rope_head_dim")) * config.size
-    return (latent, config.count("index_head_dim") * config.size) if config.given("index_topk") else (latent,)
+def _falcon(config: Any, name: str) -> tuple[int, ...]:
+    """One head, all, or as many as it says: these transformers repeats before it keeps them, which a kernel does not need."""
+    if config.new_decoder_architecture:
+        older = hasattr(config, "num_key_value_heads")
+        return _of_heads(config, _count(config, "num_key_value_heads" if older else "num_kv_heads"))
+    return _of_heads(config, 1 if config.multi_query else _count(config, "num_attention_heads"))
 
 
-def _vector(config: _Config, name: str) -> tuple[int, ...]:
-    """One vector that is key and value for all heads (DeepSeek V4)."""
-    return (config.head_dim * config.size,)
+def _mimo(config: Any, name: str) -> tuple[int, ...]:
+    """Twice the heads in windows, and values of another width than keys."""
+    heads = _count(config, "num_key_value_heads") * (2 if name == "window" else 1)
+    return (heads * _count(config, "head_dim") * _SIZE, heads * _count(config, "v_head_dim") * _SIZE)
 
 
-def _compressed(config: _Config, name: str, count: int) -> Layers:
-    """One entry for several tokens (DeepSeek V4), or the tokens, with their gates, that wait for their entry.
+def _latent(config: Any, name: str) -> tuple[int, ...]:
+    return ((_count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")) * _SIZE,)
 
-    Sparse entries overlap, so that twice the tokens wait, and have an index key beside them.
-    """
-    is_sparse, dim = name.startswith("sparse"), config.head_dim * config.size
-    rate = config.given("compress_rates", {}).get(
-        f"{'compressed_sparse' if is_sparse else 'heavily_compressed'}_attention", 4 if is_sparse else 128
-    )
-    index = config.count("index_head_dim") * config.size if is_sparse else 0
-    if name.endswith("_tail"):
-        return Layers(
-            kind="state", count=count, parts=(Part(units=rate * (1 + is_sparse), unit_bytes=2 * (dim + index)),)
-        )
-    return Layers(kind="full", count=count, stride=rate, entry=(dim, index) if is_sparse else (dim,))
+
+def _indexed_latent(config: Any, name: str) -> tuple[int, ...]:
+    return (*_latent(config, name), _count(config, "index_head_dim") * _SIZE)
 
 
 # What a layer's state is.
 
 
-def _conv(config: _Config, channels: int, tokens: int) -> tuple[Part, ...]:
-    return (Part(units=CONV_PIECES, unit_bytes=-(-channels // CONV_PIECES) * tokens * config.size),) if tokens else ()
+def _state_size(kind: _Kind, config: Any) -> int:
+    said = getattr(config, "mamba_ssm_dtype", None) or getattr(config, "mamba_ssm_cache_dtype", None)
+    if said is None:
+        return kind.state_size
+    if (name := str(said).removeprefix("torch.")) not in _STATE_SIZES:
+        raise InvalidConfig(f"mamba_ssm_dtype is {name}; known are {', '.join(_STATE_SIZES)}")
+    return _STATE_SIZES[name]
 
 
-def _delta(config: _Config) -> tuple[Part, ...]:
+def _conv(channels: int, kernel: int) -> tuple[Part, ...]:
+    tail = -(-channels // _CONV_PIECES) * (kernel - 1) * _SIZE
+    return (Part(units=_CONV_PIECES, unit_bytes=tail),) if tail else ()
+
+
+def _delta(config: Any, size: int) -> tuple[Part, ...]:
     """A gated delta rule: a matrix a value head, and a short convolution over queries, keys and values."""
-    heads, key_heads = config.count("linear_num_value_heads"), config.count("linear_num_key_heads")
-    key, value = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
+    heads, key_heads = _count(config, "linear_num_value_heads"), _count(config, "linear_num_key_heads")
+    key, value = _count(config, "linear_key_head_dim"), _count(config, "linear_value_head_dim")
     channels = 2 * key_heads * key + heads * value
-    tail = config.count("linear_conv_kernel_dim") - 1
-    return (Part(units=heads, unit_bytes=key * value * config.state_size), *_conv(config, channels, tail))
-
-
-def _kimi_delta(config: _Config) -> tuple[Part, ...]:
-    inner = _Config(config.given("linear_attn_config", config.fields), config.size, config.state_size)
-    heads, dim = inner.count("linear_num_heads", "num_heads"), inner.count("linear_head_dim", "head_dim")
-    tail = inner.count("linear_conv_kernel_dim", "short_conv_kernel_size") - 1
-    return (Part(units=heads, unit_bytes=dim * dim * config.state_size), *_conv(config, 3 * heads * dim, tail))
-
-
-def _lightning(config: _Config) -> tuple[Part, ...]:
-    return (Part(units=config.heads, unit_bytes=config.head_dim**2 * config.state_size),)
-
-
-def _mamba2(config: _Config) -> tuple[Part, ...]:
-    heads, dim = (
-        config.count("mamba_n_heads", "mamba_num_heads", "num_heads"),
-        config.count("mamba_d_head", "mamba_head_dim", "head_dim"),
-    )
-    state, groups = (
-        config.count("mamba_d_state", "ssm_state_size", "state_size"),
-        config.count("mamba_n_groups", "n_groups"),
-    )
-    channels, tail = heads * dim + 2 * groups * state, config.count("mamba_d_conv", "conv_kernel") - 1
-    return (Part(units=heads, unit_bytes=dim * state * config.state_size), *_conv(config, channels, tail))
-
-
-def _mamba1(config: _Config) -> tuple[Part, ...]:
-    """One row of state a channel; in 64 pieces of channels, as kernels go through them."""
-    channels = (
-        config.count("intermediate_size")
-        if config.given("state_size")
-        else config.count("mamba_expand") * config.count("hidden_size")
-    )
-    state, tail = config.count("mamba_d_state", "state_size"), config.count("mamba_d_conv", "conv_kernel") - 1
-    pieces = 64 if channels % 64 == 0 else 1
     return (
-        Part(units=pieces, unit_bytes=channels // pieces * state * config.state_size),
-        *_conv(config, channels, tail),
+        Part(units=heads, unit_bytes=key * value * size),
+        *_conv(channels, _count(config, "linear_conv_kernel_dim")),
     )
 
 
-def _short_conv(config: _Config) -> tuple[Part, ...]:
-    return _conv(config, config.count("conv_dim", "hidden_size"), config.count("conv_L_cache") - 1)
-
-
-def _rg_lru(config: _Config) -> tuple[Part, ...]:
-    width = config.count("lru_width", "hidden_size")
+def _kimi_delta(config: Any, size: int) -> tuple[Part, ...]:
+    heads, dim = _count(config, "linear_num_heads"), _count(config, "linear_head_dim")
     return (
-        Part(units=1, unit_bytes=width * config.state_size),
-        *_conv(config, width, config.count("conv1d_width") - 1),
+        Part(units=heads, unit_bytes=dim * dim * size),
+        *_conv(3 * heads * dim, _count(config, "linear_conv_kernel_dim")),
     )
 
 
-def _no_state(config: _Config) -> tuple[Part, ...]:
-    raise InvalidConfig("layer_types names layers with a state; this kind of model is known without")
+def _lightning(config: Any, size: int) -> tuple[Part, ...]:
+    heads = _count(config, "num_attention_heads")
+    dim = _of_heads(config, heads)[0] // heads // _SIZE
+    return (Part(units=heads, unit_bytes=dim * dim * size),)
 
 
-# Which kind each layer is.
+def _mamba2(heads: str, dim: str, state: str, groups: str, kernel: str) -> Callable[[Any, int], tuple[Part, ...]]:
+    """A matrix a head, and a convolution; these are the names of its sizes."""
 
-
-def _all(name: str) -> Callable[[_Config], list[str]]:
-    return lambda config: config.layer_types(lambda number: name)
-
-
-def _full_every(every: int, other: str, field: str = "sliding_window") -> Callable[[_Config], list[str]]:
-    """Every so manieth layer is full, the others as `other`; all are full where the configuration has no window."""
-
-    def types(config: _Config) -> list[str]:
-        step = config.given("sliding_window_pattern") or config.given("full_attention_interval") or every
-        step = step if isinstance(step, int) else every
-        narrow = other if other == "state" or config.given(field) else "full"
-        return config.layer_types(lambda number: narrow if (number + 1) % step else "full")
-
-    return types
-
-
-def _windowed(config: _Config) -> list[str]:
-    """Every layer has the window that the configuration names, if it names one."""
-    return config.layer_types(lambda number: "window" if config.given("sliding_window") else "full")
-
-
-def _qwen(config: _Config) -> list[str]:
-    """The first `max_window_layers` layers are full, and all where `use_sliding_window` is off."""
-    first = config.given("max_window_layers", 0)
-    uses = config.given("use_sliding_window", False) and config.given("sliding_window")
-    return config.layer_types(lambda number: "window" if uses and number >= first else "full")
-
-
-def _gpt_oss(config: _Config) -> list[str]:
-    return config.layer_types(lambda number: "full" if number % 2 else "window")
-
-
-def _by_pattern(config: _Config) -> list[str]:
-    """A letter a layer: M keeps a state, * is attention, - and E keep nothing (Nemotron-H)."""
-    if config.given("layers_block_type"):
-        return config.layer_types(lambda number: "none")
-    pattern, names = (
-        str(config.given("hybrid_override_pattern", "")),
-        {"M": "state", "*": "full", "-": "none", "E": "none"},
-    )
-    if len(pattern) != config.num_layers or set(pattern) - set(names):
-        raise InvalidConfig(
-            f"hybrid_override_pattern is {pattern!r}; it has to be {config.num_layers} letters of {', '.join(names)}"
+    def parts(config: Any, size: int) -> tuple[Part, ...]:
+        inner, kept = _count(config, heads) * _count(config, dim), _count(config, state)
+        return (
+            Part(units=_count(config, heads), unit_bytes=_count(config, dim) * kept * size),
+            *_conv(inner + 2 * _count(config, groups) * kept, _count(config, kernel)),
         )
-    return [names[letter] for letter in pattern]
+
+    return parts
 
 
-def _listed(config: _Config) -> list[str]:
-    """Attention in the layers that the configuration lists, a state in the others (Bamba)."""
-    full = config.given("attn_layer_indices", [])
-    return config.layer_types(lambda number: "full" if number in full else "state")
+def _rows_of_state(channels: int, state: int, kernel: int, size: int) -> tuple[Part, ...]:
+    """One row of state a channel; in 64 pieces of channels, as kernels go through them (Mamba)."""
+    pieces = 64 if channels % 64 == 0 else 1
+    return (Part(units=pieces, unit_bytes=channels // pieces * state * size), *_conv(channels, kernel))
 
 
-def _jamba(config: _Config) -> list[str]:
-    period, offset = config.count("attn_layer_period"), config.count("attn_layer_offset", least=0)
-    return config.layer_types(lambda number: "full" if number % period == offset else "state")
+def _mamba(config: Any, size: int) -> tuple[Part, ...]:
+    return _rows_of_state(
+        _count(config, "intermediate_size"), _count(config, "state_size"), _count(config, "conv_kernel"), size
+    )
 
 
-def _kimi(config: _Config) -> list[str]:
-    full = config.given("linear_attn_config", {}).get("full_attn_layers", [])
-    # Its layers count from 1.
-    return config.layer_types(lambda number: "full" if number + 1 in full else "state")
+def _jamba(config: Any, size: int) -> tuple[Part, ...]:
+    channels = _count(config, "mamba_expand") * _count(config, "hidden_size")
+    return _rows_of_state(channels, _count(config, "mamba_d_state"), _count(config, "mamba_d_conv"), size)
 
 
-def _minimax(config: _Config) -> list[str]:
-    listed = config.given("attn_type_list")
-    if listed is not None and len(listed) != config.num_layers:
-        raise InvalidConfig(f"attn_type_list has {len(listed)} layers; num_hidden_layers is {config.num_layers}")
-    return config.layer_types(lambda number: "full" if (listed[number] if listed else number % 2) else "state")
+def _short_conv(config: Any, size: int) -> tuple[Part, ...]:
+    return _conv(_count(config, "hidden_size"), _count(config, "conv_L_cache"))
 
 
-def _recurrent_gemma(config: _Config) -> list[str]:
-    blocks = config.given("block_types") or config.given("_block_types") or ["recurrent", "recurrent", "attention"]
-    return ["state" if blocks[number % len(blocks)] == "recurrent" else "window" for number in range(config.num_layers)]
-
-
-def _mimo(config: _Config) -> list[str]:
-    """1 is a window, 0 full attention."""
-    pattern = config.given("hybrid_layer_pattern")
-    return config.layer_types(lambda number: "window" if pattern and pattern[number] else "full")
-
-
-_PLAIN = _Kind(_all("full"), _kv, _no_state)
+_MAMBA_2 = _mamba2("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
+_NEMOTRON = _mamba2("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+_PURE_MAMBA_2 = _mamba2("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")
+_PLAIN = """
+    cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss granite
+    granitemoe llama llama4_text ministral mistral mixtral olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe
+    qwen2_vl_text qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
+"""
+"""Kinds of model whose layers all keep K and V of as many heads as their configuration says."""
 _KINDS: dict[str, _Kind] = {
-    **dict.fromkeys(
-        (
-            *(
-                "llama",
-                "gemma",
-                "glm4",
-                "glm4_moe",
-                "gpt2",
-                "gpt_bigcode",
-                "gpt_neox",
-                "granite",
-                "granitemoe",
-                "olmo",
-                "olmo2",
-                "olmoe",
-            ),
-            *("opt", "phi", "ernie4_5", "falcon", "seed_oss", "smollm3", "stablelm", "cohere"),
-        ),
-        _PLAIN,
-    ),
-    **dict.fromkeys(
-        ("mistral", "ministral", "mixtral", "phi3", "phimoe", "starcoder2"), _Kind(_windowed, _kv, _no_state)
-    ),
-    **dict.fromkeys(
-        ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl"), _Kind(_qwen, _kv, _no_state)
-    ),
-    **dict.fromkeys(("cohere2", "exaone4", "olmo3"), _Kind(_full_every(4, "window"), _kv, _no_state)),
-    "gemma2": _Kind(_full_every(2, "window"), _kv, _no_state),
-    **dict.fromkeys(("gemma3", "gemma3n"), _Kind(_full_every(6, "window"), _kv, _no_state)),
-    "gemma4": _Kind(_full_every(6, "window"), _kv_of_two_shapes, _no_state),
-    "gpt_oss": _Kind(_gpt_oss, _kv, _no_state),
-    "llama4": _Kind(_full_every(4, "chunk", "attention_chunk_size"), _kv, _no_state),
-    "mimo_v2_flash": _Kind(_mimo, _kv_of_two_shapes, _no_state),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32"), _Kind(_all("full"), _latent, _no_state)),
-    **dict.fromkeys(
-        ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"), _Kind(_full_every(4, "state"), _kv, _delta)
-    ),
-    "deepseek_v4": _Kind(_all("window+heavy+heavy_tail"), _vector, _no_state),
-    "phi3small": _PLAIN,
-    "kimi_linear": _Kind(_kimi, _latent, _kimi_delta),
-    "minimax": _Kind(_minimax, _kv, _lightning),
-    "granitemoehybrid": _Kind(_all("full"), _kv, _mamba2),
-    "nemotron_h": _Kind(_by_pattern, _kv, _mamba2),
-    "bamba": _Kind(_listed, _kv, _mamba2),
-    "jamba": _Kind(_jamba, _kv, _mamba1),
-    "falcon_h1": _Kind(lambda config: ["full+state"] * config.num_layers, _kv, _mamba2),
-    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _Kind(_all("full"), _kv, _short_conv)),
-    "recurrent_gemma": _Kind(_recurrent_gemma, _kv, _rg_lru),
-    "mamba": _Kind(_all("state"), _kv, _mamba1),
-    "falcon_mamba": _Kind(_all("state"), _kv, _mamba1),
-    "mamba2": _Kind(_all("state"), _kv, _mamba2),
+    **dict.fromkeys(_PLAIN.split(), _Kind(_kv)),
+    "falcon": _Kind(_falcon),
+    "mimo_v2_flash": _Kind(_mimo),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _Kind(_latent)),
+    "deepseek_v32": _Kind(_indexed_latent),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _Kind(_kv, _delta)),
+    "olmo_hybrid": _Kind(_kv, _delta, state_size=4),
+    "kimi_linear": _Kind(_latent, _kimi_delta, state_size=4),
+    "minimax": _Kind(_kv, _lightning, state_size=4),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), _Kind(_kv, _MAMBA_2)),
+    "nemotron_h": _Kind(_kv, _NEMOTRON),
+    "jamba": _Kind(_kv, _jamba, state_size=4),
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _Kind(_kv, _short_conv)),
+    **dict.fromkeys(("mamba", "falcon_mamba"), _Kind(_kv, _mamba)),
+    "mamba2": _Kind(_kv, _PURE_MAMBA_2),
 }

@@ -21,14 +21,17 @@ import msgspec
 from paged.errors import InvalidConfig, NoPagePlan
 
 LENGTHS = tuple(1024 * 2**power for power in range(8))
-"""Lengths of a sequence, 1k to 128k tokens, over which a plan is judged."""
+"""Lengths of a sequence, 1k, 2k, 4k to 128k tokens, at which a plan is judged."""
 BLOCK_SIZES = (16, 32)
 MOST_WASTE = 1.03
 """Bytes held over bytes kept up to which the smaller block is taken."""
 MOST_PAGES = 16
 """Pages of a block, over all groups, up to which the smaller block is taken: each is one more id to write when a row grows."""
 _ALIGNED = 64
-_MIXTURES = 16
+_MIXTURES = 256
+"""Ways to fill a page that are compared: of each size but the smallest 16 numbers of units, or fewer where there are more than three sizes."""
+_MOST_PARTS = 64
+"""Units of a page, and pages of a block, of the page sizes that are tried."""
 _LARGEST_PAGE = 8 << 20
 _EQUAL = 0.005
 """Of plans whose waste is within this of the least, the one with the fewest pages a token is taken."""
@@ -90,8 +93,8 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return the bytes that these layers must keep of a sequence of `num_tokens` tokens."""
         if self.kind == "state":
             return self.count * sum(part.units * part.unit_bytes for part in self.parts)
-        kept = num_tokens - front(self.kind, self.reach, num_tokens)
-        return self.count * sum(self.entry) * -(-kept // self.stride)
+        first = front(self.kind, self.reach, num_tokens) // self.stride
+        return self.count * sum(self.entry) * max(0, -(-num_tokens // self.stride) - first)
 
 
 def front(kind: str, reach: int, num_tokens: int) -> int:
@@ -125,8 +128,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The kind, and its reach if it has one."""
-        return f"{self.kind} {self.reach:,}" if self.reach else self.kind
+        """The kind, its reach if it has one, and the tokens of an entry where these are several."""
+        stride = max(each.stride for each in self.layers)
+        named = f"{self.kind} {self.reach:,}" if self.reach else self.kind
+        return f"{named}, {stride} tokens an entry" if stride > 1 else named
 
     def pages_held(self, num_tokens: int) -> int:
         """Return the pages that a row of `num_tokens` computed tokens holds."""
@@ -172,8 +177,8 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_layers(layers: Sequence[Layers], *, block_size: int | None = None, page_bytes: int | None = None) -> LayerPlan:
     """Plan groups and pages for a model's layers, with the least waste and then the fewest pages a token.
 
-    Blocks have 16 tokens, or 32 where 16 wastes more or takes many pages; `block_size` and `page_bytes` fix them. A group whose entries stand
-    for more tokens than that has blocks of one entry. Raises InvalidConfig for no layers or a size below 1, NoPagePlan for a page that holds
+    Blocks have 16 tokens, or 32 where 16 wastes more or takes many pages; `block_size` and `page_bytes` fix them. Where an entry stands for
+    several tokens, a block has the least common multiple of both. Raises InvalidConfig for no layers or a size below 1, NoPagePlan for a page that holds
     no unit of some layers.
     """
     if not layers:
@@ -220,8 +225,8 @@ def _candidates(groups: Iterable[list[tuple[int, int]]], largest: int) -> list[i
     found = set[int]()
     for units in groups:
         whole = sum(size * number for size, number in units)
-        found |= {size * times for size, number in units for times in range(1, number + 1)}
-        found |= {-(-whole // pages) for pages in range(1, 65)}
+        found |= {size * times for size, number in units for times in range(1, min(number, _MOST_PARTS) + 1)}
+        found |= {-(-whole // pages) for pages in range(1, _MOST_PARTS + 1)}
     aligned = {-(-size // _ALIGNED) * _ALIGNED for size in (*found, largest)}
     return sorted(size for size in aligned if largest <= size <= max(largest + _ALIGNED, _LARGEST_PAGE))
 
@@ -249,27 +254,28 @@ def _planned(
 def num_pages(units: Sequence[tuple[int, int]], page_bytes: int) -> int:
     """Return how many pages it takes to hold all these units, (bytes, number), the largest first, each within one page.
 
-    Page by page the fullest mixture is taken, and of equal ones the one nearest to the mixture of what is left.
+    A good packing, not always the least: page by page the fullest mixture is taken, of equal ones the one nearest to the mixture of what is left.
     """
     left, pages = [number for _, number in units], 0
     sizes = [size for size, _ in units]
+    width = max(1, int(_MIXTURES ** (1 / max(2, len(sizes) - 1))))
     while any(left):
-        mixture = max(_mixtures(sizes, left, page_bytes), key=lambda mixture: _rank(mixture, sizes, left))
+        mixture = max(_mixtures(sizes, left, page_bytes, width), key=lambda mixture: _rank(mixture, sizes, left))
         times = min(has // takes for has, takes in zip(left, mixture, strict=True) if takes)
         left = [has - takes * times for has, takes in zip(left, mixture, strict=True)]
         pages += times
     return pages
 
 
-def _mixtures(sizes: Sequence[int], left: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
-    """Yield how many units of each size a page may take; the smallest fill what the others leave."""
+def _mixtures(sizes: Sequence[int], left: Sequence[int], room: int, width: int) -> Iterator[tuple[int, ...]]:
+    """Yield how many units of each size a page may take, of each so many numbers; the smallest fill what the others leave."""
     if len(sizes) == 1:
         yield (min(left[0], room // sizes[0]),)
         return
     most = min(left[0], room // sizes[0])
     # Fewer large ones leave room for small ones; beyond some, it makes no difference worth the search.
-    for taken in range(most, max(-1, most - _MIXTURES), -1):
-        for rest in _mixtures(sizes[1:], left[1:], room - taken * sizes[0]):
+    for taken in range(most, max(-1, most - width), -1):
+        for rest in _mixtures(sizes[1:], left[1:], room - taken * sizes[0], width):
             yield (taken, *rest)
 
 

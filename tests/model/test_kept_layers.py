@@ -1,79 +1,195 @@
 """What a configuration's layers keep is what transformers' own cache holds after a forward pass of the model."""
 
 import warnings
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from paged.errors import InvalidConfig
-from paged.model.kept_layers import kept_layers
+from paged.errors import InvalidConfig, MissingExtra, UnknownLayers
+from paged.model.kept_layers import _KINDS, config_of, kept_layers
 from paged.model.shrinking import shrunk
 
 TOKENS = 40
-FAMILIES = (
-    *(
-        "llama",
-        "qwen3",
-        "gemma2",
-        "gemma3_text",
-        "gemma4_text",
-        "gpt_oss",
-        "cohere2",
-        "olmo3",
-        "mistral",
-        "deepseek_v3",
-    ),
-    *("deepseek_v32", "qwen3_next", "qwen3_5_text", "olmo_hybrid", "mamba"),
-)
 PLAIN = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
+SMALL = {"vocab_size": 200, "intermediate_size": 64, "hidden_size": 64}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+FEW = {**SMALL, **HEADS, "num_hidden_layers": 4}
+WINDOW = {"sliding_window": 9}
+QWEN_WINDOW = {**WINDOW, "use_sliding_window": True, "max_window_layers": 2}
+VISION_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+SHRUNK = [
+    ("bamba", {"attn_layer_indices": [1], "num_hidden_layers": 4}),
+    ("deepseek_v2", {"num_experts_per_tok": 2}),
+    ("exaone4", {"sliding_window_pattern": 2}),
+    ("falcon", {"multi_query": False}),
+    ("falcon", {"multi_query": True, "num_kv_heads": 4}),
+    ("gemma4_text", {"num_global_key_value_heads": 1, "attention_k_eq_v": True}),
+    ("gemma4_text", {"num_global_key_value_heads": 1, "attention_k_eq_v": False}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("gpt_bigcode", {"multi_query": True}),
+    ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}),
+    ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4}),
+    ("lfm2", {"full_attn_idxs": [1]}),
+    ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
+    *((family, WINDOW) for family in ("mixtral", "phi3", "phimoe", "starcoder2")),
+    *((family, QWEN_WINDOW) for family in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")),
+]
+"""By their class's defaults with these fields, made small."""
+TINY = {
+    "falcon_h1": {**FEW, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2},
+    "kimi_linear": {
+        **SMALL,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "pad_token_id": 0,
+    },
+    "mamba2": {**SMALL, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
+    "ministral": {**FEW, **WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    "nemotron_h": {
+        **SMALL,
+        **HEADS,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+    },
+    "qwen2_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
+    "qwen2_5_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
+}
+"""In full, where what is made small does not run."""
+CASES = [
+    *(pytest.param(shrunk, family, {}, id=family) for family in sorted({*_KINDS} - {*TINY, *dict(SHRUNK)})),
+    *(pytest.param(shrunk, family, fields, id=f"{family} {' '.join(fields)}") for family, fields in SHRUNK),
+    *(pytest.param(None, family, fields, id=family) for family, fields in TINY.items()),
+]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_s_own_cache_holds_as_many_bytes(family):
-    config = shrunk(CONFIG_MAPPING[family]()).config
+@pytest.mark.parametrize(("made_small", "family", "fields"), CASES)
+def test_a_model_s_own_cache_holds_as_many_elements(made_small, family, fields):
+    config = CONFIG_MAPPING[family](**fields)
+    config = made_small(config).config if made_small else config
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        model = AutoModelForCausalLM.from_config(config).eval().float()
-        said = model(torch.arange(1, TOKENS + 1)[None], use_cache=True)
-    cache = said.past_key_values if hasattr(said, "past_key_values") else said.cache_params
-    held = sum(_bytes_of(layer) for layer in cache.layers)
-    layers = kept_layers({**config.get_text_config().to_dict(), "model_type": family}, size=4, state_size=4)
+        said = AutoModel.from_config(config).eval().float()(torch.arange(1, TOKENS + 1)[None], use_cache=True)
+    cache = said.past_key_values if getattr(said, "past_key_values", None) is not None else said.cache_params
+    # MiniMax's has its states beside the layers.
+    states = [{"recurrent_states": state} for state in getattr(cache, "linear_cache", []) if len(state)]
+    held = sum(_bytes_of(each, family) for each in (*map(vars, cache.layers), *states))
+    # transformers keeps the last tokens of a chunk as those of a window.
+    layers = [msgspec.structs.replace(e, kind="window") if e.kind == "chunk" else e for e in kept_layers(config)]
     assert sum(each.kept_bytes(TOKENS) for each in layers) == held
 
 
-def _bytes_of(layer) -> int:
-    """What a layer of a cache holds. Of a convolution it keeps one token more than the next step reads."""
+FLOAT32_STATES = ("jamba", "kimi_linear", "minimax", "nemotron_h", "olmo_hybrid")
+
+
+def _bytes_of(layer, family) -> int:
+    """What a layer of a cache would hold in bf16, recurrent states as serving keeps them. Of a convolution it keeps one token more than is read."""
     total = 0
-    for name, value in vars(layer).items():
+    for name, value in layer.items():
         for tensor in value.values() if isinstance(value, dict) else [value]:
             if isinstance(tensor, torch.Tensor) and tensor.ndim > 1:
-                total += tensor[..., 1:].nbytes if name == "conv_states" else tensor.nbytes
+                is_wide = name == "recurrent_states" and family in FLOAT32_STATES
+                total += (4 if is_wide else 2) * (tensor[..., 1:] if name == "conv_states" else tensor).numel()
     return total
 
 
+def test_a_state_has_the_dtype_that_its_configuration_names():
+    fields = {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 32, "state_size": 16, "conv_kernel": 4}
+
+    def state(**more):
+        return kept_layers(config_of({**fields, **more}))[0].kept_bytes(1) - 3 * 64 * 2
+
+    assert state() == 64 * 16 * 2
+    assert state(mamba_ssm_dtype="float32") == state(mamba_ssm_cache_dtype="float32") == 64 * 16 * 4
+    assert state(mamba_ssm_dtype=None, mamba_ssm_cache_dtype="torch.float32") == 64 * 16 * 4
+    with pytest.raises(InvalidConfig, match="mamba_ssm_dtype is float99"):
+        state(mamba_ssm_dtype="float99")
+
+
+def test_a_chunk_keeps_what_came_since_its_start():
+    layers = {each.kind: each for each in kept_layers(CONFIG_MAPPING["llama4_text"](num_hidden_layers=4))}
+    assert (layers["chunk"].count, layers["chunk"].reach, layers["full"].count) == (3, 8192, 1)
+
+
+def test_heads_that_transformers_repeats_are_kept_once():
+    falcon = {"model_type": "falcon", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 8}
+    repeated = kept_layers(config_of({**falcon, "new_decoder_architecture": True, "num_kv_heads": 2}))
+    assert repeated[0].entry == (2 * 8 * 2,) * 2
+
+
 def test_layers_that_reuse_the_kv_of_earlier_ones_keep_nothing():
-    first = kept_layers({**PLAIN, "num_kv_shared_layers": 3})
-    assert [(each.kind, each.count) for each in first] == [("full", 1)]
+    shared = {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    first = kept_layers(config_of({**PLAIN, **shared, "model_type": "gemma4_text"}))
+    assert [(each.kind, each.count) for each in first] == [("window", 1), ("full", 1)]
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    "model_type", ["rwkv", "recurrent_gemma", "deepseek_v4", None, ["lfm2"]], ids=["rwkv", "rg", "v4", "none", "list"]
+)
+def test_a_kind_that_no_test_holds_is_refused_by_name(model_type):
+    with pytest.raises(UnknownLayers, match="keep is not known; known are bamba"):
+        kept_layers(config_of({**PLAIN, "model_type": model_type}))
+
+
+def test_a_transformers_without_configurations_of_single_layers_is_too_old():
+    old = SimpleNamespace(model_type="llama", get_text_config=lambda: SimpleNamespace(model_type="llama"))
+    with pytest.raises(MissingExtra, match=r"transformers 5\.20 or later"):
+        kept_layers(old)
+
+
+G4 = {**PLAIN, "model_type": "gemma4_text", "head_dim": 16}
+LFM2 = {**PLAIN, "model_type": "lfm2", "num_key_value_heads": 2, "layer_types": ["conv"] * 3 + ["full_attention"]}
+KIMI = {"model_type": "kimi_linear", "num_hidden_layers": 4}
+BAMBA = {**PLAIN, "model_type": "bamba"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
     [
-        ({"model_type": "rwkv"}, "what layers of rwkv keep is not known"),
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 layers; num_hidden_layers is 4"),
-        ({"layer_types": ["linear_attention"] * 4}, "this kind of model is known without"),
-        ({"layer_types": ["full"] * 3 + ["other"]}, "other is not known"),
-        ({"num_key_value_heads": 3}, "4 heads cannot share so many evenly"),
-        ({"num_kv_shared_layers": 4}, "one has to keep K and V"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"num_hidden_layers": None}, "num_hidden_layers or .* is missing"),
-        ({"model_type": "mistral", "sliding_window": -1}, "sliding_window is -1"),
-        ({"model_type": "minimax", "attn_type_list": [1]}, "attn_type_list has 1 layers"),
-        ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "has to be 4 letters"),
+        ({**PLAIN, "layer_types": ["full_attention"]}, "layer_types"),
+        ({**PLAIN, "layer_types": ["linear_attention"] * 4}, "llama is known without layers that keep a state"),
+        ({**PLAIN, "layer_types": ["full"] * 3 + ["other"]}, "other"),
+        ({**PLAIN, "num_key_value_heads": 3}, "4 heads cannot share so many evenly"),
+        ({**PLAIN, "num_attention_heads": -4}, "num_attention_heads is -4"),
+        ({**PLAIN, "num_attention_heads": True}, "num_attention_heads"),
+        ({**PLAIN, "hidden_size": "64"}, "hidden_size"),
+        ({**PLAIN, "num_hidden_layers": 0}, "no layer keeps anything"),
+        ({**PLAIN, "num_hidden_layers": 1 << 30}, "no model has more than"),
+        ({**G4, "num_kv_shared_layers": "2"}, "num_kv_shared_layers"),
+        ({**G4, "num_kv_shared_layers": -2}, "transformers cannot read it"),
+        ({**G4, "num_kv_shared_layers": 3}, "different than the set of layer types using them"),
+        ({**G4, "per_layer_config": [{"head_dim": 5}]}, "transformers cannot read it"),
+        ({**G4, "per_layer_config": {"0": 5}}, "transformers cannot read it"),
+        ({**G4, "sliding_window": -1}, "window layers: reach is -1"),
+        ({**LFM2, "layer_types": 5}, "layer_types"),
+        ({**LFM2, "layer_types": [["conv"]] * 4}, "transformers cannot read it"),
+        ({**LFM2, "layer_types": ["compressed_sparse_attention"] * 4}, "what compressed_sparse_attention keeps is not"),
+        ({**LFM2, "text_config": {"num_hidden_layers": 1 << 30}}, "no model has more than"),
+        ({**LFM2, "text_config": {}}, "layers of None keep"),
+        ({**LFM2, "conv_L_cache": "3"}, "conv_L_cache"),
+        ({**LFM2, "conv_L_cache": -3}, "conv_L_cache is -3"),
+        ({**LFM2, "head_dim": 0}, "head_dim is 0"),
+        ({**LFM2, "hidden_size": 255}, "no multiple of 4 heads"),
+        ({**KIMI, "linear_attn_config": []}, "transformers cannot read it"),
+        ({**KIMI, "linear_attn_config": {"full_attn_layers": [40], "kda_layers": []}}, "transformers cannot read it"),
+        ({**BAMBA, "attn_layer_indices": 1}, "attn_layer_indices"),
+        ({**PLAIN, "model_type": "jamba", "attn_layer_period": 0}, "transformers cannot read it"),
+        ({**PLAIN, "model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "transformers cannot read it"),
     ],
 )
-def test_a_configuration_that_contradicts_itself_is_refused(more, words):
+def test_a_configuration_that_contradicts_itself_is_refused(fields, words):
     with pytest.raises(InvalidConfig, match=words):
-        kept_layers({**PLAIN, **more})
+        kept_layers(config_of(fields))

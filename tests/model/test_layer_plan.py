@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged.errors import InvalidConfig, NoPagePlan
-from paged.model.layer_plan import LENGTHS, LayerPlan, Layers, Part, num_pages, plan_layers
+from paged.model.layer_plan import LENGTHS, MOST_PAGES, MOST_WASTE, LayerPlan, Layers, Part, num_pages, plan_layers
 from paged.study.hardware import layers_named, published_layers
 
 FULL, WINDOW = Layers(kind="full", count=2, entry=(8, 8)), Layers(kind="window", count=1, entry=(8, 8), reach=32)
@@ -44,6 +44,36 @@ def test_an_entry_of_several_tokens_has_blocks_of_whole_entries():
     assert by_kind(plan)["full"].pages_held(129) == 2 * by_kind(plan)["full"].pages
 
 
+def test_groups_that_keep_all_tokens_have_names_of_their_own_by_the_tokens_of_an_entry():
+    strided = [Layers(kind="full", count=1, entry=(64,), stride=stride) for stride in (1, 24, 128)]
+    plan = plan_layers(strided, block_size=16)
+    # A block has whole entries: 48 is the least common multiple of 16 and 24.
+    assert {group.name: group.block_tokens for group in plan.groups} == {
+        "full": 16,
+        "full, 24 tokens an entry": 48,
+        "full, 128 tokens an entry": 128,
+    }
+
+
+def test_a_window_keeps_whole_entries_of_several_tokens():
+    window = Layers(kind="window", count=1, entry=(10,), stride=4, reach=8)
+    # Token 9 sees tokens 2 to 9: entries 0, 1 and 2.
+    assert [window.kept_bytes(length) for length in (1, 8, 9, 11)] == [10, 20, 30, 20]
+
+
+@pytest.mark.parametrize(
+    ("units", "page_bytes", "pages"),
+    [
+        ([(6, 3)], 10, 3),
+        ([(7, 2), (3, 2)], 10, 2),
+        # K and V of the 39 layers with a window of MiMo-V2-Flash, in units of 8 KiB.
+        ([(6, 39), (4, 39)], 45, 9),
+    ],
+)
+def test_units_lie_within_pages(units, page_bytes, pages):
+    assert num_pages(units, page_bytes) == pages
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=3), st.integers(40, 200))
 def test_pages_hold_every_unit_whole_and_no_more_are_taken_than_one_a_unit(units, page_bytes):
     units = sorted(units, reverse=True)
@@ -60,6 +90,15 @@ def test_a_published_model_holds_at_most_3_percent_beyond_what_its_layers_need(n
     assert plan.waste <= (1.06 if name == "deepseek-v4-flash" else 1.03)
     for length in (*LENGTHS, 1000, 5001):
         assert plan.held_bytes(length) >= plan.kept_bytes(length)
+
+
+def test_a_block_has_32_tokens_where_16_take_many_pages_or_waste_more():
+    plans = {
+        name: plan_layers(layers_named(name).layers) for name in ("gemma-3-27b", "qwen3.5-397b-a17b", "gpt-oss-20b")
+    }
+    assert [plan.block_size for plan in plans.values()] == [32, 32, 16]
+    assert plan_layers(layers_named("gemma-3-27b").layers, block_size=16).pages_of_block > MOST_PAGES
+    assert plan_layers(layers_named("qwen3.5-397b-a17b").layers, block_size=16).waste > MOST_WASTE
 
 
 def test_a_model_of_one_kind_has_one_page_a_block_and_wastes_nothing():

@@ -7,7 +7,7 @@ from paged.study.hardware.catalogue import device_named, device_names, is_path, 
 from paged.study.hardware.cost_model import CostModel, budgets, suiting_budget
 from paged.study.hardware.device import DTYPES, Device
 from paged.study.hardware.layers import Kept, layers_named, published_layers
-from paged.study.hardware.placement import Placement, usual_dtype
+from paged.study.hardware.placement import Placement, kept_as, usual_dtype
 from paged.study.hardware.profile import Profile, ProfiledModel, ProfileError
 from paged.study.hardware.roofline import Faster, Part, Roofline
 from paged.study.hardware.step_work import Amount, StepWork
@@ -37,6 +37,7 @@ __all__ = [
     "device_named",
     "device_names",
     "is_path",
+    "kept_as",
     "layers_named",
     "model_named",
     "model_names",

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from paged.errors import BadHardwareFile, InvalidConfig
+from paged.errors import BadHardwareFile, InvalidConfig, NotModelled
+from paged.model.kept_layers import MOST
 from paged.model.model_shape import Experts, Latent, ModelShape
 from paged.study.hardware.hf_kinds import KINDS
 
@@ -44,8 +45,6 @@ _STATES = (
 )
 """Fields of layers that keep a state of one size instead of K and V."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-MOST = 1 << 24
-"""Of any number that is counted; a vocabulary of 262,144 is the largest that is known."""
 _FP8, _MXFP4_BITS = {"fp8", "fbgemm_fp8"}, 4.25
 
 
@@ -54,14 +53,20 @@ def is_config(document: Any) -> bool:
     return isinstance(document, dict) and ("model_type" in document or "architectures" in document)
 
 
-def decoder_of(document: dict[str, Any]) -> dict[str, Any]:
-    """The part of a configuration that describes its decoder, with the kind of model in it."""
-    inside = next((document[name] for name in _TEXT if isinstance(document.get(name), dict)), document)
-    return {**inside, "model_type": str(inside.get("model_type") or document.get("model_type"))}
+def name_of(path: Path) -> str:
+    """What the model of a configuration is called: as its folder, or as the file where that has a name of its own."""
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def with_usual_names(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration in which sizes with a name of older kinds of models have the usual one, too: not every class reads both."""
+    usual = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    found = {name: document[other] for name in usual for other in _NAMES[name] if document.get(other) is not None}
+    return {**found, **{name: value for name, value in document.items() if value is not None or name not in found}}
 
 
 def shape_of_config(path: Path, document: dict[str, Any]) -> ModelShape:
-    """The shape, named after the folder. Raises BadHardwareFile with the field that is missing, contradicts another, or is not modelled."""
+    """The shape. Raises BadHardwareFile with the field that is missing, contradicts another, or is not modelled; NotModelled for a kind of model."""
     return _Reader(path, document).shape()
 
 
@@ -70,11 +75,13 @@ class _Reader:
 
     def __init__(self, path: Path, document: dict[str, Any]) -> None:
         self.path, self.whole = path, document
-        self.text = decoder_of(document)
-        self.model_type = self.text["model_type"]
+        inside = next((document[name] for name in _TEXT if isinstance(document.get(name), dict)), None)
+        self.text = document if inside is None else inside
+        self.model_type = str(self.text.get("model_type") or document.get("model_type"))
         self._refuse_states()
         if self.model_type not in KINDS:
-            self._fail("model_type", f"{self.model_type} is not known; known are {', '.join(KINDS)}")
+            known = ", ".join(KINDS)
+            raise NotModelled(path, "model_type", f"{self.model_type} is not known; known are {known}")
         self.kind = KINDS[self.model_type]
 
     def shape(self) -> ModelShape:
@@ -97,7 +104,7 @@ class _Reader:
         said += [quantisation] if isinstance(quantisation, str) else []
         try:
             return ModelShape(
-                name=self.path.resolve().parent.name if self.path.name == "config.json" else self.path.stem,
+                name=name_of(self.path),
                 hidden=hidden,
                 layers=layers,
                 heads=heads,
@@ -173,7 +180,8 @@ class _Reader:
         kinds = set(map(str, self.listed("layer_types"))) - _ATTENTION
         for field in ("layer_types",) if kinds else (name for name in _STATES if self.text.get(name)):
             what = f"of {', '.join(sorted(kinds))}" if kinds else "that it describes"
-            self._fail(field, f"{self.model_type} has layers {what} that keep a state instead of K and V: not modelled")
+            problem = f"{self.model_type} has layers {what} that keep a state instead of K and V: not modelled"
+            raise NotModelled(self.path, field, problem)
 
     def _refuse_others(self) -> None:
         """What would make the figures wrong where the kind of model does not have it."""

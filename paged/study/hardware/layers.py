@@ -1,4 +1,4 @@
-"""What the layers of a named model keep: of those that ship by their published configurations, of others by their own."""
+"""What the layers of a named model keep: of those that ship from a table, of others by their own configuration."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from typing import Any
 
 import msgspec
 
-from paged.errors import BadHardwareFile, InvalidConfig, UnknownModel
-from paged.model.kept_layers import kept_layers
+from paged.errors import BadHardwareFile, InvalidConfig, MissingExtra, NotModelled, UnknownLayers, UnknownModel
+from paged.model.kept_layers import config_of, kept_layers
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import ModelShape
 from paged.study.hardware.catalogue import is_path, model_named, model_names
 from paged.study.hardware.files import read_described
-from paged.study.hardware.hf_config import decoder_of, is_config
+from paged.study.hardware.hf_config import is_config, name_of, with_usual_names
 
 _FILE = Path(__file__).with_name("layer_shapes.json")
+_SIZE = 2
+"""Bytes of an element of the K and V that a table or configuration gives: bf16."""
 
 
 class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a published configuration that say what layers keep. `is_sure`: all of them were seen in a source."""
+    """What a model's layers keep with K and V in bf16, the `source` of that, and what of it is in `doubt`."""
 
     aliases: tuple[str, ...]
-    config: dict[str, Any]
+    layers: tuple[Layers, ...]
     source: str
-    is_sure: bool = True
+    doubt: str | None = None
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's `layers`, and `notes` on what of them is not sure."""
+    """A model's `layers`, and what of them is in `doubt`."""
 
     name: str
     layers: tuple[Layers, ...]
-    notes: tuple[str, ...] = ()
+    doubt: str | None = None
 
 
 @cache
@@ -42,37 +44,55 @@ def published_layers() -> dict[str, Published]:
     return read_described(_FILE, dict[str, Published])
 
 
-def layers_named(name: str, *, size: int = 2, state_size: int | None = None) -> Kept:
+def layers_named(name: str, *, size: int = _SIZE) -> Kept:
     """Return what the layers of a model keep: one of `published_layers` or of `model_names`, a publisher's name, or a file as `model_named` takes it.
 
-    `size`: bytes of an element of K and V; `state_size`: of a recurrent state, None: as the configuration says. Raises UnknownModel,
-    BadHardwareFile, or OSError for a file that cannot be read.
+    `size`: bytes of an element of K and V; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
+    for a configuration that nothing installed reads, or OSError for a file that cannot be read.
     """
-    known = published_layers()
-    found = next((key for key, each in known.items() if name.lower() in (key, *map(str.lower, each.aliases))), None)
-    if found is not None:
-        notes = () if known[found].is_sure else (known[found].source,)
-        return Kept(
-            name=found, layers=tuple(kept_layers(known[found].config, size=size, state_size=state_size)), notes=notes
-        )
-    if is_path(name):
-        path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
-        document = read_described(path, dict[str, Any])
-        if is_config(document):
-            try:
-                layers = kept_layers(decoder_of(document), size=size, state_size=state_size)
-            except InvalidConfig as error:
-                raise BadHardwareFile(path, None, str(error)) from None
-            return Kept(name=path.resolve().parent.name, layers=tuple(layers))
+    kept = _published(name) or _configured(name)
+    if kept is None:
+        try:
+            kept = _all_alike(model_named(name))
+        except UnknownModel:
+            raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
+    layers = [
+        msgspec.structs.replace(each, entry=tuple(piece * size // _SIZE for piece in each.entry))
+        for each in kept.layers
+    ]
+    return msgspec.structs.replace(kept, layers=tuple(layers))
+
+
+def _published(name: str) -> Kept | None:
+    for known, each in published_layers().items():
+        if name.lower() in (known, *map(str.lower, each.aliases)):
+            return Kept(name=known, layers=each.layers, doubt=each.doubt)
+    return None
+
+
+def _configured(name: str) -> Kept | None:
+    """By a configuration in the Hugging Face layout, if that is what the name stands for."""
+    if not is_path(name):
+        return None
+    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
+    if not is_config(document := read_described(path, dict[str, Any])):
+        return None
     try:
-        shape = model_named(name)
-    except UnknownModel:
-        raise UnknownModel(name, sorted({*model_names(), *known})) from None
-    return Kept(name=shape.name, layers=(_all_alike(shape, size),))
+        return Kept(name=name_of(path), layers=tuple(kept_layers(config_of(with_usual_names(document)))))
+    except (UnknownLayers, MissingExtra) as error:
+        try:
+            shape = model_named(name)
+        except NotModelled as refused:
+            raise (refused if isinstance(error, UnknownLayers) else error) from None
+        return msgspec.structs.replace(_all_alike(shape), doubt=f"All layers are taken to keep all tokens. {error}")
+    except InvalidConfig as error:
+        raise BadHardwareFile(path, None, str(error)) from None
 
 
-def _all_alike(shape: ModelShape, size: int) -> Layers:
+def _all_alike(shape: ModelShape) -> Kept:
     """Every layer keeps all tokens, as a shape without a configuration says."""
     if shape.latent:
-        return Layers(kind="full", count=shape.layers, entry=((shape.latent.kv_rank + shape.latent.rope_dim) * size,))
-    return Layers(kind="full", count=shape.layers, entry=(shape.kv_heads * shape.head_dim * size,) * 2)
+        entry: tuple[int, ...] = ((shape.latent.kv_rank + shape.latent.rope_dim) * _SIZE,)
+    else:
+        entry = (shape.kv_heads * shape.head_dim * _SIZE,) * 2
+    return Kept(name=shape.name, layers=(Layers(kind="full", count=shape.layers, entry=entry),))

@@ -82,7 +82,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def kept_dtype(self) -> str:
         """The dtype of K and V."""
-        return self.kv_dtype or ("bf16" if DTYPES[self.dtype] == 1 else self.dtype)
+        return self.kv_dtype or kept_as(self.dtype)
 
     @property
     def expert_parameter_bytes(self) -> float:
@@ -197,6 +197,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def usual_dtype(model: ModelShape, device: Device) -> str:
     """What stands in for a dtype that nobody named: the model's own where the device has a rate for it, else the device's usual one."""
     return model.dtype if model.dtype in device.peak_flops else device.usual_dtype
+
+
+def kept_as(dtype: str) -> str:
+    """What stands in for a dtype of K and V that nobody named, beside weights in `dtype`."""
+    return "bf16" if DTYPES[dtype] == 1 else dtype
 
 
 def _is_shared_evenly(model: ModelShape, degree: int, split_context: bool) -> bool:
