@@ -173,3 +173,25 @@ def test_what_is_no_string_is_no_request(request_id):
     for call in (scheduler.abort, scheduler.finish, scheduler.status, scheduler.explain):
         with pytest.raises(UnknownRequest, match=re.escape(repr(request_id))):
             call(request_id)
+
+
+def test_a_row_forgets_as_many_stop_ids_as_a_column_holds():
+    scheduler = Scheduler(BlockManager(8, 2))
+    scheduler.add(Request(id="eight", prompt=[1], max_tokens=1, stop_token_ids=(2, 3, 4, 5, 6, 7, 8, 9)))
+    step(scheduler, token=1)
+    # The other one keeps the column wide. "next" has the row of "eight".
+    scheduler.add(Request(id="next", prompt=[1], max_tokens=9, stop_token_ids=(20,)))
+    scheduler.add(Request(id="wide", prompt=[1], max_tokens=9, stop_token_ids=(30, 31, 32, 33, 34, 35, 36, 37)))
+    step(scheduler, token=9)
+    step(scheduler, token=9)
+    assert [scheduler.status(name) for name in ("next", "wide")] == ["running", "running"]
+
+
+def test_of_a_group_that_ends_at_once_the_last_output_has_the_usage():
+    scheduler = Scheduler(BlockManager(8, 2))
+    scheduler.add(Request(id="group", prompt=[1], num_sequences=2))
+    batch = scheduler.schedule()
+    scheduler.update(batch, [7] * int(batch.samples.sum()))
+    scheduler.append("group", [1] * 99)
+    outputs = scheduler.update(scheduler.schedule(), []).others
+    assert [(output.sequence, output.usage is None) for output in outputs] == [(0, True), (1, False)]
