@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paged.model.layer_plan import LENGTHS, Layers, front, plan_layers
+from paged.model.layer_plan import LENGTHS, Layers, blocks_held, plan_layers
 from paged.study.hardware import layers_named, published_layers
 
 NAMES = ("llama-3-8b", "qwen3-8b", "deepseek-v2", *sorted(published_layers()))
@@ -132,7 +132,7 @@ def _theirs(name: str) -> dict[str, Any]:
     block_size = BLOCK_SIZE
     padded = None
     if states and attention:
-        state_bytes, token_bytes = _state_bytes(states[0]), max(sum(each.entry) for each in attention)
+        state_bytes, token_bytes = states[0].state_bytes, max(sum(each.entry) for each in attention)
         aligned = max(BLOCK_SIZE, 128) if len(attention[0].entry) == 1 else BLOCK_SIZE
         block_size = aligned * math.ceil(state_bytes / (aligned * token_bytes))
         padded = block_size * token_bytes
@@ -170,7 +170,7 @@ def _spec(layers: Layers, block_size: int, padded: int | None) -> Any:
     if layers.kind == "state":
         # What a state is made of matters to no plan: only its bytes do.
         return specs.MambaSpec(
-            block_size=block_size, shapes=((_state_bytes(layers) // 2,),), dtypes=(half,), page_size_padded=padded
+            block_size=block_size, shapes=((layers.state_bytes // 2,),), dtypes=(half,), page_size_padded=padded
         )
     if len(layers.entry) == 1:
         return specs.MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=layers.entry[0] // 2, dtype=half)
@@ -183,18 +183,12 @@ def _spec(layers: Layers, block_size: int, padded: int | None) -> Any:
     return specs.FullAttentionSpec(**sizes)
 
 
-def _state_bytes(layers: Layers) -> int:
-    return sum(part.units * part.unit_bytes for part in layers.parts)
-
-
 def _blocks(group: Any, layers: tuple[Layers, ...], num_tokens: int) -> int:
     """Return the blocks that a sequence holds of a group of vLLM's."""
     each = layers[int(group.layer_names[0].split(".")[1])]
     if each.kind == "state":
         return 1
-    size = group.kv_cache_spec.block_size
-    first = front(each.kind, each.reach, num_tokens) // size
-    return max(0, math.ceil(num_tokens / size) - first)
+    return blocks_held(each.kind, each.reach, num_tokens, group.kv_cache_spec.block_size)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Growth:
             tables.set_num_blocks(row, keep)
 
     def mark_tail(self, row: int, is_shared: bool) -> None:
-        """Note whether the row's partial block may be shared: then it is looked at before the row writes there."""
+        """Mark whether the row's partial block may be shared. A marked row is checked before it writes there."""
         self._tables.shares_tail[row] = is_shared
         self.any_shared_tail = is_shared or bool(self._tables.shares_tail.any())
 

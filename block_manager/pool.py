@@ -179,8 +179,7 @@ class Pool:
                     self.state[blocks] = 0
                     self._put_free(blocks)
                 else:
-                    self.num_cached += len(blocks)
-                    self.queues[0].put(blocks, (run, 0, len(blocks)), self._step)
+                    self._put_cached(blocks, (run, 0, len(blocks)))
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks)
@@ -206,11 +205,11 @@ class Pool:
         self.num_free = top + len(blocks)
         self._stack[top : self.num_free] = blocks[::-1]
 
-    def _put_cached(self, blocks: Blocks) -> None:
-        """Add blocks with content, last one first, at their levels."""
+    def _put_cached(self, blocks: Blocks, nodes: Span | None = None) -> None:
+        """Add blocks with content, last one first, at their levels. `nodes`: all of them, of a run that is not retained."""
         self.num_cached += len(blocks)
-        if self.level is None:
-            self.queues[0].put(blocks, None, self._step)
+        if self.level is None or nodes is not None:
+            self.queues[0].put(blocks, nodes, self._step)
             return
         levels = self.level[blocks]
         for level in np.unique(levels).tolist():

@@ -71,8 +71,7 @@ class PrefixIndex:
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
         path = self.paths[row] = Path(root, reads=reads, writes=writes) if reads or writes else NO_CONTENT
         if writes:
-            self._tables.looks_up[row] = True
-            self.num_looking_up += 1
+            self._mark(row, path)
         return path
 
     def fork_path(self, row: int, child: int) -> None:

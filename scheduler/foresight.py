@@ -65,10 +65,9 @@ class Foresight:
         computed = stats.computed_tokens
         wasted = stats.recomputed_tokens + 2 * stats.swapped_in_blocks * self._books.manager.block_size
         self._seen = computed, wasted
-        least, most = policy.quantile_range
         if (share := policy.stall_target) is not None:
-            base = self._base + (RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share))
-            self._base = min(most, max(least, base))
+            rise = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
+            self._base = self._within(self._base + rise)
         if computed != was_computed or wasted != was_wasted:
             # Otherwise another sequence has ended in the same step.
             kept = math.exp((was_computed - computed) / MEMORY)
@@ -77,7 +76,7 @@ class Foresight:
         excess = 0.0
         if policy.waste_target is not None:
             excess = self._wasted / max(1.0, self._computed) / policy.waste_target - 1.0
-        self.quantile = min(most, max(least, self._base + GAIN * excess))
+        self.quantile = self._within(self._base + GAIN * excess)
 
     def _within(self, quantile: float) -> float:
         least, most = self._policy.quantile_range

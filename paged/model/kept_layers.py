@@ -84,7 +84,7 @@ def kept_layers(config: Any) -> list[Layers]:
         counts = Counter(_of_layers(_KINDS[model_type], config))
     except (InvalidConfig, MissingExtra):
         raise
-    except Exception as error:  # Its properties compute with fields that nobody has checked.
+    except Exception as error:  # The class computes its properties from unchecked fields.
         raise InvalidConfig(_said(error)) from None
     if not counts:
         raise InvalidConfig("no layer keeps anything of a sequence")

@@ -89,10 +89,15 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return [(part.unit_bytes, part.units * self.count) for part in self.parts]
         return [(piece * block_tokens // self.stride, self.count) for piece in self.entry]
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one layer's state; 0 for attention."""
+        return sum(part.units * part.unit_bytes for part in self.parts)
+
     def kept_bytes(self, num_tokens: int) -> int:
         """Return the bytes that these layers must keep of a sequence of `num_tokens` tokens."""
         if self.kind == "state":
-            return self.count * sum(part.units * part.unit_bytes for part in self.parts)
+            return self.count * self.state_bytes
         first = front(self.kind, self.reach, num_tokens) // self.stride
         return self.count * sum(self.entry) * max(0, -(-num_tokens // self.stride) - first)
 
@@ -103,6 +108,11 @@ def front(kind: str, reach: int, num_tokens: int) -> int:
         # The next token sees itself and reach - 1 before it.
         return max(0, num_tokens + 1 - reach)
     return num_tokens // reach * reach if kind == "chunk" else 0
+
+
+def blocks_held(kind: str, reach: int, num_tokens: int, block_tokens: int) -> int:
+    """Return the blocks of attention that a sequence of `num_tokens` computed tokens holds; `kind`, `reach`: as of its layers."""
+    return max(0, -(-num_tokens // block_tokens) - front(kind, reach, num_tokens) // block_tokens)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,8 +147,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         """Return the pages that a row of `num_tokens` computed tokens holds."""
         if self.kind == "state":
             return self.pages
-        first = front(self.kind, self.reach, num_tokens) // self.block_tokens
-        return max(0, -(-num_tokens // self.block_tokens) - first) * self.pages
+        return blocks_held(self.kind, self.reach, num_tokens, self.block_tokens) * self.pages
 
 
 class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,15 +196,20 @@ def plan_layers(layers: Sequence[Layers], *, block_size: int | None = None, page
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InvalidConfig(f"{name} is {value!r}; it has to be a whole number of at least 1")
     sizes = BLOCK_SIZES if block_size is None else (block_size,)
-    plans = [_best([*_plans(layers, size, page_bytes)]) for size in sizes]
-    usual = next((plan for plan in plans if plan.waste <= MOST_WASTE and plan.pages_of_block <= MOST_PAGES), None)
-    return usual or _best(plans)
+    plans: list[LayerPlan] = []
+    for size in sizes:
+        plan = _best(_plans(layers, size, page_bytes))
+        if plan.waste <= MOST_WASTE and plan.pages_of_block <= MOST_PAGES:
+            return plan
+        plans.append(plan)
+    return _best(plans)
 
 
-def _best(plans: Sequence[LayerPlan]) -> LayerPlan:
-    least = min(plan.waste for plan in plans)
-    close = [plan for plan in plans if plan.waste <= least + _EQUAL]
-    return min(close, key=lambda plan: (plan.pages_of_block / plan.block_size, plan.waste, plan.page_bytes))
+def _best(plans: Iterable[LayerPlan]) -> LayerPlan:
+    wastes = [(plan.waste, plan) for plan in plans]
+    least = min(waste for waste, _ in wastes)
+    close = [(plan.pages_of_block / plan.block_size, waste, plan) for waste, plan in wastes if waste <= least + _EQUAL]
+    return min(close, key=lambda each: (*each[:2], each[2].page_bytes))[2]
 
 
 def _plans(layers: Sequence[Layers], block_size: int, page_bytes: int | None) -> Iterator[LayerPlan]:
