@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
@@ -40,7 +41,10 @@ def main() -> None:
         print(json.dumps({"version": _vllm().__version__, "plans": {name: _theirs(name) for name in NAMES}}))
         return
     command = [arguments.vllm_python, __file__, "--theirs"]
-    theirs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    # That Python may have another paged than this one.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    theirs = json.loads(ran.stdout.splitlines()[-1])
     rows = [_row(name, theirs["plans"][name]) for name in NAMES]
     text = _page(rows, theirs["version"])
     print(text)
