@@ -7,14 +7,19 @@ way. A mask is never built: what transformers would write into one, a window, is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paged.attention import LayerOptions
+
+if TYPE_CHECKING:
+    from paged.model.states.layer import RowStates
 
 # The name under which transformers knows our function.
 ATTENTION = "paged"
@@ -28,9 +33,10 @@ class Mask(NamedTuple):
 
 class ForwardPass(Protocol):
     """What takes the attention of one forward pass. `is_long`: bool [1, T], tokens whose rotary embedding is that of a long sequence
-    (`rotary.py`); None: no token's is."""
+    (`rotary.py`); None: no token's is. `states`: those of its rows, for layers that keep one; None: no layer does."""
 
     is_long: Tensor | None
+    states: RowStates | None
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
         """Attention of T tokens: queries [T, heads, head_dim], keys and values [T, kv heads, head_dim] → like the queries."""
@@ -95,6 +101,24 @@ def _mask(*, local_size: int | None = None, use_vmap: bool = False, **others: An
     if use_vmap:
         now_under_way().refuse("a mask with conditions of their own")
     return Mask(local_size)
+
+
+def follow_layers(module: nn.Module) -> None:
+    """Make attention modules that serve several layers, and are told which with each call, say it by `layer_idx` as all others do."""
+    for each in module.modules():
+        forward: Any = getattr(inspect.unwrap(type(each).forward), "__code__", None)
+        if (
+            forward is None
+            or "layer_idx" not in forward.co_varnames
+            or "ALL_ATTENTION_FUNCTIONS" not in forward.co_names
+        ):
+            continue
+        each.forward = partial(_of_layer, each, each.forward)
+
+
+def _of_layer(module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    module.layer_idx = inspect.signature(forward).bind(*args, **kwargs).arguments["layer_idx"]
+    return forward(*args, **kwargs)
 
 
 def register() -> None:

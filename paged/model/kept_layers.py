@@ -33,19 +33,29 @@ _KEPT_BY = {
     "dummy": (),
 }
 """By transformers' name of a layer's cache, what it keeps."""
-_CONV_PIECES = 4
+CONV_PIECES = 4
 """A convolution's tail lies in four pieces, each of a quarter of its channels."""
 
 
+class Sizes(NamedTuple):
+    """Bytes of an element: of K, V and the tail of a convolution; and of a recurrent state, None: as the configuration says."""
+
+    element: int = _SIZE
+    state: int | None = None
+
+
 class _Kind(NamedTuple):
-    """How a kind of model is read: the entry of one attention layer, given which tokens it keeps, and the parts of one layer's state.
+    """How a kind of model is read: the entry of one attention layer, given which tokens it keeps, and the parts of one layer's state, given the
+    bytes of an element of its recurrence and of anything else.
 
     state_size   bytes of an element of a recurrent state where the configuration does not say
+    layer_type   of all layers, where transformers knows no cache of the kind
     """
 
     entry: Callable[[Any, str], tuple[int, ...]]
-    parts: Callable[[Any, int], tuple[Part, ...]] | None = None
+    parts: Callable[[Any, int, int], tuple[Part, ...]] | None = None
     state_size: int = 2
+    layer_type: str | None = None
 
 
 def config_of(document: dict[str, Any]) -> Any:
@@ -68,10 +78,11 @@ def config_of(document: dict[str, Any]) -> Any:
         raise InvalidConfig(_said(error)) from None
 
 
-def kept_layers(config: Any) -> list[Layers]:
-    """Return what a model's layers keep; `config`: as transformers' class has read it. K and V, and tails of convolutions, are in bf16.
+def kept_layers(config: Any, sizes: Sizes | None = None) -> list[Layers]:
+    """Return what a model's layers keep; `config`: as transformers' class has read it. K and V, and tails of convolutions, are in bf16,
+    a recurrent state is as the configuration says, or as the kind of model has it; or all as `sizes` says.
 
-    A recurrent state is as the configuration says, or as the kind of model has it. Raises UnknownLayers for a kind of model that is not known,
+    Raises UnknownLayers for a kind of model that is not known,
     InvalidConfig for a field that is wrong or contradicts another, MissingExtra for a transformers that is too old.
     """
     config = config.get_text_config()
@@ -81,7 +92,7 @@ def kept_layers(config: Any) -> list[Layers]:
     if not hasattr(config, "per_layer_config"):
         raise MissingExtra("what layers keep is read with transformers 5.20 or later; an older one is installed")
     try:
-        counts = Counter(_of_layers(_KINDS[model_type], config))
+        counts = Counter(_of_layers(_KINDS[model_type], config, sizes or Sizes()))
     except (InvalidConfig, MissingExtra):
         raise
     except Exception as error:  # The class computes its properties from unchecked fields.
@@ -91,11 +102,14 @@ def kept_layers(config: Any) -> list[Layers]:
     return [Layers(kind=key[0], count=count, entry=key[1], reach=key[2], parts=key[3]) for key, count in counts.items()]
 
 
-def _of_layers(kind: _Kind, config: Any) -> list[tuple[Any, ...]]:
+def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
     """Return kind, entry, reach and parts of all that each layer keeps."""
     cache = import_with_extra("transformers.cache_utils", _NEEDED_BY)
     types, options = cache.get_layer_types_and_kwargs(config)
     found: list[tuple[Any, ...]] = []
+    if kind.layer_type is not None:
+        types = [kind.layer_type] * len(types)
+    size = _state_size(kind, config) if sizes.state is None else sizes.state
     for layer_type, more, of_layer in zip(types, options, config.per_layer_config, strict=True):
         if layer_type not in _KEPT_BY:
             raise InvalidConfig(
@@ -105,9 +119,10 @@ def _of_layers(kind: _Kind, config: Any) -> list[tuple[Any, ...]]:
             if name == "state":
                 if kind.parts is None:
                     raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")
-                found.append((name, (), 0, kind.parts(of_layer, _state_size(kind, config))))
+                found.append((name, (), 0, kind.parts(of_layer, size, sizes.element)))
             else:
-                found.append((name, kind.entry(of_layer, name), more.get("sliding_window", 0), ()))
+                entry = tuple(piece // _SIZE * sizes.element for piece in kind.entry(of_layer, name))
+                found.append((name, entry, more.get("sliding_window", 0), ()))
     return found
 
 
@@ -177,72 +192,95 @@ def _state_size(kind: _Kind, config: Any) -> int:
     return _STATE_SIZES[name]
 
 
-def _conv(channels: int, kernel: int) -> tuple[Part, ...]:
-    tail = -(-channels // _CONV_PIECES) * (kernel - 1) * _SIZE
-    return (Part(units=_CONV_PIECES, unit_bytes=tail),) if tail else ()
+def _conv(channels: int, kernel: int, element: int) -> tuple[Part, ...]:
+    tail = -(-channels // CONV_PIECES) * (kernel - 1) * element
+    return (Part(units=CONV_PIECES, unit_bytes=tail),) if tail else ()
 
 
-def _delta(config: Any, size: int) -> tuple[Part, ...]:
+def _delta(config: Any, size: int, element: int) -> tuple[Part, ...]:
     """A gated delta rule: a matrix a value head, and a short convolution over queries, keys and values."""
     heads, key_heads = _count(config, "linear_num_value_heads"), _count(config, "linear_num_key_heads")
     key, value = _count(config, "linear_key_head_dim"), _count(config, "linear_value_head_dim")
     channels = 2 * key_heads * key + heads * value
     return (
         Part(units=heads, unit_bytes=key * value * size),
-        *_conv(channels, _count(config, "linear_conv_kernel_dim")),
+        *_conv(channels, _count(config, "linear_conv_kernel_dim"), element),
     )
 
 
-def _kimi_delta(config: Any, size: int) -> tuple[Part, ...]:
+def _kimi_delta(config: Any, size: int, element: int) -> tuple[Part, ...]:
     heads, dim = _count(config, "linear_num_heads"), _count(config, "linear_head_dim")
     return (
         Part(units=heads, unit_bytes=dim * dim * size),
-        *_conv(3 * heads * dim, _count(config, "linear_conv_kernel_dim")),
+        *_conv(3 * heads * dim, _count(config, "linear_conv_kernel_dim"), element),
     )
 
 
-def _lightning(config: Any, size: int) -> tuple[Part, ...]:
+def _lightning(config: Any, size: int, element: int) -> tuple[Part, ...]:
     heads = _count(config, "num_attention_heads")
     dim = _of_heads(config, heads)[0] // heads // _SIZE
     return (Part(units=heads, unit_bytes=dim * dim * size),)
 
 
-def _mamba2(heads: str, dim: str, state: str, groups: str, kernel: str) -> Callable[[Any, int], tuple[Part, ...]]:
+def _mamba2(heads: str, dim: str, state: str, groups: str, kernel: str) -> Callable[[Any, int, int], tuple[Part, ...]]:
     """A matrix a head, and a convolution; these are the names of its sizes."""
 
-    def parts(config: Any, size: int) -> tuple[Part, ...]:
+    def parts(config: Any, size: int, element: int) -> tuple[Part, ...]:
         inner, kept = _count(config, heads) * _count(config, dim), _count(config, state)
         return (
             Part(units=_count(config, heads), unit_bytes=_count(config, dim) * kept * size),
-            *_conv(inner + 2 * _count(config, groups) * kept, _count(config, kernel)),
+            *_conv(inner + 2 * _count(config, groups) * kept, _count(config, kernel), element),
         )
 
     return parts
 
 
-def _rows_of_state(channels: int, state: int, kernel: int, size: int) -> tuple[Part, ...]:
+def _rows_of_state(channels: int, state: int, kernel: int, size: int, element: int) -> tuple[Part, ...]:
     """One row of state a channel; in 64 pieces of channels, as kernels go through them (Mamba)."""
     pieces = 64 if channels % 64 == 0 else 1
-    return (Part(units=pieces, unit_bytes=channels // pieces * state * size), *_conv(channels, kernel))
+    return (Part(units=pieces, unit_bytes=channels // pieces * state * size), *_conv(channels, kernel, element))
 
 
-def _mamba(config: Any, size: int) -> tuple[Part, ...]:
+def _mamba(config: Any, size: int, element: int) -> tuple[Part, ...]:
     return _rows_of_state(
-        _count(config, "intermediate_size"), _count(config, "state_size"), _count(config, "conv_kernel"), size
+        _count(config, "intermediate_size"), _count(config, "state_size"), _count(config, "conv_kernel"), size, element
     )
 
 
-def _jamba(config: Any, size: int) -> tuple[Part, ...]:
+def _jamba(config: Any, size: int, element: int) -> tuple[Part, ...]:
     channels = _count(config, "mamba_expand") * _count(config, "hidden_size")
-    return _rows_of_state(channels, _count(config, "mamba_d_state"), _count(config, "mamba_d_conv"), size)
+    return _rows_of_state(channels, _count(config, "mamba_d_state"), _count(config, "mamba_d_conv"), size, element)
 
 
-def _short_conv(config: Any, size: int) -> tuple[Part, ...]:
-    return _conv(_count(config, "hidden_size"), _count(config, "conv_L_cache"))
+def _short_conv(config: Any, size: int, element: int) -> tuple[Part, ...]:
+    return _conv(_count(config, "hidden_size"), _count(config, "conv_L_cache"), element)
+
+
+def _zamba(config: Any, size: int, element: int) -> tuple[Part, ...]:
+    channels, heads = _count(config, "mamba_expand") * _count(config, "hidden_size"), _count(config, "n_mamba_heads")
+    return (
+        Part(units=heads, unit_bytes=channels // heads * _count(config, "mamba_d_state") * size),
+        *_conv(channels, _count(config, "mamba_d_conv"), element),
+    )
+
+
+def _gated_unit(config: Any, size: int, element: int) -> tuple[Part, ...]:
+    """RecurrentGemma's: a number a channel, and a convolution."""
+    channels = _count(config, "lru_width")
+    return (Part(units=1, unit_bytes=channels * size), *_conv(channels, _count(config, "conv1d_width"), element))
+
+
+def _rwkv(config: Any, size: int, element: int) -> tuple[Part, ...]:
+    """A sum, its weight and their scale; and the token before, for each of the two mixings."""
+    return (
+        Part(units=3, unit_bytes=_count(config, "attention_hidden_size") * size),
+        Part(units=2, unit_bytes=_count(config, "hidden_size") * element),
+    )
 
 
 _MAMBA_2 = _mamba2("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
 _NEMOTRON = _mamba2("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+_ZAMBA_2 = _mamba2("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv")
 _PURE_MAMBA_2 = _mamba2("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")
 _PLAIN = """
     cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss granite
@@ -266,4 +304,8 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), _Kind(_kv, _short_conv)),
     **dict.fromkeys(("mamba", "falcon_mamba"), _Kind(_kv, _mamba)),
     "mamba2": _Kind(_kv, _PURE_MAMBA_2),
+    "recurrent_gemma": _Kind(_kv, _gated_unit, state_size=4),
+    "rwkv": _Kind(_kv, _rwkv, state_size=4, layer_type="linear_attention"),
+    "zamba": _Kind(_kv, _zamba),
+    "zamba2": _Kind(_kv, _ZAMBA_2),
 }

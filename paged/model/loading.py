@@ -20,6 +20,7 @@ from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
 from paged.model.hook import ATTENTION, register, under_way
 from paged.model.native.packed import pack_linears
 from paged.model.rotary import follow_rows
+from paged.model.states.layer import RowStates
 from paged.model.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -245,6 +246,7 @@ class _Trial:
         self.has_soft_cap = False
         self.has_sinks = False
         self.is_long: Tensor | None = None
+        self.states: RowStates | None = None
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
         if layer in self.layers:

@@ -33,6 +33,7 @@ from paged.model.capacity import pool_for
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import FusedDecoder, fused_decoder
+from paged.model.states.layer import RowStates
 from paged.model.threads import THREADS, free_cores
 from paged.model.tiling import Tiling
 from paged.scheduler import Batch
@@ -58,6 +59,7 @@ class _Pass:
 
     def __init__(self, runner: Runner, step: StepTokens, is_long: Tensor | None) -> None:
         self.is_long = is_long
+        self.states: RowStates | None = None
         self._pool, self._backend = runner.pool, runner.backend
         self._count = step.num_tokens
         self._slots = step.slot_tensor(runner.pool.device)

@@ -65,12 +65,40 @@ TINY = {
         "n_groups": 2,
         "ssm_state_size": 16,
     },
+    "zamba": {
+        **SMALL,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 2,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 16,
+        "mamba_dt_rank": 8,
+    },
+    "zamba2": {
+        **SMALL,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 16,
+        "mamba_d_state": 16,
+        "mamba_ngroups": 2,
+        "num_mem_blocks": 1,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
     "qwen2_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
     "qwen2_5_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
 }
 """In full, where what is made small does not run."""
+WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv"}
+"""Their states lie elsewhere; test_states.py looks there."""
 CASES = [
-    *(pytest.param(shrunk, family, {}, id=family) for family in sorted({*_KINDS} - {*TINY, *dict(SHRUNK)})),
+    *(
+        pytest.param(shrunk, family, {}, id=family)
+        for family in sorted({*_KINDS} - {*TINY, *dict(SHRUNK)} - WITHOUT_A_CACHE)
+    ),
     *(pytest.param(shrunk, family, fields, id=f"{family} {' '.join(fields)}") for family, fields in SHRUNK),
     *(pytest.param(None, family, fields, id=family) for family, fields in TINY.items()),
 ]
@@ -137,7 +165,7 @@ def test_layers_that_reuse_the_kv_of_earlier_ones_keep_nothing():
 
 
 @pytest.mark.parametrize(
-    "model_type", ["rwkv", "recurrent_gemma", "deepseek_v4", None, ["lfm2"]], ids=["rwkv", "rg", "v4", "none", "list"]
+    "model_type", ["xlstm", "zaya", "deepseek_v4", None, ["lfm2"]], ids=["xlstm", "zaya", "v4", "none", "list"]
 )
 def test_a_kind_that_no_test_holds_is_refused_by_name(model_type):
     with pytest.raises(UnknownLayers, match="keep is not known; known are bamba"):

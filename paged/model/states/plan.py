@@ -1,0 +1,85 @@
+"""What state layers keep, as a plan of pages has it: by the pieces that they were seen to keep.
+
+A piece of several heads has a unit a head; one row a channel goes in 64 units where they are even, the tail of a convolution in four, and anything else in
+one. So says `kept_layers`, from a configuration alone; here it is held against the modules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paged.errors import UnsupportedModel
+from paged.model.kept_layers import CONV_PIECES, Sizes, kept_layers
+from paged.model.layer_plan import Layers, Part
+from paged.model.states.layer import StateLayer
+from paged.model.states.seams import Piece
+
+# Offsets of units are multiples of it.
+_ALIGNED = 16
+_ROWS = 64
+
+
+def num_units(piece: Piece) -> int:
+    """Return into how many units a piece is cut, along its first dimension."""
+    if piece.name.startswith("conv"):
+        return CONV_PIECES
+    if len(piece.shape) == 2:
+        return _ROWS if piece.shape[0] % _ROWS == 0 else 1
+    return piece.shape[0] if len(piece.shape) > 2 else 1
+
+
+def unit_elements(piece: Piece) -> int:
+    """Return the elements of one unit of it."""
+    slices = -(-piece.shape[0] // num_units(piece))
+    of_slice = 1
+    for size in piece.shape[1:]:
+        of_slice *= size
+    return slices * of_slice
+
+
+def layers_of(layer: StateLayer) -> Layers:
+    """Return what a state layer keeps; a part a piece, in their order."""
+    parts = []
+    for piece in layer.pieces:
+        size = unit_elements(piece) * piece.dtype.itemsize
+        parts.append(Part(units=num_units(piece), unit_bytes=-(-size // _ALIGNED) * _ALIGNED))
+    return Layers(kind="state", count=1, parts=tuple(parts))
+
+
+def check_plan(layers: Sequence[StateLayer], config: Any, name: Path) -> None:
+    """Raise UnsupportedModel unless the layers keep as many elements, in as many units, as their configuration says.
+
+    Raises as `kept_layers` does.
+    """
+    planned = Counter[int]()
+    for each in kept_layers(config, Sizes(element=1, state=1)):
+        for part in each.parts:
+            planned[part.unit_bytes] += part.units * each.count
+    found = _counted(piece for layer in layers for piece in layer.pieces)
+    if planned == found:
+        return
+    odd = next(
+        (layer for layer in layers if any(_counted([piece]).keys() - planned.keys() for piece in layer.pieces)), None
+    )
+    where = (
+        "its layers together"
+        if odd is None
+        else f"{odd.path} ({', '.join(f'{p.name}: {p.shape}' for p in odd.pieces)})"
+    )
+    raise UnsupportedModel(
+        f"{name}: its state layers keep other than their configuration says, {where}: {_said(found)}; planned are {_said(planned)}."
+    )
+
+
+def _counted(pieces: Iterable[Piece]) -> Counter[int]:
+    counts = Counter[int]()
+    for piece in pieces:
+        counts[unit_elements(piece)] += num_units(piece)
+    return counts
+
+
+def _said(counts: Counter[int]) -> str:
+    return " and ".join(f"{number} units of {size:,} elements" for size, number in sorted(counts.items())) or "nothing"

@@ -1,0 +1,230 @@
+"""State layers of transformers' modules on states that lie elsewhere: the text of `generate`, and bits that do not depend on how rows are cut."""
+
+import copy
+from itertools import cycle
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from paged.errors import UnsupportedModel
+from paged.model.hook import ATTENTION, follow_layers, register, under_way
+from paged.model.native.packed import pack_linears
+from paged.model.states.layer import follow_states
+from paged.model.states.plan import check_plan
+
+VOCABULARY, OUTPUTS, TILE = 120, 6, 32
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FEW = {**SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+GATED_DELTA = {
+    **FEW,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+MAMBA = {**SMALL, "num_hidden_layers": 3, "state_size": 16}
+MAMBA_2 = {
+    **FEW,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 8,
+}
+ZAMBA = {**SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "mamba_d_state": 16}
+FAMILIES = {
+    "qwen3_next": {**GATED_DELTA, **EXPERTS, "num_experts": 4},
+    "qwen3_5_text": GATED_DELTA,
+    "qwen3_5_moe_text": {**GATED_DELTA, **EXPERTS, "num_experts": 4},
+    "olmo_hybrid": GATED_DELTA,
+    "mamba": MAMBA,
+    "falcon_mamba": MAMBA,
+    "mamba2": {**MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
+    "jamba": {**FEW, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "num_experts": 4},
+    "bamba": {**MAMBA_2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {**MAMBA_2, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4},
+    "nemotron_h": {
+        **FEW,
+        **EXPERTS,
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 32,
+        "chunk_size": 8,
+    },
+    "lfm2": {**FEW, "full_attn_idxs": [1, 3]},
+    "lfm2_moe": {**FEW, **EXPERTS, "layer_types": ["conv", "full_attention"] * 2, "num_experts": 4},
+    "minimax": {**FEW, "layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 8},
+    "falcon_h1": {**MAMBA_2, "mamba_d_ssm": 128},
+    "recurrent_gemma": {
+        **SMALL,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "attention_window_size": 9,
+        "block_types": ["recurrent", "attention"],
+        "intermediate_size": 128,
+    },
+    "rwkv": {**SMALL, "num_hidden_layers": 3, "rescale_every": 2},
+    "zamba": {**ZAMBA, "num_hidden_layers": 6, "n_mamba_heads": 2, "attn_layer_period": 3, "attn_layer_offset": 1},
+    "zamba2": {
+        **ZAMBA,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 16,
+        "mamba_ngroups": 2,
+        "num_mem_blocks": 1,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "chunk_size": 8,
+    },
+}
+PROMPTS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (45, 7, 19)]
+CUTS = {"whole": [99], "pieces": [5, 1, 8, 3, 12], "single": [1]}
+
+
+class Rows:
+    """Rows of a model, their states and their K and V by hand: a step runs so many tokens of each."""
+
+    def __init__(self, module, layers, is_invariant):
+        self.module, self.layers, self.is_invariant = module, layers, is_invariant
+        has_experts = any(type(each).__name__.endswith("Experts") for each in module.modules())
+        self.tile = (1 if has_experts else TILE) if is_invariant else None
+        self.states, self.kv, self.done = {}, {}, {}
+
+    def step(self, shares):
+        """Logits [tokens, vocabulary] of each share, (row, tokens), in tiles."""
+        flat = [(row, token) for row, tokens in shares for token in tokens]
+        tile = self.tile or len(flat)
+        logits = torch.cat([self._tile(flat[i : i + tile], tile) for i in range(0, len(flat), tile)])
+        return logits.split([len(tokens) for _, tokens in shares])
+
+    def _tile(self, flat, places):
+        rows = sorted({row for row, _ in flat}, key=[row for row, _ in flat].index)
+        counts = [sum(its == row for its, _ in flat) for row in rows]
+        starts = [sum(counts[:i]) for i in range(len(rows) + 1)]
+        positions = [self.done.get(row, 0) + i for row, count in zip(rows, counts, strict=True) for i in range(count)]
+        is_new = [row not in self.done for row in rows]
+        self.done |= {row: self.done.get(row, 0) + count for row, count in zip(rows, counts, strict=True)}
+        padding = [0] * (places - len(flat))
+        ids = torch.tensor([[token for _, token in flat] + padding])
+        under = Pass(self, rows, starts, is_new, positions)
+        with torch.inference_mode(), under_way(under):
+            out = self.module(input_ids=ids, position_ids=torch.tensor([positions + padding]), use_cache=False)
+        return out.logits[0, : len(flat)]
+
+
+class Pass:
+    """A forward pass of such rows, and the states of them: what a row has not written reads as NaN."""
+
+    is_long = None
+
+    def __init__(self, of, rows, starts, is_new, positions):
+        self.of, self.rows, self.starts, self.is_new, self.positions = of, rows, starts, is_new, positions
+        self.is_invariant = of.is_invariant
+        self.states = self
+
+    def read(self, unit, piece):
+        its = self.of.layers[unit].pieces[piece]
+        nothing = torch.full(its.shape, torch.nan, dtype=its.dtype)
+        return torch.stack([self.of.states.get((row, unit, piece), nothing) for row in self.rows])
+
+    def write(self, unit, piece, states):
+        self.of.states |= {(row, unit, piece): state.clone() for row, state in zip(self.rows, states, strict=True)}
+
+    def attend(self, layer, queries, keys, values, options):
+        out = torch.zeros(*queries.shape[:2], values.shape[-1])
+        for i, row in enumerate(self.rows):
+            for token in range(self.starts[i], self.starts[i + 1]):
+                kept = self.of.kv.setdefault((row, layer), [])
+                kept.append((keys[token], values[token]))
+                assert len(kept) == self.positions[token] + 1
+                k, v = (
+                    torch.stack(each, 1).repeat_interleave(queries.shape[1] // keys.shape[1], 0)
+                    for each in zip(*kept[-(options.window or len(kept)) :], strict=True)
+                )
+                scores = options.capped((k * queries[token][:, None]).sum(-1) * options.scale)
+                out[token] = (scores.softmax(-1)[..., None] * v).sum(1)
+        return out
+
+    def refuse(self, what):
+        raise AssertionError(what)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def models(request):
+    """A model of random weights with transformers' attention, and one with ours, whose state layers go by the pass under way."""
+    config = CONFIG_MAPPING[request.param](**FAMILIES[request.param])
+    register()
+    torch.manual_seed(0)
+    make = AutoModelForCausalLM.from_config
+    theirs = make(copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32).eval()
+    ours = make(config, attn_implementation=ATTENTION, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for path, weights in theirs.named_parameters():
+            if weights.dim() > 1 and "A_log" not in path:
+                weights.normal_(0, 0.1)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.generation_config.eos_token_id = None
+    follow_layers(ours)
+    layers = follow_states(ours)
+    pack_linears(ours)
+    first = Rows(ours, layers, is_invariant=True)
+    first.step([(0, [5])])
+    return theirs, ours, layers
+
+
+@pytest.fixture(scope="module")
+def texts(models):
+    found = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = models[0].generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=OUTPUTS, do_sample=False)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+def written(rows, cuts, order):
+    """Greedy text behind each prompt, and all logits; rows take turns, each with so many tokens in turn."""
+    left, found, logits = [list(each) for each in PROMPTS], [[] for _ in PROMPTS], [[] for _ in PROMPTS]
+    sizes = cycle(cuts)
+    while going := [row for row in order if len(found[row]) < OUTPUTS]:
+        shares = [(row, left[row][: next(sizes)]) for row in going]
+        for (row, tokens), its in zip(shares, rows.step(shares), strict=True):
+            logits[row].append(its)
+            left[row] = left[row][len(tokens) :]
+            if not left[row]:
+                left[row] = [int(its[-1].argmax())]
+                found[row] += left[row]
+    return found, [torch.cat(each) if each else None for each in logits]
+
+
+def test_text_is_generate_s_and_bits_do_not_depend_on_cuts_nor_on_other_rows(models, texts):
+    alone = [written(Rows(*models[1:], is_invariant=True), CUTS["whole"], [row]) for row in range(len(PROMPTS))]
+    for cuts in CUTS.values():
+        found, logits = written(Rows(*models[1:], is_invariant=True), cuts, [2, 0, 1])
+        assert found == texts
+        assert all(torch.equal(its, alone[row][1][row]) for row, its in enumerate(logits))
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_chunks_write_generate_s_text(models, texts, cuts):
+    assert written(Rows(*models[1:], is_invariant=False), cuts, [1, 0, 2])[0] == texts
+
+
+def test_layers_keep_what_their_configuration_says(models, tmp_path):
+    _, ours, layers = models
+    check_plan(layers, ours.config, tmp_path)
+    with pytest.raises(UnsupportedModel, match="its state layers keep other than their configuration says"):
+        check_plan(layers[:-1], ours.config, tmp_path)
