@@ -1,5 +1,7 @@
 """Where units lie: within their pages, none on another, on as many pages as the plan counts, for every published model."""
 
+from itertools import pairwise
+
 import pytest
 
 from paged.errors import InvalidConfig
@@ -44,7 +46,7 @@ def test_every_unit_of_a_published_model_has_a_place_of_its_own_on_the_pages_of_
         taken.sort()
         assert {part for part, _, _ in taken} == set(range(group.pages))
         assert all(stop <= plan.page_bytes and start % ALIGNED == 0 for _, start, stop in taken)
-        overlaps = [1 for (p, _, stop), (q, start, _) in zip(taken, taken[1:], strict=False) if p == q and start < stop]
+        overlaps = [1 for (p, _, stop), (q, start, _) in pairwise(taken) if p == q and start < stop]
         assert not overlaps
         assert num_pages(_sizes(group), plan.page_bytes) == group.pages
 
