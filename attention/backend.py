@@ -11,19 +11,21 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paged.errors import BuildFailed, PagedWarning, UnknownBackend, UnsupportedByBackend
 
-from .kv_pool import KVPool
-from .step_tokens import StepTokens
+from .kv_pool import LayeredPool
+from .step_tokens import Ints, StepTokens
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What all layers have in common: query heads, heads of K and V (a divisor), their size, tokens a block, dtype and device; and
-    whether any layer caps its scores, or has sinks."""
+    """What layers have in common: query heads, heads of K and V (a divisor), the size of a head of K, tokens a block, dtype and device;
+    whether any layer caps its scores, has sinks, or attends within chunks; the size of a head of V where it is another one; and
+    whether a page is a whole number of blocks of one layer's K, as it is where all layers are alike."""
 
     num_heads: int
     num_kv_heads: int
@@ -33,6 +35,9 @@ class LayerShape:
     device: torch.device
     has_soft_cap: bool = False
     has_sinks: bool = False
+    has_chunks: bool = False
+    value_dim: int | None = None
+    is_even: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,28 @@ class LayerOptions:
     window    a token attends to so many tokens, itself included; None: to all before it
     soft_cap  scores become soft_cap * tanh(score / soft_cap); None: they stay
     sinks     [num_heads], a score that every token of a head sees and that has no value (gpt-oss); None: there are none
+    chunk     a token attends to those since the last multiple of so many, itself included (Llama 4); None: to all before it
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
     sinks: Tensor | None = field(default=None, compare=False)
+    chunk: int | None = None
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        """Window and chunk: layers that have both alike see the same tokens."""
+        return self.window, self.chunk
+
+    def first_seen(self, positions: Ints) -> Ints:
+        """Return the first position that each of these tokens attends to, int64 of any shape."""
+        first = np.zeros_like(positions)
+        if self.window is not None:
+            first = np.maximum(first, positions - self.window + 1)
+        if self.chunk is not None:
+            first = np.maximum(first, positions // self.chunk * self.chunk)
+        return first
 
     def capped(self, scores: Tensor) -> Tensor:
         """The scores, of any shape, as the soft cap leaves them."""
@@ -73,15 +94,15 @@ class AttentionBackend(Protocol):
         """Raise UnsupportedByBackend if layers of this shape cannot be done."""
         ...
 
-    def prepare(self, step: StepTokens, pool: KVPool) -> Any:
+    def prepare(self, step: StepTokens, pool: LayeredPool) -> Any:
         """What all layers of one forward pass need: index tensors, masks. Only `attend` of this backend reads it."""
         ...
 
-    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Any, options: LayerOptions) -> Tensor:
+    def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Any, options: LayerOptions) -> Tensor:
         """Attention of this step's tokens, whose K and V are in the pool already.
 
-        queries [T + num_padded, num_heads, head_dim], and so is what is returned, in the same dtype; places behind T hold
-        something finite.
+        queries [T + num_padded, num_heads, size of K] → [T + num_padded, num_heads, size of V], in the same dtype; places behind T
+        hold something finite.
         """
         ...
 

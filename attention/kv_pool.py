@@ -1,23 +1,175 @@
-"""The tensors that hold K and V of every block, on the device and on the host.
+"""Memory for what the layers of a model keep: pages of equal bytes, and K and V of each attention layer as views of them.
 
-    device   [layers, 2, num_blocks + 1, block_size, num_kv_heads, head_dim]    K and V of a layer are contiguous, and so is a block
-    host     [num_host_blocks, layers, 2, block_size, num_kv_heads, head_dim]   a block is contiguous over all layers: one copy moves it
+Of a model whose layers all keep all tokens a page is a block, K and V of every layer side by side:
 
-Block `num_blocks`, one beyond those that anybody is given, is scratch: it stays zero, and padding points to it.
+    page   | K of 0 | V of 0 | K of 1 | V of 1 | ...        each [block_size, num_kv_heads, head_dim]
+
+Of any other model a plan says where they lie (`LayeredPool`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paged.errors import InvalidPool
 
+from .layouts.entries import Entries, Steps
+from .pages import Pages
 
-class KVPool:
-    """Device and host memory for `num_blocks` and `num_host_blocks` blocks of every layer.
 
+class EntryPlace(NamedTuple):
+    """Where one piece of a layer's entries lies, on which of a block's pages and from which byte on, and its shape, [heads, size] a token."""
+
+    part: int
+    offset: int
+    heads: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlace:
+    """K and V of a layer: its group, by whose tables it attends, and where they lie."""
+
+    group: int
+    keys: EntryPlace
+    values: EntryPlace
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """K and V of a layer as views."""
+
+    group: int
+    keys: Entries
+    values: Entries
+
+
+class LayeredPool:
+    """Device and host memory of `num_blocks` and `num_host_blocks` pages, and K and V of attention layers on them, by the layers' numbers.
+
+    layers      where each lies; one that attends through an earlier layer's K and V has that layer's place
+    block_size  tokens of a block of every group
     Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises when the memory cannot be had.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[int, KVPlace],
+        *,
+        num_blocks: int,
+        page_bytes: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        num_host_blocks: int = 0,
+    ) -> None:
+        if block_size < 1:
+            raise InvalidPool(f"block_size has to be at least 1; got {block_size}.")
+        self.pages = Pages(num_pages=num_blocks, page_bytes=page_bytes, device=device, num_host_pages=num_host_blocks)
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.device = self.pages.device
+        # Slots that were written last, and rows of theirs.
+        self._mapped: tuple[Tensor | None, dict[tuple[int, Steps], tuple[Tensor, Tensor | None]]] = (None, {})
+        self._layers = {
+            layer: LayerKV(place.group, self._entries(place.keys), self._entries(place.values))
+            for layer, place in layers.items()
+        }
+
+    def _entries(self, place: EntryPlace) -> Entries:
+        part, offset, heads, size = place
+        return Entries(
+            self.pages,
+            part=part,
+            offset=offset,
+            block_size=self.block_size,
+            heads=heads,
+            size=size,
+            dtype=self.dtype,
+        )
+
+    @property
+    def scratch_block(self) -> int:
+        """The page that padding points to; all zero, never written."""
+        return self.num_blocks
+
+    @property
+    def scratch_slot(self) -> int:
+        """The first slot of the scratch block."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one token's K and V in one layer, of the layer that has the most."""
+        sizes = (its.keys.heads * its.keys.size + its.values.heads * its.values.size for its in self._layers.values())
+        return max(sizes) * self.dtype.itemsize
+
+    def layer(self, layer: int) -> LayerKV:
+        """K and V of a layer."""
+        return self._layers[layer]
+
+    def keys(self, layer: int) -> Tensor:
+        """[num_blocks + 1, block_size, kv heads, size]: K of a layer, by the page that it lies on."""
+        return self._layers[layer].keys.blocks
+
+    def values(self, layer: int) -> Tensor:
+        """[num_blocks + 1, block_size, kv heads, size]: V of a layer, by the page that it lies on."""
+        return self._layers[layer].values.blocks
+
+    def write_kv(self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put K and V, each [T, kv heads, size], into these distinct slots, int64 [T], or [T, k] where a block has k pages; -1: nowhere."""
+        own = self._layers[layer]
+        for entries, new in ((own.keys, keys), (own.values, values)):
+            rows, kept = self._rows_of(slot_mapping, entries)
+            entries.tokens.index_copy_(0, rows, new if kept is None else new[kept])
+
+    def _rows_of(self, slot_mapping: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
+        """Rows of `entries.tokens` to which tokens go, and which tokens; None: all. Kept for the layers that come with the same slots."""
+        if self._mapped[0] is not slot_mapping:
+            self._mapped = (slot_mapping, {})
+        found = self._mapped[1]
+        key = (entries.part, entries.token_steps)
+        if key not in found:
+            slots, kept = slot_mapping, None
+            if slots.ndim == 2:
+                slots = slots[:, entries.part]
+                kept = (slots >= 0).nonzero()[:, 0]
+                slots = slots[kept]
+            found[key] = entries.token_steps.of(slots, self.block_size), kept
+        return found[key]
+
+    def written(self, slot_mapping: Tensor) -> None:
+        """K and V of all layers go into these distinct slots, int64 [T], by the hand of somebody who knows where the pool lies. Of use to
+        who keeps account of it."""
+
+    def poison(self, blocks: Tensor) -> None:
+        """Fill device blocks, int64 [n], with NaN: whoever reads one after it was freed shows it."""
+        self.pages.poison(blocks)
+
+    def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy device blocks to host blocks, both int64 [n]."""
+        self.pages.device_to_host(sources, destinations)
+
+    def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy host blocks to device blocks, both int64 [n]."""
+        self.pages.host_to_device(sources, destinations)
+
+    def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy device blocks to other device blocks, both int64 [n]."""
+        self.pages.device_to_device(sources, destinations)
+
+
+class KVPool(LayeredPool):
+    """Memory of a model whose layers are all alike and keep all tokens: `num_blocks` blocks of every layer, and `num_host_blocks`.
+
+    Raises as LayeredPool does.
     """
 
     def __init__(
@@ -42,23 +194,20 @@ class KVPool:
         for name, value in sizes.items():
             if value < 1:
                 raise InvalidPool(f"{name} has to be at least 1; got {value}.")
-        if num_host_blocks < 0:
-            raise InvalidPool(f"num_host_blocks has to be at least 0; got {num_host_blocks}.")
         self.num_layers = num_layers
-        self.num_blocks = num_blocks
-        self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.num_host_blocks = num_host_blocks
-        self.device = torch.device(device)
-        self.dtype = dtype
-        block = (block_size, num_kv_heads, head_dim)
-        self._device_kv = torch.zeros(num_layers, 2, num_blocks + 1, *block, dtype=dtype, device=self.device)
-        is_cuda = self.device.type == "cuda"
-        self._host_kv = torch.zeros(num_host_blocks, num_layers, 2, *block, dtype=dtype, pin_memory=is_cuda)
-        # Slot views, made once, because every layer of every step asks.
-        flat = self._device_kv.flatten(2, 3)
-        self._slots = [(flat[layer, 0], flat[layer, 1]) for layer in range(num_layers)]
+        unit = block_size * num_kv_heads * head_dim * dtype.itemsize
+        places = [EntryPlace(0, unit * piece, num_kv_heads, head_dim) for piece in range(2 * num_layers)]
+        super().__init__(
+            {layer: KVPlace(0, places[2 * layer], places[2 * layer + 1]) for layer in range(num_layers)},
+            num_blocks=num_blocks,
+            page_bytes=2 * num_layers * unit,
+            block_size=block_size,
+            dtype=dtype,
+            device=device,
+            num_host_blocks=num_host_blocks,
+        )
 
     @staticmethod
     def bytes_per_block(
@@ -66,53 +215,3 @@ class KVPool:
     ) -> int:
         """Bytes that one block takes over all layers, K and V."""
         return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
-
-    @property
-    def scratch_block(self) -> int:
-        """The block that padding points to; all zero, never written."""
-        return self.num_blocks
-
-    @property
-    def scratch_slot(self) -> int:
-        """The first slot of the scratch block."""
-        return self.num_blocks * self.block_size
-
-    def keys(self, layer: int) -> Tensor:
-        """[num_blocks + 1, block_size, num_kv_heads, head_dim]: K of a layer."""
-        return self._device_kv[layer, 0]
-
-    def values(self, layer: int) -> Tensor:
-        """[num_blocks + 1, block_size, num_kv_heads, head_dim]: V of a layer."""
-        return self._device_kv[layer, 1]
-
-    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V of a layer by slot, each [(num_blocks + 1) * block_size, num_kv_heads, head_dim]."""
-        return self._slots[layer]
-
-    def write_kv(self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put K and V, each [T, num_kv_heads, head_dim], into these distinct slots, int64 [T]."""
-        key_slots, value_slots = self._slots[layer]
-        key_slots.index_copy_(0, slot_mapping, keys)
-        value_slots.index_copy_(0, slot_mapping, values)
-
-    def written(self, slot_mapping: Tensor) -> None:
-        """K and V of all layers go into these distinct slots, int64 [T], by the hand of somebody who knows where the pool lies. Of use to
-        who keeps account of it."""
-
-    def poison(self, blocks: Tensor) -> None:
-        """Fill device blocks, int64 [n], with NaN: whoever reads one after it was freed shows it."""
-        self._device_kv[:, :, blocks] = torch.nan
-
-    def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy device blocks to host blocks, both int64 [n]: one gather into a staging buffer, one copy."""
-        staged = self._device_kv[:, :, sources.to(self.device)].permute(2, 0, 1, 3, 4, 5)
-        self._host_kv[destinations] = staged.to("cpu")
-
-    def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy host blocks to device blocks, both int64 [n]."""
-        staged = self._host_kv[sources].to(self.device)
-        self._device_kv[:, :, destinations.to(self.device)] = staged.permute(1, 2, 0, 3, 4, 5)
-
-    def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy device blocks to other device blocks, both int64 [n]."""
-        self._device_kv[:, :, destinations.to(self.device)] = self._device_kv[:, :, sources.to(self.device)]

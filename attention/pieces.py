@@ -9,14 +9,16 @@ FlashAttention (Dao et al., 2022).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .backend import LayerOptions, working_dtype
-from .kv_pool import KVPool
-from .step_tokens import Ints, StepTokens
+from .kv_pool import LayeredPool, LayerKV
+from .layouts.entries import Entries
+from .step_tokens import Bools, StepTokens
 from .workspace import Workspace
 
 # Context positions in one piece.
@@ -28,61 +30,68 @@ _LOWEST = -1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What all places see of one stretch of PIECE positions.
+class Seen:
+    """What the places see, each its own of one stretch of positions, from a multiple of PIECE on.
 
-    rows    int64 [places * kv heads * PIECE], of a layer seen as [slots * kv heads, head_dim]; the scratch block's where nothing is seen
-    hidden  bool [places, 1, PIECE]
+    first    position
+    is_seen  bool [places, width]; width is a multiple of PIECE
+    starts   the pieces that some place sees, and the first one: where each begins in the width. Others would change nothing.
+    hidden   of each of these pieces, bool [places, 1, PIECE]
     """
 
-    rows: Tensor
-    hidden: Tensor
+    first: int
+    is_seen: Bools
+    starts: list[int]
+    hidden: list[Tensor]
 
 
 @dataclass(slots=True)
 class Plan:
-    """What each place sees, before a window.
+    """A step, and what its places see by window and chunk; `rows`: of K or V for each piece, int64 [places * kv heads * PIECE], the scratch
+    block's where nothing is seen."""
 
-    slots, context_positions  int64 [places, width]; where there is nothing, any slot and position -1
-    positions                 int64 [places], the places' own
-    """
-
-    slots: Ints
-    context_positions: Ints
-    positions: Ints
-    by_window: dict[int | None, list[Piece]] = field(default_factory=dict)
+    step: StepTokens
+    by_reach: dict[Any, Seen] = field(default_factory=dict)
+    rows: dict[Any, list[Tensor]] = field(default_factory=dict)
 
 
-def prepare(step: StepTokens, pool: KVPool) -> Plan:
-    """The slots of what each place sees."""
-    places, count = step.num_tokens + step.num_padded, step.num_tokens
-    width = -(-int(step.seq_lens.max(initial=1)) // PIECE) * PIECE
-    plan = Plan(np.zeros((places, width), np.int64), np.full((places, width), -1, np.int64), np.zeros(places, np.int64))
-    plan.positions[:count] = step.positions
-    rising = np.arange(width)
-    plan.context_positions[:count] = np.where(rising <= step.positions[:, None], rising, -1)
-    by_sequence = step.slots_by_column(width)
-    plan.slots[:count, : by_sequence.shape[1]] = by_sequence.repeat(np.diff(step.query_start_loc), axis=0)
-    return plan
+def prepare(step: StepTokens) -> Plan:
+    """Nothing is known before a layer says what it sees."""
+    return Plan(step)
 
 
-def _pieces(plan: Plan, window: int | None, pool: KVPool) -> list[Piece]:
-    if window not in plan.by_window:
-        is_seen = plan.context_positions >= 0
-        if window is not None:
-            is_seen &= plan.context_positions > plan.positions[:, None] - window
-        heads = np.arange(pool.num_kv_heads)[:, None]
-        rows = np.where(is_seen, plan.slots, pool.scratch_slot)[:, None] * pool.num_kv_heads + heads
-        # Pieces that nobody sees are left out: they would change nothing.
-        starts = [first for first in range(0, rows.shape[2], PIECE) if not first or is_seen[:, first:][:, :PIECE].any()]
-        plan.by_window[window] = [
-            Piece(
-                torch.from_numpy(rows[:, :, first : first + PIECE].reshape(-1)).to(pool.device),
-                torch.from_numpy(~is_seen[:, None, first : first + PIECE]).to(pool.device),
-            )
-            for first in starts
+def _seen(plan: Plan, options: LayerOptions, pool: LayeredPool) -> Seen:
+    if options.reach not in plan.by_reach:
+        step = plan.step
+        first_seen = options.first_seen(step.positions)
+        first = int(first_seen.min(initial=step.positions.max(initial=0))) // PIECE * PIECE
+        width = -(-(int(step.seq_lens.max(initial=1)) - first) // PIECE) * PIECE
+        is_seen = np.zeros((step.num_tokens + step.num_padded, width), np.bool_)
+        rising = np.arange(first, first + width)
+        is_seen[: step.num_tokens] = (rising >= first_seen[:, None]) & (rising <= step.positions[:, None])
+        starts = [at for at in range(0, width, PIECE) if not at or is_seen[:, at : at + PIECE].any()]
+        hidden = [torch.from_numpy(~is_seen[:, None, at : at + PIECE]).to(pool.device) for at in starts]
+        plan.by_reach[options.reach] = Seen(first, is_seen, starts, hidden)
+    return plan.by_reach[options.reach]
+
+
+def _rows(plan: Plan, entries: Entries, pool: LayeredPool, options: LayerOptions) -> list[Tensor]:
+    key = (options.reach, entries.part, entries.row_steps, entries.heads)
+    if key not in plan.rows:
+        seen, step = plan.by_reach[options.reach], plan.step
+        slots = np.full(seen.is_seen.shape, pool.scratch_slot)
+        column, offset = divmod(seen.first, pool.block_size)
+        width = seen.is_seen.shape[1]
+        columns = np.arange(column, column - (-(offset + width) // pool.block_size))[None]
+        by_sequence = step.slots_in(np.arange(step.num_sequences), columns, entries.part)[:, offset : offset + width]
+        slots[: step.num_tokens] = by_sequence.repeat(np.diff(step.query_start_loc), axis=0)
+        rows = entries.row_steps.of(np.where(seen.is_seen, slots, pool.scratch_slot), pool.block_size)
+        heads = np.arange(entries.heads)[:, None] * entries.row_steps.head
+        rows = rows[:, None] + heads
+        plan.rows[key] = [
+            torch.from_numpy(rows[:, :, at : at + PIECE].reshape(-1)).to(pool.device) for at in seen.starts
         ]
-    return plan.by_window[window]
+    return plan.rows[key]
 
 
 def _aligned(matrices: Tensor) -> Tensor:
@@ -90,37 +99,43 @@ def _aligned(matrices: Tensor) -> Tensor:
 
     A product's bits depend on where its matrices begin in memory, and those of odd width begin somewhere else at each place.
     """
-    missing = -matrices.shape[-1] % _ALIGNED_WIDTH
+    missing = _aligned_width(matrices.shape[-1]) - matrices.shape[-1]
     return torch.nn.functional.pad(matrices, (0, missing)) if missing else matrices
 
 
+def _aligned_width(width: int) -> int:
+    return -(-width // _ALIGNED_WIDTH) * _ALIGNED_WIDTH
+
+
 def attend(
-    queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions, workspace: Workspace
+    queries: Tensor, pool: LayeredPool, own: LayerKV, plan: Plan, options: LayerOptions, workspace: Workspace
 ) -> Tensor:
     """See AttentionBackend."""
-    places, num_heads, head_dim = queries.shape
+    places, num_heads, _ = queries.shape
+    size, value_size = own.keys.size, own.values.size
     if not places:
-        return torch.empty_like(queries)
-    num_kv_heads = pool.num_kv_heads
+        return queries.new_empty(0, num_heads, value_size)
+    num_kv_heads = own.keys.heads
     group = num_heads // num_kv_heads
     precise = working_dtype(queries.dtype)
-    keys, values = (part.view(-1, head_dim) for part in pool.slots(layer))
-    q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, head_dim))
+    q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, size))
+    seen = _seen(plan, options, pool)
+    of_keys, of_values = (_rows(plan, entries, pool, options) for entries in (own.keys, own.values))
     highest = weight = total = None
     if options.sinks is not None:
         # A score that is seen before all pieces, and brings nothing.
         highest = options.sinks.to(precise).view(1, num_heads, 1).expand(places, -1, -1)
-        weight, total = torch.ones_like(highest), highest.new_zeros(places, num_heads, q.shape[-1])
-    for piece in _pieces(plan, options.window, pool):
-        k = _aligned(workspace.gathered("first", keys, piece.rows).to(precise).view(-1, PIECE, head_dim))
+        weight, total = torch.ones_like(highest), highest.new_zeros(places, num_heads, _aligned_width(value_size))
+    for hidden, key_rows, value_rows in zip(seen.hidden, of_keys, of_values, strict=True):
+        k = _aligned(workspace.gathered("first", own.keys.rows, key_rows).to(precise).view(-1, PIECE, size))
         scores = options.capped(torch.bmm(q, k.transpose(1, 2)).view(places, -1, PIECE))
-        scores.masked_fill_(piece.hidden, -torch.inf)
+        scores.masked_fill_(hidden, -torch.inf)
         most = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
         higher = most if highest is None else torch.maximum(highest, most)
         new = scores.sub_(higher).exp_()
         piece_weight = new.sum(-1, keepdim=True)
         # Where the keys lay, which nobody needs any more: that memory is in a cache.
-        v = _aligned(workspace.gathered("first", values, piece.rows).to(precise).view(-1, PIECE, head_dim))
+        v = _aligned(workspace.gathered("first", own.values.rows, value_rows).to(precise).view(-1, PIECE, value_size))
         piece_total = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_heads, -1)
         if highest is None or weight is None or total is None:
             weight, total = piece_weight, piece_total
@@ -132,4 +147,4 @@ def attend(
     assert weight is not None, "there is always a first piece"
     assert total is not None, "there is always a first piece"
     # A padded place has seen nothing: 0 / 1, not 0 / 0.
-    return (total[..., :head_dim] / weight.clamp_min_(torch.finfo(precise).tiny)).to(queries.dtype)
+    return (total[..., :value_size] / weight.clamp_min_(torch.finfo(precise).tiny)).to(queries.dtype)

@@ -6,21 +6,12 @@ depends on the query and its keys alone, and this backend is invariant whether a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from .backend import LayerOptions, LayerShape, working_dtype
-from .kv_pool import KVPool
-from .step_tokens import Ints, StepTokens
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """For each token, its position, and the slots and positions of all that it may see, in order."""
-
-    seen: list[tuple[int, Ints, Ints]]
+from .kv_pool import LayeredPool
+from .step_tokens import StepTokens
 
 
 class Backend:
@@ -36,23 +27,25 @@ class Backend:
     def check(self, shape: LayerShape) -> None:
         """It can do every shape."""
 
-    def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
-        """What each token sees: its sequence's history, and of this step what comes before it."""
-        positions = step.positions.tolist()
-        return Plan([(position, *seen) for position, seen in zip(positions, step.contexts(), strict=True)])
+    def prepare(self, step: StepTokens, pool: LayeredPool) -> StepTokens:
+        """The step says what each token sees: its sequence's history, and of this step what comes before it."""
+        return step
 
-    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
+    def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: StepTokens, options: LayerOptions) -> Tensor:
         """See AttentionBackend."""
-        keys, values = pool.slots(layer)
-        group = queries.shape[1] // pool.num_kv_heads
+        own = pool.layer(layer)
+        group = queries.shape[1] // own.keys.heads
         precise = working_dtype(queries.dtype)
-        out = torch.zeros_like(queries)
-        for token, (position, slots, positions) in enumerate(plan.seen):
-            if options.window is not None:
-                slots = slots[positions > position - options.window]
-            index = torch.from_numpy(slots).to(queries.device)
-            k = keys[index].to(precise).repeat_interleave(group, 1)
-            v = values[index].to(precise).repeat_interleave(group, 1)
+        out = queries.new_zeros(*queries.shape[:2], own.values.size)
+        firsts = options.first_seen(plan.positions).tolist()
+        of_keys, of_values = plan.contexts(own.keys.part), plan.contexts(own.values.part)
+        for token, (first, *slots) in enumerate(zip(firsts, of_keys, of_values, strict=True)):
+            k, v = (
+                entries.blocks[torch.from_numpy(its // pool.block_size), torch.from_numpy(its % pool.block_size)]
+                .to(precise)
+                .repeat_interleave(group, 1)
+                for entries, its in zip((own.keys, own.values), (each[first:] for each in slots), strict=True)
+            )
             # [tokens seen, heads]
             scores = options.capped((queries[token].to(precise) * k).sum(-1) * options.scale)
             if options.sinks is not None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,12 @@ class StepTokens:
     """T tokens of n sequences, those of one sequence together, in order.
 
     positions     int64 [T]
-    slot_mapping  int64 [T]; where K and V of each token go
+    slot_mapping  int64 [T] or [T, k]; where K and V of each token go, -1: nowhere
     query_start_loc
                   int64 [n + 1]; sequence i's tokens are query_start_loc[i] to query_start_loc[i + 1] - 1
     seq_lens  int64 [n]; tokens of each sequence after this step, its tokens of this step included
-    block_tables  int [n, columns]; entries behind a sequence's blocks are never read
+    block_tables  int [n, columns], or [n, columns, k] where a block has k pages; entries behind a sequence's blocks, and before what its
+                  tokens of this step see, are never read
     block_size    tokens a block
     num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results nobody uses
     """
@@ -50,33 +52,47 @@ class StepTokens:
         length = int(self.seq_lens[i] - (self.query_start_loc[i + 1] - self.query_start_loc[i]))
         return self.slots_of(i, length)
 
-    def slots_of(self, i: int, length: int) -> Ints:
-        """int64 [length]: slots of sequence i's first tokens by its block table."""
-        slots: Ints = self.slots_by_column(length, np.array([i]))[0]
+    def slots_of(self, i: int, length: int, part: int = 0) -> Ints:
+        """int64 [length]: slots of sequence i's first tokens by its block table, on this page of each block."""
+        chosen = np.array([i])
+        columns = np.arange(-(-length // self.block_size))[None]
+        slots: Ints = self.slots_in(chosen, columns, part)[0, :length]
         return slots
 
-    def slots_by_column(self, width: int, chosen: Ints | None = None) -> Ints:
-        """int64 [sequences, at most width]: slots of the first `width` tokens of every sequence, or of those chosen, by its block
-        table; behind a sequence's own tokens, and where its table ends, anything or nothing."""
-        columns = self.block_tables[:, : -(-width // self.block_size)]
-        blocks = (columns if chosen is None else columns[chosen]).astype(np.int64)
-        slots: Ints = blocks[:, :, None] * self.block_size + np.arange(self.block_size)
-        return slots.reshape(len(blocks), blocks.shape[1] * self.block_size)[:, :width]
+    def table(self, part: int = 0) -> NDArray[np.int32]:
+        """int [n, columns]: this page of each block."""
+        return self.block_tables if self.block_tables.ndim == 2 else self.block_tables[:, :, part]
 
-    def contexts(self) -> Iterator[tuple[Ints, Ints]]:
-        """For each token, slots and positions of all that it sees, in order: its sequence's history, and of this step what comes before
-        it and itself."""
+    def slots_in(self, chosen: Ints, columns: Ints, part: int = 0) -> Ints:
+        """int64 [b, c * block_size]: slots of the tokens in these columns, int64 [b or 1, c], of the chosen sequences' tables, int64 [b];
+        anything where a table ends."""
+        table = self.table(part)
+        within = np.minimum(columns, table.shape[1] - 1)
+        blocks = table[chosen[:, None], within].astype(np.int64)
+        slots: Ints = blocks[:, :, None] * self.block_size + np.arange(self.block_size)
+        return slots.reshape(len(blocks), blocks.shape[1] * self.block_size)
+
+    def contexts(self, part: int = 0) -> Iterator[Ints]:
+        """For each token the slots of all tokens up to itself, in order, by its sequence's table."""
         for i in range(self.num_sequences):
-            first, stop = int(self.query_start_loc[i]), int(self.query_start_loc[i + 1])
-            history = self.history(i)
-            for token in range(first, stop):
-                own = slice(first, token + 1)
-                slots = np.concatenate([history, self.slot_mapping[own]])
-                yield slots, np.concatenate([np.arange(len(history)), self.positions[own]])
+            slots = self.slots_of(i, int(self.seq_lens[i]), part)
+            own = slice(int(self.query_start_loc[i]), int(self.query_start_loc[i + 1]))
+            for position in self.positions[own].tolist():
+                yield slots[: position + 1]
 
     def slot_tensor(self, device: torch.device) -> Tensor:
-        """The slot mapping as a tensor, int64 [T]."""
+        """The slot mapping as a tensor, int64 [T] or [T, k]."""
         return torch.from_numpy(self.slot_mapping).to(device)
+
+    @classmethod
+    def by_tables(
+        cls, positions: Ints, query_start_loc: Ints, seq_lens: Ints, tables: NDArray[np.int32], block_size: int
+    ) -> StepTokens:
+        """The step of a group whose tables, int32 [n, columns, k], say where its tokens go: nowhere where an entry is -1."""
+        owners = np.arange(len(seq_lens)).repeat(np.diff(query_start_loc))
+        pages = tables[owners, positions // block_size].astype(np.int64)
+        slots = np.where(pages < 0, -1, pages * block_size + (positions % block_size)[:, None])
+        return cls(positions, slots, query_start_loc, seq_lens, tables, block_size)
 
     def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
         """Tokens `first` to `stop` - 1 alone, which come after those before them."""

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import pieces
 from .backend import LayerOptions, LayerShape, working_dtype
-from .kv_pool import KVPool
-from .step_tokens import Ints, StepTokens
+from .kv_pool import LayeredPool, LayerKV
+from .layouts.entries import Entries
+from .step_tokens import Bools, Ints, StepTokens
 from .workspace import Workspace
 
 # Numbers of buckets that are tried.
@@ -31,18 +32,40 @@ _BYTES_A_CALL = 400_000
 
 @dataclass(slots=True)
 class Part:
-    """Sequences that are computed by one call: b of them, each with q tokens over at most L slots.
+    """Sequences that are computed by one call: b of them, each with q tokens.
 
+    sequences   int64 [b]
     tokens      int64 [b * q], their places in the step
-    slots       int64 [b, L], anything where there is padding, and context_positions int64 [b, L] of these, -1 there
     positions   int64 [b, q]
+    by_reach    what a window and a chunk leave, and the slots of it by page of a block
+    rows        of a layer's K or V, int64 [b * kv heads * L]: by reach, page of a block, steps and heads
     """
 
+    step: StepTokens
+    sequences: Ints
     tokens: Tensor
-    slots: NDArray[np.int64]
-    context_positions: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    by_window: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    positions: Ints
+    by_reach: dict[Any, Seen] = field(default_factory=dict)
+    rows: dict[Any, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the tokens of a part see: at most L slots of each sequence.
+
+    columns  int64 [b, c]: of the tables, from the first that a token sees on; they hold the L slots
+    used     bool [b, L]: some token looks there
+    hidden   bool [b, 1, 1, q, L]
+    """
+
+    columns: Ints
+    used: Bools
+    hidden: Tensor
+
+    @property
+    def width(self) -> int:
+        """L."""
+        return len(self.used[0])
 
 
 @dataclass(slots=True)
@@ -65,84 +88,102 @@ class Backend:
     def check(self, shape: LayerShape) -> None:
         """It can do every shape."""
 
-    def prepare(self, step: StepTokens, pool: KVPool) -> Plan | pieces.Plan:
+    def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan | pieces.Plan:
         """Sort the sequences into parts."""
         if self.is_invariant:
-            return pieces.prepare(step, pool)
+            return pieces.prepare(step)
         is_single = np.diff(step.query_start_loc) == 1
         single = is_single.nonzero()[0]
-        bytes_per_slot = 2 * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
-        parts = [self._bucket(step, pool, bucket) for bucket in _buckets(single, step.seq_lens[single], bytes_per_slot)]
-        parts += [self._chunk(step, pool, i) for i in (~is_single).nonzero()[0].tolist()]
+        parts = [_part(step, pool, each) for each in _buckets(single, step.seq_lens[single], pool.bytes_per_slot)]
+        parts += [_part(step, pool, np.array([i])) for i in (~is_single).nonzero()[0].tolist()]
         return Plan(parts)
 
     def attend(
-        self, queries: Tensor, pool: KVPool, layer: int, plan: Plan | pieces.Plan, options: LayerOptions
+        self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan | pieces.Plan, options: LayerOptions
     ) -> Tensor:
         """See AttentionBackend."""
+        own = pool.layer(layer)
         if isinstance(plan, pieces.Plan):
-            return pieces.attend(queries, pool, layer, plan, options, self._workspace)
-        out = torch.zeros_like(queries)
+            return pieces.attend(queries, pool, own, plan, options, self._workspace)
+        out = queries.new_zeros(*queries.shape[:2], own.values.size)
         for part in plan.parts:
-            self._attend_part(queries, out, pool, layer, part, options)
+            self._attend_part(queries, out, pool, own, part, options)
         return out
 
-    def _bucket(self, step: StepTokens, pool: KVPool, chosen: Ints) -> Part:
-        lengths = step.seq_lens[chosen]
-        width = int(lengths.max())
-        rising = np.arange(width)
-        slots = step.slots_by_column(width, chosen)
-        tokens = step.query_start_loc[chosen]
-        return Part(
-            torch.from_numpy(tokens).to(pool.device),
-            slots,
-            np.where(rising < lengths[:, None], rising, -1),
-            step.positions[tokens][:, None],
-        )
-
-    def _chunk(self, step: StepTokens, pool: KVPool, i: int) -> Part:
-        first, stop = int(step.query_start_loc[i]), int(step.query_start_loc[i + 1])
-        history = step.history(i)
-        context_positions = np.concatenate([np.arange(len(history)), step.positions[first:stop]])
-        return Part(
-            torch.arange(first, stop, device=pool.device),
-            np.concatenate([history, step.slot_mapping[first:stop]])[None],
-            context_positions[None],
-            step.positions[None, first:stop],
-        )
-
     def _attend_part(
-        self, queries: Tensor, out: Tensor, pool: KVPool, layer: int, part: Part, options: LayerOptions
+        self, queries: Tensor, out: Tensor, pool: LayeredPool, own: LayerKV, part: Part, options: LayerOptions
     ) -> None:
-        num_kv_heads, head_dim = pool.num_kv_heads, pool.head_dim
-        (b, num_queries), width = part.positions.shape, part.slots.shape[1]
-        rows, hidden = _rows_and_mask(part, options.window, pool)
-        keys, values = (each.view(-1, head_dim) for each in pool.slots(layer))
-        # The heads of a group read the same K and V, so they stand beside the queries: [b, kv heads, group * queries, head_dim].
-        q = queries[part.tokens].view(b, num_queries, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+        num_kv_heads, size, value_size = own.keys.heads, own.keys.size, own.values.size
+        b, num_queries = part.positions.shape
+        seen = _seen(part, options, pool)
+        width = seen.width
+        # The heads of a group read the same K and V, so they stand beside the queries: [b, kv heads, group * queries, size].
+        q = queries[part.tokens].view(b, num_queries, num_kv_heads, -1, size).permute(0, 2, 3, 1, 4)
         group = q.shape[2]
-        q = q.reshape(b * num_kv_heads, group * num_queries, head_dim)
-        k = self._workspace.gathered("first", keys, rows).view(-1, width, head_dim)
+        q = q.reshape(b * num_kv_heads, group * num_queries, size)
+        k = self._gathered("first", part, own.keys, pool, options)
         precise = working_dtype(q.dtype)
         if options.soft_cap is None and options.sinks is None and (num_queries > 1 or q.dtype != precise):
             # It holds neither the scores of a whole chunk nor K and V in more than their 16 bits; else products are faster.
-            v = self._workspace.gathered("second", values, rows).view(-1, width, head_dim)
-            seen = hidden.logical_not().expand(b, 1, group, num_queries, width).reshape(b, 1, -1, width)
-            q, k, v = (each.view(b, num_kv_heads, -1, head_dim) for each in (q, k, v))
-            result = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=options.scale)
+            v = self._gathered("second", part, own.values, pool, options)
+            is_seen = seen.hidden.logical_not().expand(b, 1, group, num_queries, width).reshape(b, 1, -1, width)
+            q, k, v = (each.view(b, num_kv_heads, -1, each.shape[-1]) for each in (q, k, v))
+            result = scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=options.scale)
         else:
             scores = torch.bmm(q.to(precise), k.to(precise).transpose(1, 2)).mul_(options.scale)
             scores = options.capped(scores).view(b, num_kv_heads, group, num_queries, width)
-            scores.masked_fill_(hidden, -torch.inf)
+            scores.masked_fill_(seen.hidden, -torch.inf)
             if options.sinks is not None:
                 sinks = options.sinks.to(precise).view(num_kv_heads, group, 1, 1).expand(b, -1, -1, num_queries, 1)
                 scores = torch.cat([scores, sinks], -1)
             weights = torch.softmax(scores, -1)[..., :width].contiguous()
             # Where the keys lay, which nobody needs any more: that memory is in a cache.
-            v = self._workspace.gathered("first", values, rows).view(-1, width, head_dim)
+            v = self._gathered("first", part, own.values, pool, options)
             result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v.to(precise)).to(q.dtype)
-        result = result.view(b, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
-        out[part.tokens] = result.reshape(-1, queries.shape[1], head_dim)
+        result = result.view(b, num_kv_heads, group, num_queries, value_size).permute(0, 3, 1, 2, 4)
+        out[part.tokens] = result.reshape(-1, queries.shape[1], value_size)
+
+    def _gathered(self, name: str, part: Part, entries: Entries, pool: LayeredPool, options: LayerOptions) -> Tensor:
+        """K or V that the part sees: [b * kv heads, L, size]."""
+        rows = _rows(part, entries, pool, options)
+        return self._workspace.gathered(name, entries.rows, rows).view(
+            len(part.sequences) * entries.heads, -1, entries.size
+        )
+
+
+def _part(step: StepTokens, pool: LayeredPool, chosen: Ints) -> Part:
+    """These sequences, which all have as many tokens in the step."""
+    num_queries = int(step.query_start_loc[chosen[0] + 1] - step.query_start_loc[chosen[0]])
+    tokens = step.query_start_loc[chosen][:, None] + np.arange(num_queries)
+    return Part(step, chosen, torch.from_numpy(tokens.reshape(-1)).to(pool.device), step.positions[tokens])
+
+
+def _seen(part: Part, options: LayerOptions, pool: LayeredPool) -> Seen:
+    """See Seen; made once a window."""
+    if options.reach not in part.by_reach:
+        size = pool.block_size
+        first_seen = options.first_seen(part.positions)
+        first = first_seen[:, 0] // size
+        width = int((part.positions[:, -1] + 1 - first * size).max())
+        columns = first[:, None] + np.arange(-(-width // size))
+        context = (first * size)[:, None, None] + np.arange(width)
+        is_seen: Bools = (context >= first_seen[:, :, None]) & (context <= part.positions[:, :, None])
+        part.by_reach[options.reach] = Seen(
+            columns, np.asarray(is_seen.any(1)), torch.from_numpy(~is_seen[:, None, None]).to(pool.device)
+        )
+    return part.by_reach[options.reach]
+
+
+def _rows(part: Part, entries: Entries, pool: LayeredPool, options: LayerOptions) -> Tensor:
+    """Rows of K or V, int64 [b * kv heads * L], scratch where no token looks; made once for layers that lie alike."""
+    key = (options.reach, entries.part, entries.row_steps, entries.heads)
+    if key not in part.rows:
+        seen = part.by_reach[options.reach]
+        slots = part.step.slots_in(part.sequences, seen.columns, entries.part)[:, : seen.width]
+        rows = entries.row_steps.of(np.where(seen.used, slots, pool.scratch_slot), pool.block_size)
+        heads = np.arange(entries.heads)[:, None] * entries.row_steps.head
+        part.rows[key] = torch.from_numpy((rows[:, None] + heads).reshape(-1)).to(pool.device)
+    return part.rows[key]
 
 
 def _buckets(chosen: Ints, lengths: Ints, bytes_per_slot: int) -> list[Ints]:
@@ -162,20 +203,3 @@ def _buckets(chosen: Ints, lengths: Ints, bytes_per_slot: int) -> list[Ints]:
 
     count = min((each for each in _BUCKETS if each <= len(rising)), key=cost)
     return [chosen[by_length[start:stop]] for start, stop in bounds(count)]
-
-
-def _rows_and_mask(part: Part, window: int | None, pool: KVPool) -> tuple[Tensor, Tensor]:
-    """Rows of a layer seen as [slots * kv heads, head_dim], int64 [b * kv heads * L], scratch where no query looks, and what a query
-    does not see, bool [b, 1, 1, q, L]; made once a window."""
-    if window not in part.by_window:
-        context, positions = part.context_positions[:, None, :], part.positions[:, :, None]
-        seen = (context >= 0) & (context <= positions)
-        if window is not None:
-            seen = seen & (context > positions - window)
-        slots = np.where(seen.any(1), part.slots, pool.scratch_slot)
-        rows = slots[:, None] * pool.num_kv_heads + np.arange(pool.num_kv_heads)[:, None]
-        part.by_window[window] = (
-            torch.from_numpy(rows.reshape(-1)).to(pool.device),
-            torch.from_numpy(~seen[:, None, None]).to(pool.device),
-        )
-    return part.by_window[window]

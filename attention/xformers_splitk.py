@@ -34,7 +34,8 @@ from torch import Tensor
 from paged.errors import UnsupportedByBackend
 
 from .backend import LayerOptions, LayerShape
-from .kv_pool import KVPool
+from .kv_pool import LayeredPool
+from .layouts.entries import Entries
 from .step_tokens import Ints, StepTokens
 
 _BLOCK_SIZES = (16, 32, 64)
@@ -72,11 +73,11 @@ class Rows:
 
 @dataclass(slots=True)
 class Plan:
-    """The rows of one step, by their length, and xformers' mask of each for every window that was asked for."""
+    """The rows of one step, by their length, and xformers' mask of each for every window that was asked for, and every way a layer lies."""
 
     step: StepTokens
     rows: list[Rows]
-    by_window: dict[int | None, list[Any]] = field(default_factory=dict)
+    masks: dict[Any, list[Any]] = field(default_factory=dict)
 
 
 class Backend:
@@ -127,8 +128,14 @@ class Backend:
             raise _unsupported("a soft cap on scores", _OTHERS)
         if shape.has_sinks:
             raise _unsupported("attention sinks", _OTHERS)
+        if shape.has_chunks:
+            raise _unsupported("attention within chunks", _OTHERS)
+        if shape.value_dim not in (None, shape.head_dim):
+            raise _unsupported(f"keys of {shape.head_dim} and values of {shape.value_dim} a head", _OTHERS)
+        if not shape.is_even:
+            raise _unsupported("pages that are no whole number of a layer's blocks", _OTHERS)
 
-    def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
+    def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan:
         """Cut the step into rows."""
         counts = np.diff(step.query_start_loc)
         longest = len(_ROW_LENGTHS) - 1
@@ -141,26 +148,35 @@ class Backend:
             ],
         )
 
-    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
-        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap or sinks, which `check` was not told of."""
+    def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
+        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, sinks or chunks, which `check` was not told of."""
         if options.soft_cap is not None:
             raise _unsupported("a soft cap on scores", _OTHERS)
         if options.sinks is not None:
             raise _unsupported("attention sinks", _OTHERS)
-        if options.window not in plan.by_window:
-            plan.by_window[options.window] = [
-                self._mask_of(rows, plan.step, pool, options.window) for rows in plan.rows
-            ]
+        if options.chunk is not None:
+            raise _unsupported("attention within chunks", _OTHERS)
+        own = pool.layer(layer)
+        if own.keys.part != own.values.part:
+            raise _unsupported("K and V of a layer on two pages", _OTHERS)
+        key = (options.window, own.keys.part, own.keys.token_steps)
+        if key not in plan.masks:
+            plan.masks[key] = [self._mask_of(rows, plan.step, pool, own.keys, options.window) for rows in plan.rows]
         num_heads, head_dim = queries.shape[1:]
-        group = num_heads // pool.num_kv_heads
+        num_kv_heads = own.keys.heads
+        group = num_heads // num_kv_heads
         # [1, slots, num_kv_heads, group, head_dim]; the heads of a group are the same memory.
-        keys, values = (slots[None, :, :, None].expand(-1, -1, -1, group, -1) for slots in pool.slots(layer))
+        # They begin at two places of a page; behind the scratch block's nothing is read.
+        num_slots = min(len(own.keys.tokens), len(own.values.tokens))
+        keys, values = (
+            part.tokens[None, :num_slots, :, None].expand(-1, -1, -1, group, -1) for part in (own.keys, own.values)
+        )
         out = torch.zeros_like(queries)
         # Triton launches on the current device, whichever its arguments are on.
         with torch.cuda.device(queries.get_device()):
-            for rows, mask in zip(plan.rows, plan.by_window[options.window], strict=True):
+            for rows, mask in zip(plan.rows, plan.masks[key], strict=True):
                 result = self._fmha.memory_efficient_attention_forward(
-                    queries[rows.queries].view(1, -1, pool.num_kv_heads, group, head_dim),
+                    queries[rows.queries].view(1, -1, num_kv_heads, group, head_dim),
                     keys,
                     values,
                     attn_bias=mask,
@@ -170,9 +186,10 @@ class Backend:
                 out[rows.tokens] = result.reshape(-1, num_heads, head_dim)[rows.places]
         return out
 
-    def _mask_of(self, rows: Rows, step: StepTokens, pool: KVPool, window: int | None) -> Any:
-        """xformers' mask of these rows: their lengths, and the tables from the first block in the window on."""
-        lengths, tables = _tables(rows, step, pool.scratch_block, window)
+    def _mask_of(self, rows: Rows, step: StepTokens, pool: LayeredPool, entries: Entries, window: int | None) -> Any:
+        """xformers' mask of these rows: their lengths, and the tables from the first block in the window on, in blocks of one layer's K."""
+        lengths, tables = _tables(rows, step, entries.part, pool.scratch_block, window)
+        tables *= entries.token_steps.page // step.block_size
         mask = (self._mask if window is None else self._windowed_mask).from_seqlens(
             [rows.length] * rows.num_rows,
             lengths.tolist(),
@@ -238,7 +255,9 @@ def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> R
     )
 
 
-def _tables(rows: Rows, step: StepTokens, scratch_block: int, window: int | None) -> tuple[Ints, NDArray[np.int32]]:
+def _tables(
+    rows: Rows, step: StepTokens, part: int, scratch_block: int, window: int | None
+) -> tuple[Ints, NDArray[np.int32]]:
     """How many tokens each row reads, int64 [num_rows], and from which blocks, int32 [num_rows, width].
 
     A row begins with the first block that its first token sees.
@@ -255,7 +274,7 @@ def _tables(rows: Rows, step: StepTokens, scratch_block: int, window: int | None
     is_read = rising < num_columns
     columns = np.where(is_read, first_columns[:, None] + rising, 0)
     tables = np.full((rows.num_rows, len(rising)), scratch_block, np.int32)
-    tables[:n] = np.where(is_read, step.block_tables[rows.sequences[:, None], columns], scratch_block)
+    tables[:n] = np.where(is_read, step.table(part)[rows.sequences[:, None], columns], scratch_block)
     return lengths, tables
 
 

@@ -35,6 +35,9 @@
 #define HIGH(a, b) SHUFFLED(a, b, 2, 6, 3, 7)
 #endif
 
+/* A head's size, up to a multiple of LANES. */
+INLINE size_t up(size_t size) { return (size + LANES - 1) / LANES * LANES; }
+
 /* Memory of one piece of work: rows of one head of K and V stand together. */
 typedef struct {
     float queries[MOST_ROWS * PAGED_MOST_HEAD_SIZE];
@@ -45,7 +48,7 @@ typedef struct {
     vec weight[MOST_ROWS];
     /* A vector of rows is read from wherever a head's rows begin. */
     float highest[MOST_ROWS + LANES], now[MOST_ROWS + LANES], kept[MOST_ROWS + LANES];
-    size_t at[2][TILE]; /* where the positions of this tile and of the next one lie, in elements */
+    size_t key_at[2][TILE], value_at[2][TILE]; /* where K and V of this tile's positions lie and of the next one's, in elements */
 } room;
 
 /* LANES elements of a row from `at` on, 0 behind its end. */
@@ -74,7 +77,7 @@ typedef struct {
     const char *now[TILE], *next[TILE];
 } tile_rows;
 
-/* K of `count` rows as [depth, TILE], where depth is the head size up to a multiple of LANES; 0 behind the rows. */
+/* K of `count` rows as [depth, TILE], where depth is up(head_size); 0 behind the rows. */
 INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, size_t depth, float *to, enum element element) {
     const char *const *rows = keys->now;
     const size_t bytes = bytes_of(element);
@@ -166,16 +169,26 @@ INLINE vec weigh(float *scores, float highest) {
 }
 
 /* Where K and V of positions first to last - 1 of a sequence lie, from its block table. */
-INLINE void find(const paged_attention_call *call, const int32_t *table, size_t first, size_t last, size_t *at) {
-    const size_t row = call->kv_heads * call->head_size, block_size = call->block_size;
-    size_t column = first / block_size, offset = first % block_size;
+INLINE void find(const paged_attention_call *call, const int32_t *table, size_t first, size_t last, size_t *key_at, size_t *value_at) {
+    const size_t key_row = call->kv_heads * call->key_size, value_row = call->kv_heads * call->value_size;
+    const size_t block_size = call->block_size, step = call->column_stride;
+    size_t column = first / block_size * step, offset = first % block_size;
     for (size_t j = 0; j < last - first; j++) {
-        at[j] = ((size_t)table[column] * block_size + offset) * row;
+        key_at[j] = (size_t)table[column + call->key_part] * call->page_stride + offset * key_row;
+        value_at[j] = (size_t)table[column + call->value_part] * call->page_stride + offset * value_row;
         if (++offset == block_size) {
             offset = 0;
-            column++;
+            column += step;
         }
     }
+}
+
+/* The first position that the token sees which is number `seen` of its sequence, itself included. */
+INLINE size_t first_seen(const paged_attention_call *call, size_t seen) {
+    const size_t window = call->window, chunk = call->chunk;
+    size_t first = window && seen > window ? seen - window : 0;
+    if (chunk && (seen - 1) / chunk * chunk > first) first = (seen - 1) / chunk * chunk;
+    return first;
 }
 
 /* A tile of positions, of which a row sees some, for the `rows` rows of one head of K and V that begin at `own`. `keys` and `values` are of
@@ -183,15 +196,15 @@ INLINE void find(const paged_attention_call *call, const int32_t *table, size_t 
 INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys,
                      const tile_rows *values, size_t count, size_t first, size_t before, size_t c, int is_whole,
                      enum element element) {
-    const size_t size = call->head_size, depth = (size + LANES - 1) / LANES * LANES, window = call->window;
+    const size_t size = call->value_size, depth = up(size), key_depth = up(call->key_size);
     const size_t group = call->heads / call->kv_heads;
     float *weights = room->weights + own * TILE, *totals = room->totals + own * depth, *kept = room->kept + own;
-    turn_keys(keys, count, size, depth, room->keys, element);
-    product(rows, room->queries + own * depth, depth, room->keys, TILE, depth, weights, TILE, TILE, NULL);
+    turn_keys(keys, count, call->key_size, key_depth, room->keys, element);
+    product(rows, room->queries + own * key_depth, key_depth, room->keys, TILE, key_depth, weights, TILE, TILE, NULL);
     if (!is_whole || call->soft_cap != 0)
         for (size_t r = 0; r < rows; r++) {
-            size_t seen = before + (first + r) / group + 1;
-            float high = seen < c ? 0 : (float)(seen - c), low = window && seen > window + c ? (float)(seen - window - c) : 0;
+            const size_t seen = before + (first + r) / group + 1, least = first_seen(call, seen);
+            float high = seen < c ? 0 : (float)(seen - c), low = least > c ? (float)(least - c) : 0;
             mask(weights + r * TILE, low, high, call->soft_cap);
         }
     for (size_t r = 0; r < rows; r++) room->now[own + r] = highest_of(weights + r * TILE);
@@ -220,20 +233,20 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
  * a query head of those that read one head of K and V. Heads take turns at each tile: what they read lies side by side. */
 INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room,
                    enum element element) {
-    const size_t size = call->head_size, depth = (size + LANES - 1) / LANES * LANES, bytes = bytes_of(element);
+    const size_t key_size = call->key_size, size = call->value_size, bytes = bytes_of(element);
+    const size_t key_depth = up(key_size), depth = up(size);
     const size_t group = call->heads / call->kv_heads, rows = last - first;
     const size_t start = call->query_start[i], before = call->seq_lens[i] - (call->query_start[i + 1] - start);
     const int32_t *table = call->tables + i * call->table_stride;
-    const size_t end = before + (last - 1) / group + 1, window = call->window;
-    const size_t earliest = before + first / group + 1;
-    const size_t begin = window && earliest > window ? earliest - window : 0;
+    const size_t end = before + (last - 1) / group + 1, earliest = before + first / group + 1;
+    const size_t begin = first_seen(call, earliest);
 
     for (size_t r = 0; r < rows * (behind - head); r++) {
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
-        const size_t at = token * call->query_stride + its * size;
+        const size_t at = token * call->query_stride + its * key_size;
         const char *query = (const char *)call->queries + at * bytes_of(call->query_element);
-        for (size_t d = 0; d < depth; d += LANES)
-            *(vec *)(room->queries + r * depth + d) = call->scale * part_of(query, d, size, call->query_element);
+        for (size_t d = 0; d < key_depth; d += LANES)
+            *(vec *)(room->queries + r * key_depth + d) = call->scale * part_of(query, d, key_size, call->query_element);
         room->highest[r] = call->sinks ? call->sinks[its] : LOWEST;
         room->weight[r] = (vec){0};
         room->weight[r][0] = call->sinks ? 1 : 0;
@@ -241,27 +254,28 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
     memset(room->totals, 0, rows * (behind - head) * depth * sizeof(float));
     /* From the first position that any row sees: behind it none is skipped, and before it nothing is read. */
     size_t from = begin, upto = begin / TILE * TILE + TILE < end ? begin / TILE * TILE + TILE : end;
-    find(call, table, from, upto, room->at[0]);
+    find(call, table, from, upto, room->key_at[0], room->value_at[0]);
     for (int side = 0; from < end; side = !side) {
         const size_t c = from / TILE * TILE, count = upto - c, skipped = from - c;
         const size_t next = upto, behind_next = next + TILE < end ? next + TILE : end;
-        if (next < end) find(call, table, next, behind_next, room->at[!side]);
+        if (next < end) find(call, table, next, behind_next, room->key_at[!side], room->value_at[!side]);
         /* Whether every row sees the whole tile: from where the last one's window begins to where the first one's ends. */
-        const int is_whole = c + TILE <= earliest && (!window || end <= window + c);
+        const int is_whole = c + TILE <= earliest && first_seen(call, end) <= c;
         for (size_t h = head; h < behind; h++) {
             static const float nothing[PAGED_MOST_HEAD_SIZE];
             tile_rows keys, values;
             const int is_last = h + 1 == behind;
-            const size_t *its = room->at[is_last ? !side : side];
-            const size_t known = is_last ? behind_next - next : upto - from, other = (is_last ? head : h + 1) * size;
+            const size_t *key_at = room->key_at[is_last ? !side : side], *value_at = room->value_at[is_last ? !side : side];
+            const size_t known = is_last ? behind_next - next : upto - from, other = is_last ? head : h + 1;
             for (size_t j = 0; j < TILE; j++) {
                 const int is_read = j >= skipped && j < count;
-                const size_t at = is_read ? (room->at[side][j - skipped] + h * size) * bytes : 0;
-                keys.now[j] = is_read ? (const char *)call->keys + at : (const char *)nothing;
-                values.now[j] = is_read ? (const char *)call->values + at : (const char *)nothing;
-                const size_t then = j < known ? (its[j] + other) * bytes : 0;
-                keys.next[j] = (const char *)call->keys + then;
-                values.next[j] = (const char *)call->values + then;
+                keys.now[j] = values.now[j] = (const char *)nothing;
+                if (is_read) {
+                    keys.now[j] = (const char *)call->keys + (room->key_at[side][j - skipped] + h * key_size) * bytes;
+                    values.now[j] = (const char *)call->values + (room->value_at[side][j - skipped] + h * size) * bytes;
+                }
+                keys.next[j] = (const char *)call->keys + (j < known ? key_at[j] + other * key_size : 0) * bytes;
+                values.next[j] = (const char *)call->values + (j < known ? value_at[j] + other * size : 0) * bytes;
             }
             add_tile(call, room, (h - head) * rows, rows, &keys, &values, count, first, before, c, is_whole, element);
         }

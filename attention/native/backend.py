@@ -20,7 +20,7 @@ from torch import Tensor
 from paged.errors import BuildFailed, UnsupportedByBackend
 
 from ..backend import LayerOptions, LayerShape
-from ..kv_pool import KVPool
+from ..kv_pool import LayeredPool
 from ..step_tokens import StepTokens
 from .build import library
 
@@ -46,8 +46,9 @@ class Call(ctypes.Structure):
             (name, _pointer)
             for name in ("queries", "out", "keys", "values", "tables", "query_start", "seq_lens", "sinks")
         ),
-        *((name, _int64) for name in ("query_stride", "out_stride", "table_stride", "block_size")),
-        *((name, _int64) for name in ("n", "heads", "kv_heads", "head_size", "window")),
+        *((name, _int64) for name in ("query_stride", "out_stride", "table_stride", "column_stride")),
+        *((name, _int64) for name in ("block_size", "page_stride", "key_part", "value_part")),
+        *((name, _int64) for name in ("n", "heads", "kv_heads", "key_size", "value_size", "window", "chunk")),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("pool_element", "query_element", "out_element")),
@@ -56,7 +57,7 @@ class Call(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sequences as the C code reads them: block tables int32 [n, columns], query_start int64 [n + 1], seq_lens int64 [n]. Their memory
+    """Sequences as the C code reads them: block tables int32 [n, columns] or [n, columns, k], query_start int64 [n + 1], seq_lens int64 [n]. Their memory
     is held here."""
 
     tables: NDArray[np.int32]
@@ -66,7 +67,9 @@ class Plan:
 
     def write(self, call: Call) -> None:
         """Into a call."""
-        call.tables, call.table_stride = self.tables.ctypes.data, self.tables.shape[1]
+        call.tables = self.tables.ctypes.data
+        call.column_stride = self.tables.shape[2] if self.tables.ndim == 3 else 1
+        call.table_stride = self.tables.shape[1] * call.column_stride
         call.query_start, call.seq_lens = self.query_start.ctypes.data, self.seq_lens.ctypes.data
         call.block_size, call.n = self.block_size, len(self.seq_lens)
 
@@ -88,29 +91,35 @@ class Backend:
         if refusal is not None:
             raise UnsupportedByBackend(_NAME, *refusal)
 
-    def prepare(self, step: StepTokens, pool: KVPool) -> Plan:
+    def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan:
         """Sequences as they are."""
         return plan_of(step)
 
-    def attend(self, queries: Tensor, pool: KVPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
+    def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
         """See AttentionBackend."""
-        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        own = pool.layer(layer)
+        keys, values = own.keys, own.values
+        out = queries.new_empty(*queries.shape[:2], values.size)
         # Places behind the tokens hold something finite.
         out[int(plan.query_start[-1]) :] = 0
         if queries.stride()[1:] != (queries.shape[2], 1):
             queries = queries.contiguous()
-        keys, values = pool.keys(layer), pool.values(layer)
         call = Call(
             queries=queries.data_ptr(),
             out=out.data_ptr(),
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
+            keys=keys.blocks.data_ptr(),
+            values=values.blocks.data_ptr(),
+            page_stride=keys.blocks.stride(0),
+            key_part=keys.part,
+            value_part=values.part,
             query_stride=queries.stride(0),
             out_stride=out.stride(0),
             heads=queries.shape[1],
-            kv_heads=pool.num_kv_heads,
-            head_size=pool.head_dim,
+            kv_heads=keys.heads,
+            key_size=keys.size,
+            value_size=values.size,
             window=options.window or 0,
+            chunk=options.chunk or 0,
             scale=options.scale,
             soft_cap=options.soft_cap or 0,
             pool_element=ELEMENTS[pool.dtype],
@@ -141,8 +150,9 @@ def _refusal(shape: LayerShape) -> tuple[str, str] | None:
         return f"device {str(shape.device)!r}", f"it runs on a CPU; {_OTHERS}"
     if shape.dtype not in ELEMENTS:
         return f"{shape.dtype}", f"it reads float32 and bfloat16; {_OTHERS}"
-    if shape.head_dim > MOST_HEAD_SIZE:
-        return f"heads of {shape.head_dim}", f"it does heads of up to {MOST_HEAD_SIZE}; {_OTHERS}"
+    largest = max(shape.head_dim, shape.value_dim or 0)
+    if largest > MOST_HEAD_SIZE:
+        return f"heads of {largest}", f"it does heads of up to {MOST_HEAD_SIZE}; {_OTHERS}"
     return None
 
 

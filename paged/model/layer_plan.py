@@ -218,7 +218,9 @@ def _plans(layers: Sequence[Layers], block_size: int, page_bytes: int | None) ->
     for each in layers:
         tokens = 0 if each.kind == "state" else math.lcm(block_size, each.stride)
         kinds.setdefault((each.kind, each.reach, tokens), []).append(each)
-    units = {key: _merged(unit for each in of_kind for unit in each.units(key[2])) for key, of_kind in kinds.items()}
+    units = {
+        key: merged_units(unit for each in of_kind for unit in each.units(key[2])) for key, of_kind in kinds.items()
+    }
     largest = max(size for of_group in units.values() for size, _ in of_group)
     if page_bytes is not None and page_bytes < largest:
         raise NoPagePlan(page_bytes, largest, block_size)
@@ -226,7 +228,7 @@ def _plans(layers: Sequence[Layers], block_size: int, page_bytes: int | None) ->
         yield _planned(kinds, units, size, block_size)
 
 
-def _merged(units: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged_units(units: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (bytes, number) of units, the largest first, each size once."""
     counts = Counter[int]()
     for size, number in units:
@@ -266,19 +268,25 @@ def _planned(
 
 
 def num_pages(units: Sequence[tuple[int, int]], page_bytes: int) -> int:
-    """Return how many pages it takes to hold all these units, (bytes, number), the largest first, each within one page.
+    """Return how many pages it takes to hold all these units, (bytes, number), the largest first, each within one page."""
+    return sum(times for _, times in packing(units, page_bytes))
+
+
+def packing(units: Sequence[tuple[int, int]], page_bytes: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return how pages hold these units, (bytes, number), the largest first: (units of each size on a page, pages filled like that).
 
     A good packing, not always the least: page by page the fullest mixture is taken, of equal ones the one nearest to the mixture of what is left.
     """
-    left, pages = [number for _, number in units], 0
+    left = [number for _, number in units]
     sizes = [size for size, _ in units]
     width = max(1, int(_MIXTURES ** (1 / max(2, len(sizes) - 1))))
+    packed: list[tuple[tuple[int, ...], int]] = []
     while any(left):
         mixture = max(_mixtures(sizes, left, page_bytes, width), key=lambda mixture: _rank(mixture, sizes, left))
         times = min(has // takes for has, takes in zip(left, mixture, strict=True) if takes)
         left = [has - takes * times for has, takes in zip(left, mixture, strict=True)]
-        pages += times
-    return pages
+        packed.append((mixture, times))
+    return packed
 
 
 def _mixtures(sizes: Sequence[int], left: Sequence[int], room: int, width: int) -> Iterator[tuple[int, ...]]:

@@ -98,20 +98,17 @@ def _guarded(pool: KVPool, step: StepTokens, window: int | None, name: str) -> I
     if not IS_SANITIZED or name != "native":
         yield
         return
-    every = [part for layer in range(NUM_LAYERS) for part in (pool.keys(layer), pool.values(layer))]
-    for part in every:
-        _mark("poison", part)
+    _mark("poison", pool.pages.on_device)
     for i in range(step.num_sequences):
         history, own = step.history(i), slice(*step.query_start_loc[i : i + 2])
         first_seen = 0 if window is None else max(0, len(history) - window + 1)
         for slot in [*history[first_seen:], *step.slot_mapping[own]]:
-            for part in pool.slots(LAYER):
-                _mark("unpoison", part[slot])
+            for part in (pool.keys(LAYER), pool.values(LAYER)):
+                _mark("unpoison", part[slot // step.block_size, slot % step.block_size])
     try:
         yield
     finally:
-        for part in every:
-            _mark("unpoison", part)
+        _mark("unpoison", pool.pages.on_device)
 
 
 def _mark(how: str, memory: Tensor) -> None:

@@ -46,13 +46,19 @@ def test_a_write_changes_its_slots_of_its_layer_and_no_others(layer, slots):
     assert torch.equal(every_block(pool).nan_to_num(-1), expected.nan_to_num(-1))
 
 
-def test_a_new_pool_is_all_zero_and_slots_are_the_memory_of_the_blocks():
+def test_a_new_pool_is_all_zero_and_the_views_of_a_layer_are_the_memory_of_its_blocks():
     pool = make_pool()
     assert not every_block(pool).any()
-    keys, values = pool.slots(1)
-    assert keys.shape == values.shape == (NUM_SLOTS + 2, 2, 3)
-    keys[3], values[4] = 1, 2
-    assert every_block(pool).nonzero()[:, :4].unique(dim=0).tolist() == [[1, 0, 1, 1], [1, 1, 2, 0]]
+    own = pool.layer(1)
+    slots = torch.tensor([3, 4])
+    own.keys.tokens[own.keys.token_steps.of(slots, 2)[0]] = 1
+    # The second head of slot 4.
+    own.values.rows[own.values.row_steps.of(slots, 2)[1] + own.values.row_steps.head] = 2
+    assert every_block(pool).nonzero()[:, :5].unique(dim=0).tolist() == [
+        [1, 0, 1, 1, 0],
+        [1, 0, 1, 1, 1],
+        [1, 1, 2, 0, 1],
+    ]
 
 
 def test_scratch_is_behind_the_blocks_and_stays_zero_whatever_is_done_to_them():
@@ -81,14 +87,15 @@ def test_a_block_costs_what_its_tensors_take(dtype):
     pool = make_pool(dtype=dtype, num_host_blocks=5)
     cost = KVPool.bytes_per_block(num_layers=2, block_size=2, num_kv_heads=2, head_dim=3, dtype=dtype)
     on_device = sum(pool.keys(layer).nbytes + pool.values(layer).nbytes for layer in range(2))
-    assert (on_device, pool._device_kv.nbytes) == (4 * cost, 4 * cost)
-    assert pool._host_kv.nbytes == 5 * cost
+    assert (on_device, pool.pages.on_device.nbytes) == (4 * cost, 4 * cost)
+    assert pool.pages.on_host.nbytes == 5 * cost
 
 
-def test_a_block_is_one_piece_of_memory_on_either_tier():
+def test_k_of_a_block_is_one_piece_of_memory_and_all_of_the_block_is_on_its_page():
     pool = make_pool(num_host_blocks=2)
     assert pool.keys(1)[2].is_contiguous()
-    assert pool._host_kv[1].is_contiguous()
+    pool.poison(torch.tensor([2]))
+    assert pool.pages.on_device[2].eq(255).all() and not pool.pages.on_device[:2].any()
 
 
 @pytest.mark.parametrize(

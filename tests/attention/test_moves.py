@@ -41,8 +41,13 @@ def fill(tier, first):
 
 
 def device(pool):
-    """The device's blocks in the order of the host's dimensions: [blocks, layers, 2, block_size, num_kv_heads, head_dim]."""
-    return pool._device_kv.permute(2, 0, 1, 3, 4, 5)
+    """The device's blocks: [blocks, numbers of a block]."""
+    return pool.pages.on_device.view(torch.float64)
+
+
+def host(pool):
+    """The host's blocks: [blocks, numbers of a block]."""
+    return pool.pages.on_host.view(torch.float64)
 
 
 def numbers(tier):
@@ -57,7 +62,7 @@ def make_pool():
     sizes = {"num_layers": 3, "block_size": 2, "num_kv_heads": 2, "head_dim": 3, "dtype": torch.float64}
     pool = KVPool(num_blocks=NUM_DEVICE, num_host_blocks=NUM_HOST, **sizes)
     fill(device(pool)[:NUM_DEVICE], 10)
-    fill(pool._host_kv, 20)
+    fill(host(pool), 20)
     return pool
 
 
@@ -67,7 +72,7 @@ def pool():
 
 
 def state(pool):
-    return numbers(device(pool)[:NUM_DEVICE]), numbers(pool._host_kv)
+    return numbers(device(pool)[:NUM_DEVICE]), numbers(host(pool))
 
 
 def test_numbers_show_a_part_that_is_elsewhere(pool):

@@ -74,7 +74,7 @@ def altered(changes: Callable[[Any], dict[str, Any]]) -> Fault:
 
 def last_layer_left_behind(run, copy, sources, destinations):
     """A block comes back without what its last layer had."""
-    last = run.pool.slots(run.pool.num_layers - 1)
+    last = (run.pool.keys(run.pool.num_layers - 1), run.pool.values(run.pool.num_layers - 1))
     before = [part.clone() for part in last]
     copy(sources, destinations)
     for part, kept in zip(last, before, strict=True):

@@ -66,7 +66,8 @@ static void place_heads(const paged_decoder *model, const paged_layer *layer, co
             rotate(own + h * size, table, size);
         }
         const float *k = own + heads * size, *v = k + row;
-        const size_t at = step->slot_mapping[t] * row;
+        const size_t slot = step->slot_mapping[t], block_size = step->attention.block_size;
+        const size_t at = slot / block_size * step->attention.page_stride + slot % block_size * row;
         for (size_t d = 0; d < row; d++) {
             store_one(keys, at + d, k[d], model->element);
             store_one(values, at + d, v[d], model->element);
@@ -146,7 +147,7 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     attention.out_element = attention.pool_element = model->element;
     attention.heads = model->heads;
     attention.kv_heads = model->kv_heads;
-    attention.head_size = size;
+    attention.key_size = attention.value_size = size;
     attention.scale = model->scale;
 
     embed(model, step, at.hidden);
@@ -159,7 +160,8 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
             {layer->v.packed, layer->v.bias, at.qkv + q + kv, kv, stride, 0},
         };
         paged_products(at.normed, hidden, rows, hidden, model->element, qkv, 3);
-        const size_t bytes = step->slots * kv * bytes_of(model->element);
+        /* K and V of every layer lie side by side on a page. */
+        const size_t bytes = attention.block_size * kv * bytes_of(model->element);
         char *keys = (char *)step->pool + number * 2 * bytes, *values = keys + bytes;
         place_heads(model, layer, step, keys, values, at.qkv, stride);
         attention.keys = keys;

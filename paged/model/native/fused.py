@@ -60,7 +60,7 @@ class _Step(ctypes.Structure):
             (name, _pointer)
             for name in ("token_ids", "positions", "slot_mapping", "wanted", "pool", "work", "states", "logits")
         ),
-        *((name, _int64) for name in ("tokens", "num_wanted", "slots")),
+        *((name, _int64) for name in ("tokens", "num_wanted")),
         ("attention", Call),
     )
 
@@ -120,11 +120,11 @@ class FusedDecoder:
             logits=logits.data_ptr(),
             tokens=len(ids),
             num_wanted=len(wanted),
-            slots=(pool.num_blocks + 1) * pool.block_size,
         )
         pool.written(torch.from_numpy(slots))
         plan = plan_of(step)
         plan.write(call.attention)
+        call.attention.page_stride = pool.keys(0).stride(0)
         self._functions.paged_decoder_forward(ctypes.byref(decoder), ctypes.byref(call))
         return states, logits
 

@@ -1,0 +1,5 @@
+"""What lies on pages, as tensors that are views of them: a file a layout.
+
+entries   something of each token: K or V of one layer, a latent, an index key
+state     one value a sequence: a recurrent state, the tail of a convolution
+"""

@@ -1,0 +1,57 @@
+"""What a layer keeps of each token, such as its K: on one page of each block, [block_size, heads, size] without gaps.
+
+Three views of the same memory, each for who can use it:
+
+    blocks   [num_pages + 1, block_size, heads, size]   by page
+    tokens   [m, heads, size]                           by `token_rows`
+    rows     [m', size]                                 by token and head: `token_rows` of it, and head * head_step
+
+Where a page is a whole number of tokens, `tokens` has each token once and is contiguous. Where it is not, neighbours in it overlap: an index counts in
+the largest step that reaches every token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..pages import Pages
+
+# int64 of any shape.
+Slots = TypeVar("Slots", NDArray[np.int64], Tensor)
+
+
+class Steps(NamedTuple):
+    """How far apart things are in a view, in its rows: a page from the next, a token of a block from the next, a head from the next."""
+
+    page: int
+    token: int
+    head: int
+
+    def of(self, slots: Slots, block_size: int) -> Slots:
+        """Return the rows of slots; a slot is page * block_size + token."""
+        return slots // block_size * self.page + slots % block_size * self.token
+
+
+class Entries:
+    """One piece of a layer's entries, on this one of the k pages of a block, from this byte on."""
+
+    def __init__(
+        self, pages: Pages, *, part: int, offset: int, block_size: int, heads: int, size: int, dtype: torch.dtype
+    ) -> None:
+        self.part = part
+        self.heads = heads
+        self.size = size
+        page, token = pages.page_bytes // dtype.itemsize, heads * size
+        self.blocks = pages.view(dtype, offset, (pages.num_pages + 1, block_size, heads, size), (page, token, size, 1))
+        length = (pages.num_pages + 1) * page - offset // dtype.itemsize
+        of_tokens, of_rows = math.gcd(page, token), math.gcd(page, size)
+        self.tokens = pages.view(dtype, offset, ((length - token) // of_tokens + 1, heads, size), (of_tokens, size, 1))
+        self.token_steps = Steps(page // of_tokens, token // of_tokens, 0)
+        self.rows = pages.view(dtype, offset, ((length - size) // of_rows + 1, size), (of_rows, 1))
+        self.row_steps = Steps(page // of_rows, token // of_rows, size // of_rows)

@@ -1,0 +1,74 @@
+"""Raw memory of both tiers in pages of one size: whatever the layouts put on a page, it is copied, swapped and poisoned here.
+
+    device   uint8 [num_pages + 1, page_bytes]
+    host     uint8 [num_host_pages, page_bytes]
+
+Page `num_pages`, one beyond those that anybody is given, is scratch: it stays zero, and padding points to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paged.errors import InvalidPool
+
+# Indexed writes of torch go element by element; these are tried, the widest first.
+_WORDS = (torch.int64, torch.int32, torch.int16)
+
+
+class Pages:
+    """Device and host memory of so many pages, all zero at first.
+
+    Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises when the memory cannot be had.
+    """
+
+    def __init__(
+        self, *, num_pages: int, page_bytes: int, device: torch.device | str = "cpu", num_host_pages: int = 0
+    ) -> None:
+        for name, value, least in (
+            ("num_blocks", num_pages, 1),
+            ("page_bytes", page_bytes, 1),
+            ("num_host_blocks", num_host_pages, 0),
+        ):
+            if value < least:
+                raise InvalidPool(f"{name} has to be at least {least}; got {value}.")
+        self.num_pages = num_pages
+        self.num_host_pages = num_host_pages
+        self.page_bytes = page_bytes
+        self.device = torch.device(device)
+        is_cuda = self.device.type == "cuda"
+        self.on_device = torch.zeros(num_pages + 1, page_bytes, dtype=torch.uint8, device=self.device)
+        self.on_host = torch.zeros(num_host_pages, page_bytes, dtype=torch.uint8, pin_memory=is_cuda)
+        word = next((each for each in _WORDS if page_bytes % each.itemsize == 0), torch.uint8)
+        self._device_words, self._host_words = self.on_device.view(word), self.on_host.view(word)
+
+    def view(self, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+        """Return the device's memory as a tensor of this size, its strides in elements, which begins `offset` bytes behind the first page's
+        start. Raises InvalidPool where pages or the offset are no whole number of elements."""
+        for name, value in (("pages", self.page_bytes), ("an offset", offset)):
+            if value % dtype.itemsize:
+                raise InvalidPool(f"{name} of {value} bytes: {dtype} takes multiples of {dtype.itemsize}.")
+        whole = self.on_device.view(-1).view(dtype)
+        return whole.as_strided(tuple(size), tuple(stride), offset // dtype.itemsize)
+
+    def poison(self, pages: Tensor) -> None:
+        """Fill device pages, int64 [n], with bytes that are NaN in every float: whoever reads one after it was freed shows it."""
+        self._device_words.index_fill_(0, pages.to(self.device), 255 if self._device_words.dtype == torch.uint8 else -1)
+
+    def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy device pages to host pages, both int64 [n]: one gather into a staging buffer, one copy."""
+        staged = self._device_words.index_select(0, sources.to(self.device))
+        self._host_words.index_copy_(0, destinations, staged.to("cpu"))
+
+    def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy host pages to device pages, both int64 [n]."""
+        staged = self._host_words.index_select(0, sources).to(self.device)
+        self._device_words.index_copy_(0, destinations.to(self.device), staged)
+
+    def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy device pages to other device pages, both int64 [n]."""
+        staged = self._device_words.index_select(0, sources.to(self.device))
+        self._device_words.index_copy_(0, destinations.to(self.device), staged)

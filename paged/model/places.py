@@ -1,0 +1,77 @@
+"""Where each unit of a layer plan lies: on which of the pages of a block or of a state, and at which byte of it.
+
+    3 layers, K and V of 64 bytes a block, pages of 256 bytes, 2 pages a block
+
+    part 0 | K of 0 | V of 0 | K of 1 | V of 1 |
+    part 1 | K of 2 | V of 2 |                 |
+
+A place is a constant of the model. Units of one size on one page lie side by side, in the order of layers, so that the heads of one state are a
+few pieces of memory, each as long as its page allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from paged.errors import InvalidConfig
+from paged.model.layer_plan import Group, LayerPlan, Layers, merged_units, packing
+
+ALIGNED = 16
+"""Bytes that the offset of every unit is a multiple of."""
+
+
+class Place(NamedTuple):
+    """Where a unit lies: on this one of the k pages, from this byte on."""
+
+    part: int
+    offset: int
+
+
+Pieces = tuple[tuple[Place, ...], ...]
+"""The units of each piece of a layer: of each of its entries one, of each part of a state as many as it has."""
+
+
+def places_of(group: Group, page_bytes: int) -> list[Pieces]:
+    """Return the places of a group's layers, in the order of `group.layers`, those of one shape side by side.
+
+    Raises InvalidConfig for a unit whose bytes are no multiple of ALIGNED.
+    """
+    layers = [_units_of(each, group.block_tokens) for each in group.layers for _ in range(each.count)]
+    units = merged_units(unit for pieces in layers for unit in pieces)
+    for size, _ in units:
+        if size % ALIGNED:
+            raise InvalidConfig(
+                f"{group.kind} layers: a unit has {size} bytes; units are multiples of {ALIGNED}, so that each begins at one"
+            )
+    free = dict(zip((size for size, _ in units), _free_places(units, page_bytes), strict=True))
+    return [tuple(tuple(next(free[size]) for _ in range(number)) for size, number in pieces) for pieces in layers]
+
+
+def _units_of(layers: Layers, block_tokens: int) -> list[tuple[int, int]]:
+    """Return (bytes, number) of the units of each piece of one layer."""
+    return [(size, number // layers.count) for size, number in layers.units(block_tokens)]
+
+
+def _free_places(units: Sequence[tuple[int, int]], page_bytes: int) -> list[Iterator[Place]]:
+    """Return for each size of unit the places that the packing has for it, page by page."""
+    found: list[list[Place]] = [[] for _ in units]
+    parts = count()
+    for mixture, times in packing(units, page_bytes):
+        for _ in range(times):
+            part, offset = next(parts), 0
+            for of_size, (size, _), takes in zip(found, units, mixture, strict=True):
+                of_size += [Place(part, offset + size * i) for i in range(takes)]
+                offset += size * takes
+    return [iter(each) for each in found]
+
+
+def located(layers: Sequence[Layers], plan: LayerPlan) -> list[tuple[int, int]]:
+    """Return (group, layer within the group) of each of these layers, by which the plan was made; one of `count` n counts as n of them."""
+    numbers = [count() for _ in plan.groups]
+    found = []
+    for each in layers:
+        group = next(i for i, its in enumerate(plan.groups) if each in its.layers)
+        found += [(group, next(numbers[group])) for _ in range(each.count)]
+    return found

@@ -1,0 +1,74 @@
+"""Where units lie: within their pages, none on another, on as many pages as the plan counts, for every published model."""
+
+from itertools import pairwise
+
+import pytest
+
+from paged.errors import InvalidConfig
+from paged.model.layer_plan import Layers, Part, num_pages, plan_layers
+from paged.model.places import ALIGNED, located, places_of
+from paged.study.hardware import layers_named, published_layers
+
+FULL = Layers(kind="full", count=1, entry=(4, 4))
+
+
+def test_units_lie_side_by_side_in_the_order_of_layers():
+    plan = plan_layers([FULL] * 3, block_size=16, page_bytes=256)
+    assert plan.groups[0].pages == 2
+    assert places_of(plan.groups[0], 256) == [
+        (((0, 0),), ((0, 64),)),
+        (((0, 128),), ((0, 192),)),
+        (((1, 0),), ((1, 64),)),
+    ]
+
+
+def test_a_state_s_heads_fill_what_the_larger_ones_leave():
+    state = Layers(kind="state", count=1, parts=(Part(units=3, unit_bytes=160), Part(units=2, unit_bytes=96)))
+    plan = plan_layers([state], block_size=16, page_bytes=256)
+    heads, tails = places_of(plan.groups[0], 256)[0]
+    assert heads == ((0, 0), (1, 0), (2, 0))
+    assert tails == ((0, 160), (1, 160))
+
+
+@pytest.mark.parametrize("name", sorted(published_layers()))
+def test_every_unit_of_a_published_model_has_a_place_of_its_own_on_the_pages_of_the_plan(name):
+    plan = plan_layers(layers_named(name).layers)
+    for group in plan.groups:
+        places = places_of(group, plan.page_bytes)
+        shapes = [each for each in group.layers for _ in range(each.count)]
+        assert len(places) == len(shapes) == group.num_layers
+        taken = []
+        for shape, pieces in zip(shapes, places, strict=True):
+            units = [(size, number // shape.count) for size, number in shape.units(group.block_tokens)]
+            for (size, number), its in zip(units, pieces, strict=True):
+                assert len(its) == number
+                taken += [(place.part, place.offset, place.offset + size) for place in its]
+        taken.sort()
+        assert {part for part, _, _ in taken} == set(range(group.pages))
+        assert all(stop <= plan.page_bytes and start % ALIGNED == 0 for _, start, stop in taken)
+        overlaps = [1 for (p, _, stop), (q, start, _) in pairwise(taken) if p == q and start < stop]
+        assert not overlaps
+        assert num_pages(_sizes(group), plan.page_bytes) == group.pages
+
+
+def _sizes(group):
+    counts = {}
+    for each in group.layers:
+        for size, number in each.units(group.block_tokens):
+            counts[size] = counts.get(size, 0) + number
+    return sorted(counts.items(), reverse=True)
+
+
+def test_a_layer_of_the_model_is_found_in_its_group():
+    window = Layers(kind="window", count=1, entry=(4, 4), reach=32)
+    wide = Layers(kind="full", count=2, entry=(8, 8))
+    layers = [window, FULL, window, wide]
+    plan = plan_layers(layers, block_size=16)
+    assert [group.kind for group in plan.groups] == ["window", "full"]
+    assert located(layers, plan) == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
+
+
+def test_a_unit_that_would_begin_anywhere_is_refused():
+    plan = plan_layers([Layers(kind="full", count=1, entry=(3,))], block_size=1)
+    with pytest.raises(InvalidConfig, match="a unit has 3 bytes; units are multiples of 16"):
+        places_of(plan.groups[0], plan.page_bytes)
