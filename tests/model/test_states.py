@@ -78,7 +78,8 @@ FAMILIES = {
         "block_types": ["recurrent", "attention"],
         "intermediate_size": 128,
     },
-    "rwkv": {**SMALL, "num_hidden_layers": 3, "rescale_every": 2},
+    # Wider than a panel of packed weights.
+    "rwkv": {**SMALL, "hidden_size": 96, "num_hidden_layers": 3, "rescale_every": 2},
     "zamba": {**ZAMBA, "num_hidden_layers": 6, "n_mamba_heads": 2, "attn_layer_period": 3, "attn_layer_offset": 1},
     "zamba2": {
         **ZAMBA,
