@@ -2,10 +2,11 @@
 
 Names are loaded when they are used, so that importing this costs no torch.
 
-    KVPool                     the tensors of both tiers; run_moves copies between them
+    KVPool                     pages of both tiers with K and V of all layers; run_moves copies between them
+    LayeredPool                the same for layers of several kinds, by a plan of where each lies
     StepTokens                 what one forward pass attends to, as arrays
     get_backend(name)          a way to compute attention: "reference", "native", "torch_gather", "xformers_splitk"
-    best_backend(shape)        the fastest of them that can do such layers here
+    best_backend(shapes)       the fastest of them that can do such layers here
     LayerShape, LayerOptions   what a layer is like, and how it attends
 """
 
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
         get_backend,
         known_backends,
     )
-    from .kv_pool import KVPool
+    from .kv_pool import EntryPlace, KVPlace, KVPool, LayeredPool
+    from .latents import Expand, Latents
     from .movement import run_moves
     from .step_tokens import StepTokens
 
 _HOMES = {
     "AttentionBackend": "paged.attention.backend",
+    "EntryPlace": "paged.attention.kv_pool",
+    "Expand": "paged.attention.latents",
+    "KVPlace": "paged.attention.kv_pool",
     "KVPool": "paged.attention.kv_pool",
+    "Latents": "paged.attention.latents",
+    "LayeredPool": "paged.attention.kv_pool",
     "LayerOptions": "paged.attention.backend",
     "LayerShape": "paged.attention.backend",
     "StepTokens": "paged.attention.step_tokens",
@@ -39,9 +46,14 @@ _HOMES = {
 
 __all__ = [
     "AttentionBackend",
+    "EntryPlace",
+    "Expand",
+    "KVPlace",
     "KVPool",
+    "Latents",
     "LayerOptions",
     "LayerShape",
+    "LayeredPool",
     "StepTokens",
     "best_backend",
     "get_backend",

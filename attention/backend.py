@@ -6,6 +6,7 @@ A backend's module is imported when its name is asked for, so that none of them 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -135,13 +136,14 @@ def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
     return backend
 
 
-def best_backend(shape: LayerShape, *, invariant: bool = False) -> AttentionBackend:
-    """The fastest backend that can do layers of this shape here: on CUDA `xformers_splitk` and on a CPU `native` where they can,
+def best_backend(shapes: Sequence[LayerShape], *, invariant: bool = False) -> AttentionBackend:
+    """The fastest backend that can do layers of these shapes here: on CUDA `xformers_splitk` and on a CPU `native` where they can,
     everywhere else `torch_gather`. Where nothing can be compiled it warns, once."""
-    for name in _FASTER.get(shape.device.type, ()):
+    for name in _FASTER.get(shapes[0].device.type, ()):
         try:
             backend = get_backend(name, invariant=invariant)
-            backend.check(shape)
+            for shape in shapes:
+                backend.check(shape)
         except UnsupportedByBackend as error:
             if isinstance(error.__cause__, BuildFailed):
                 _say_once(str(error.__cause__))

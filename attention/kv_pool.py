@@ -33,20 +33,22 @@ class EntryPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """K and V of a layer: its group, by whose tables it attends, and where they lie."""
+    """K and V of a layer: its group, by whose tables it attends, where they lie, and whether an earlier layer writes them."""
 
     group: int
     keys: EntryPlace
     values: EntryPlace
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K and V of a layer as views."""
+    """K and V of a layer as views; see KVPlace."""
 
     group: int
     keys: Entries
     values: Entries
+    is_shared: bool = False
 
 
 class LayeredPool:
@@ -78,8 +80,9 @@ class LayeredPool:
         self.device = self.pages.device
         # Slots that were written last, and rows of theirs.
         self._mapped: tuple[Tensor | None, dict[tuple[int, Steps], tuple[Tensor, Tensor | None]]] = (None, {})
+        self._places = dict(layers)
         self._layers = {
-            layer: LayerKV(place.group, self._entries(place.keys), self._entries(place.values))
+            layer: LayerKV(place.group, self._entries(place.keys), self._entries(place.values), place.is_shared)
             for layer, place in layers.items()
         }
 
@@ -110,6 +113,20 @@ class LayeredPool:
         """Bytes of one token's K and V in one layer, of the layer that has the most."""
         sizes = (its.keys.heads * its.keys.size + its.values.heads * its.values.size for its in self._layers.values())
         return max(sizes) * self.dtype.itemsize
+
+    @property
+    def is_side_by_side(self) -> bool:
+        """Whether a block is one page, on which K and V of all layers lie one after the other and alike, each layer's its own."""
+        first = next(iter(self._places.values())).keys
+        unit = self.block_size * first.heads * first.size * self.dtype.itemsize
+        return self._places == {
+            layer: KVPlace(
+                0,
+                EntryPlace(0, unit * 2 * layer, first.heads, first.size),
+                EntryPlace(0, unit * (2 * layer + 1), first.heads, first.size),
+            )
+            for layer in range(len(self._places))
+        }
 
     def layer(self, layer: int) -> LayerKV:
         """K and V of a layer."""

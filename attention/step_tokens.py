@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ class StepTokens:
                   tokens of this step see, are never read
     block_size    tokens a block
     num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results nobody uses
+    tables        of a model with groups of layers, each group's block tables, int32 [n, columns, k], None for a group without attention;
+                  slot_mapping and block_tables have nothing then, and those of a group come with `of_group`
     """
 
     positions: Ints
@@ -36,6 +38,7 @@ class StepTokens:
     block_tables: NDArray[np.int32]
     block_size: int
     num_padded: int = 0
+    tables: tuple[NDArray[np.int32] | None, ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -85,14 +88,28 @@ class StepTokens:
         return torch.from_numpy(self.slot_mapping).to(device)
 
     @classmethod
-    def by_tables(
-        cls, positions: Ints, query_start_loc: Ints, seq_lens: Ints, tables: NDArray[np.int32], block_size: int
+    def of_groups(
+        cls,
+        positions: Ints,
+        query_start_loc: Ints,
+        seq_lens: Ints,
+        tables: tuple[NDArray[np.int32] | None, ...],
+        block_size: int,
     ) -> StepTokens:
-        """The step of a group whose tables, int32 [n, columns, k], say where its tokens go: nowhere where an entry is -1."""
-        owners = np.arange(len(seq_lens)).repeat(np.diff(query_start_loc))
-        pages = tables[owners, positions // block_size].astype(np.int64)
-        slots = np.where(pages < 0, -1, pages * block_size + (positions % block_size)[:, None])
-        return cls(positions, slots, query_start_loc, seq_lens, tables, block_size)
+        """A step of a model with groups of layers."""
+        nothing = np.zeros((len(positions), 0), np.int64), np.zeros((len(seq_lens), 0), np.int32)
+        return cls(positions, nothing[0], query_start_loc, seq_lens, nothing[1], block_size, tables=tables)
+
+    def of_group(self, group: int) -> StepTokens:
+        """The same tokens as a group of layers sees them: its tables say where they go, nowhere where an entry is -1."""
+        if self.tables is None:
+            return self
+        tables = self.tables[group]
+        assert tables is not None, "a layer that attends is in a group with tables"
+        owners = np.arange(self.num_sequences).repeat(np.diff(self.query_start_loc))
+        pages = tables[owners, self.positions // self.block_size].astype(np.int64)
+        slots = np.where(pages < 0, -1, pages * self.block_size + (self.positions % self.block_size)[:, None])
+        return replace(self, slot_mapping=slots, block_tables=tables, tables=None)
 
     def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
         """Tokens `first` to `stop` - 1 alone, which come after those before them."""
@@ -110,4 +127,5 @@ class StepTokens:
             self.block_tables[begin:end],
             self.block_size,
             num_padded,
+            None if self.tables is None else tuple(each if each is None else each[begin:end] for each in self.tables),
         )

@@ -55,3 +55,7 @@ class Entries:
         self.token_steps = Steps(page // of_tokens, token // of_tokens, 0)
         self.rows = pages.view(dtype, offset, ((length - size) // of_rows + 1, size), (of_rows, 1))
         self.row_steps = Steps(page // of_rows, token // of_rows, size // of_rows)
+
+    def is_even(self, block_size: int) -> bool:
+        """Whether a page is a whole number of blocks of this piece alone."""
+        return self.token_steps.token == 1 and self.token_steps.page % block_size == 0

@@ -1,12 +1,24 @@
-"""Memory for a model's K and V: how many blocks a number of bytes holds, and a pool of so many."""
+"""Memory for what a model's layers keep: how many blocks a number of bytes holds, and a pool of so many.
+
+Layers that are all alike can share blocks of all layers (`pool_for`). Those of several kinds have a plan of groups on pages (`plan_of`,
+`layered_pool_for`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged.attention import KVPool
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool
 from paged.base import budget
+from paged.errors import UnsupportedModel
+from paged.model.layer_plan import LayerPlan, Layers, plan_layers
 from paged.model.loading import LoadedModel
+from paged.model.places import Pieces, located, places_of
+
+_TRIAL_BLOCK = 4
 
 
 def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
@@ -26,7 +38,14 @@ def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
 def pool_for(
     model: LoadedModel, *, num_blocks: int, block_size: int, num_host_blocks: int = 0, kind: type[KVPool] = KVPool
 ) -> KVPool:
-    """A pool for the K and V of this model, on its device and in its dtype. Raises attention's InvalidPool."""
+    """A pool for the K and V of this model, on its device and in its dtype; every layer keeps all tokens.
+
+    Raises attention's InvalidPool, and UnsupportedModel for layers that are not alike.
+    """
+    if not model.is_uniform:
+        raise UnsupportedModel(
+            f"{model.path}: its layers keep K and V of several shapes, or of an earlier layer; blocks of all layers have one."
+        )
     return kind(
         num_layers=model.num_layers,
         num_blocks=num_blocks,
@@ -42,3 +61,69 @@ def pool_for(
 def blocks_within(models: Sequence[LoadedModel], num_bytes: int, block_size: int, longest: int = 1) -> int:
     """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
     return budget.blocks_within(num_bytes, bytes_per_block(models, block_size), block_size, longest)
+
+
+def kept_by(model: LoadedModel) -> list[Layers]:
+    """What each layer with K and V of its own keeps, in the order of the model."""
+    return [each.kept(model.dtype) for each in model.layers if each.source is None]
+
+
+def plan_of(model: LoadedModel, *, block_size: int | None = None, page_bytes: int | None = None) -> LayerPlan:
+    """Groups and pages for this model's layers. Raises as `plan_layers` does."""
+    return plan_layers(kept_by(model), block_size=block_size, page_bytes=page_bytes)
+
+
+def layered_pool_for(model: LoadedModel, plan: LayerPlan, *, num_blocks: int, num_host_blocks: int = 0) -> LayeredPool:
+    """A pool of `num_blocks` pages for this model by a plan of its layers, on its device and in its dtype.
+
+    Raises attention's InvalidPool, and InvalidConfig for units that begin anywhere.
+    """
+    return LayeredPool(
+        _kv_places(model, plan, located(kept_by(model), plan)),
+        num_blocks=num_blocks,
+        page_bytes=plan.page_bytes,
+        block_size=plan.block_size,
+        dtype=model.dtype,
+        device=model.device,
+        num_host_blocks=num_host_blocks,
+    )
+
+
+def _kv_places(model: LoadedModel, plan: LayerPlan, found: Sequence[tuple[int, int]]) -> dict[int, KVPlace]:
+    """Where K and V of each attention layer lie; `found`: group and place in it of those with K and V of their own, in the order of the model."""
+    of_groups: list[list[Pieces]] = [places_of(group, plan.page_bytes) for group in plan.groups]
+    places: dict[int, KVPlace] = {}
+    at = iter(found)
+    for each in model.layers:
+        if each.source is not None:
+            owner = places[each.source]
+            places[each.layer] = KVPlace(owner.group, owner.keys, owner.values, is_shared=True)
+            continue
+        group, number = next(at)
+        (keys,), (values,) = of_groups[group][number]
+        places[each.layer] = KVPlace(
+            group, EntryPlace(*keys, each.heads, each.key_size), EntryPlace(*values, each.heads, each.value_size)
+        )
+    return places
+
+
+def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[LayeredPool, tuple[NDArray[np.int32], ...]]:
+    """A pool for so many rows of `length` tokens, and the tables of each group, int32 [rows, columns, k]; a row's blocks lie apart."""
+    if model.is_uniform:
+        columns = -(-length // _TRIAL_BLOCK)
+        pool: LayeredPool = pool_for(model, num_blocks=num_rows * columns, block_size=_TRIAL_BLOCK)
+        return pool, (_spread(0, num_rows, columns, 1),)
+    plan = plan_of(model, block_size=_TRIAL_BLOCK)
+    first = 0
+    tables = []
+    for group in plan.groups:
+        columns = -(-length // group.block_tokens)
+        tables.append(_spread(first, num_rows, columns, group.pages))
+        first += num_rows * columns * group.pages
+    return layered_pool_for(model, plan, num_blocks=first), tuple(tables)
+
+
+def _spread(first: int, num_rows: int, columns: int, pages: int) -> NDArray[np.int32]:
+    """Pages from `first` on, those of a row apart: [rows, columns, pages]."""
+    found: NDArray[np.int32] = np.arange(first, first + num_rows * columns * pages, dtype=np.int32)
+    return np.ascontiguousarray(found.reshape(columns, pages, num_rows).transpose(2, 0, 1))

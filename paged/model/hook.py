@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from paged.attention import LayerOptions
+from paged.attention import Expand, LayerOptions
 
 if TYPE_CHECKING:
     from paged.model.states.layer import RowStates
@@ -25,21 +25,37 @@ if TYPE_CHECKING:
 ATTENTION = "paged"
 
 
+# An attribute of ours of modules that expand latents.
+_EXPAND = "paged_expand"
+
+
 class Mask(NamedTuple):
-    """What stands in for a mask of causal attention: a token sees so many tokens, itself included; None: all before it."""
+    """What stands in for a mask of causal attention: a token sees `window` tokens, itself included, or those since the last multiple of
+    `chunk`; None: all before it."""
 
     window: int | None
+    chunk: int | None = None
 
 
 class ForwardPass(Protocol):
     """What takes the attention of one forward pass. `is_long`: bool [1, T], tokens whose rotary embedding is that of a long sequence
-    (`rotary.py`); None: no token's is. `states`: those of its rows, for layers that keep one; None: no layer does."""
+    (`rotary.py`); None: no token's is. `states`: those of its rows, for layers that keep one; None: no layer does. `positions`: int64 [T]."""
 
     is_long: Tensor | None
     states: RowStates | None
+    positions: Tensor
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
-        """Attention of T tokens: queries [T, heads, head_dim], keys and values [T, kv heads, head_dim] → like the queries."""
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        options: LayerOptions,
+        expand: Expand | None = None,
+    ) -> Tensor:
+        """Attention of T tokens: queries [T, heads, size of K], keys and values [T, kv heads, size] → [T, heads, size of V]. With
+        `expand` keys and values are latents, from which it makes what is attended to."""
         ...
 
     def refuse(self, what: str) -> None:
@@ -78,29 +94,46 @@ def _paged_attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, heads, T, head_dim], key and value [1, kv heads, T, head_dim] → [1, T, heads, head_dim]."""
+    """query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]."""
     forward_pass = now_under_way()
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
-    if key.shape[-1] != value.shape[-1]:
-        forward_pass.refuse(f"keys of {key.shape[-1]} and values of {value.shape[-1]} a head")
+    chunk = None
     if isinstance(attention_mask, Mask):
         # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
-        sliding_window = attention_mask.window
+        sliding_window, chunk = attention_mask
     elif attention_mask is not None:
         forward_pass.refuse("a mask that they compute themselves")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    options = LayerOptions(scale, sliding_window, softcap, s_aux)
+    options = LayerOptions(scale, sliding_window, softcap, s_aux, chunk)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]
-    out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options)
+    expand = getattr(module, _EXPAND, None)
+    out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options, expand)
     return out.unsqueeze(0), None
 
 
-def _mask(*, local_size: int | None = None, use_vmap: bool = False, **others: Any) -> Mask:
+def _mask(*, config: Any, local_size: int | None = None, use_vmap: bool = False, **others: Any) -> Mask:
     """As transformers' own functions that build masks. `use_vmap`: a module adds conditions of its own."""
     if use_vmap:
         now_under_way().refuse("a mask with conditions of their own")
-    return Mask(local_size)
+    if local_size is None or local_size != getattr(config, "attention_chunk_size", None):
+        return Mask(local_size)
+    if local_size == getattr(config, "sliding_window", None):
+        now_under_way().refuse("a window and chunks of one size, which look alike")
+    return Mask(None, local_size)
+
+
+def follow_latents(module: nn.Module) -> None:
+    """Make attention modules that expand latents to K and V hand the latents themselves to attention, with the function that expands them."""
+    for each in module.modules():
+        if hasattr(type(each), "expand_kv"):
+            setattr(each, _EXPAND, each.expand_kv)
+            as_it_is: Any = _both
+            each.expand_kv = as_it_is
+
+
+def _both(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    return first, second
 
 
 def follow_layers(module: nn.Module) -> None:

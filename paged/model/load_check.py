@@ -27,7 +27,7 @@ from paged.attention import StepTokens
 from paged.attention.native.build import cache_folder, processor
 from paged.base.words import short_cause
 from paged.errors import BuildFailed, UnsupportedModel
-from paged.model.capacity import pool_for
+from paged.model.capacity import trial_memory
 from paged.model.hook import ATTENTION
 from paged.model.loading import LoadedModel, as_loaded, refusing
 from paged.model.runner import Runner, runner_for
@@ -38,7 +38,6 @@ from paged.model.threads import THREADS
 BOUND = 1e-3
 # Parameters of a model that is made for the check, at most.
 _MOST_PARAMETERS = 50_000_000
-_BLOCK_SIZE = 4
 # Tokens of a row in a step, by turns.
 _CHUNKS = (5, 1, 8, 3)
 _SCALE = 0.15
@@ -213,11 +212,8 @@ def _rows(limits: list[int], longest: int, vocabulary: int) -> list[NDArray[np.i
 
 def _paged(model: LoadedModel, rows: list[NDArray[np.int64]]) -> tuple[list[Tensor], list[NDArray[np.int64]]]:
     """Logits of each row after all of its tokens, and where in the order of computation they were."""
-    columns = -(-max(map(len, rows)) // _BLOCK_SIZE)
-    pool = pool_for(model, num_blocks=len(rows) * columns, block_size=_BLOCK_SIZE)
+    pool, tables = trial_memory(model, len(rows), max(map(len, rows)))
     runner = runner_for(model, pool, batch_invariant=False)
-    # A row's blocks lie apart.
-    tables = np.arange(len(rows) * columns, dtype=np.int32).reshape(columns, len(rows)).T
     lengths = np.array(list(map(len, rows)))
     done = np.zeros(len(rows), np.int64)
     logits: list[Tensor] = []
@@ -243,7 +239,7 @@ def _paged(model: LoadedModel, rows: list[NDArray[np.int64]]) -> tuple[list[Tens
 def _step(
     runner: Runner,
     rows: list[NDArray[np.int64]],
-    tables: NDArray[np.int32],
+    tables: tuple[NDArray[np.int32], ...],
     done: NDArray[np.int64],
     counts: NDArray[np.int64],
     going: NDArray[np.int64],
@@ -251,17 +247,12 @@ def _step(
 ) -> Tensor:
     """Logits after so many tokens of each of the rows that are going."""
     positions = [np.arange(done[row], done[row] + counts[row]) for row in going]
-    slots = [
-        tables[row][its // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + its % _BLOCK_SIZE
-        for row, its in zip(going, positions, strict=True)
-    ]
-    step = StepTokens(
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slots),
-        query_start_loc=np.concatenate([[0], counts[going].cumsum()]),
-        seq_lens=done[going] + counts[going],
-        block_tables=tables[going],
-        block_size=_BLOCK_SIZE,
+    step = StepTokens.of_groups(
+        np.concatenate(positions),
+        np.concatenate([[0], counts[going].cumsum()]),
+        done[going] + counts[going],
+        tuple(each[going] for each in tables),
+        runner.pool.block_size,
     )
     token_ids = np.concatenate([rows[row][its] for row, its in zip(going, positions, strict=True)]).astype(np.int32)
     return runner.forward(step, token_ids, np.ones(len(token_ids), np.bool_), lengths)

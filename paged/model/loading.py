@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged.attention import LayerOptions
+from paged.attention import Expand, LayerOptions
 from paged.base.words import short_cause
 from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
-from paged.model.hook import ATTENTION, register, under_way
+from paged.model.attention_layers import AttentionLayer, are_alike
+from paged.model.hook import ATTENTION, follow_latents, register, under_way
 from paged.model.native.packed import pack_linears
-from paged.model.rotary import follow_rows
+from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import RowStates
 from paged.model.tokenizer import load_tokenizer
 
@@ -32,8 +33,10 @@ class LoadedModel:
 
     module           the transformers model, in evaluation mode, its attention handed to `paged.model.hook`
     tokenizer        None where the folder has none
-    num_layers, num_heads, num_kv_heads, head_dim
-                     the shape of its K and V, as a trial run showed it
+    num_layers       attention layers
+    num_heads, num_kv_heads, head_dim
+                     the shape of its first layer's K and V, as a trial run showed it
+    layers           each attention layer; none: all keep K and V of this shape of all tokens
     has_soft_cap     whether any layer caps its scores
     has_sinks        whether any layer has attention sinks
     vocabulary_size  token ids have to be below it
@@ -57,6 +60,12 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     rotary_limit: int | None = None
+    layers: tuple[AttentionLayer, ...] = ()
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers keep K and V of one shape, and each its own."""
+        return not self.layers or are_alike(self.layers)
 
 
 def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
@@ -86,6 +95,8 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
     if where.type == "cpu":
         pack_linears(module)
     rotary_limit = follow_rows(module)
+    follow_latents(module)
+    follow_positions(module)
     trial = _trial(module, name, where)
     text = module.config.get_text_config()
     return LoadedModel(
@@ -104,6 +115,7 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
         dtype=next(module.parameters()).dtype,
         device=where,
         rotary_limit=rotary_limit,
+        layers=trial.layers,
     )
 
 
@@ -154,8 +166,6 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
-    if "chunked_attention" in (getattr(config.get_text_config(), "layer_types", None) or ()):
-        raise UnsupportedModel(f"{folder}: some of its layers attend within chunks, which no backend here does.")
     for each in (config, config.get_text_config()):
         quantised = getattr(each, "quantization_config", None)
         if quantised is not None:
@@ -240,55 +250,85 @@ def refusing(module: nn.Module, name: Path) -> Iterator[None]:
 class _Trial:
     """Takes one token's attention and remembers what it looked like."""
 
-    def __init__(self) -> None:
-        self.layers: set[int] = set()
-        self.shapes: set[tuple[int, int, int]] = set()
+    def __init__(self, positions: Tensor) -> None:
         self.has_soft_cap = False
         self.has_sinks = False
         self.is_long: Tensor | None = None
         self.states: RowStates | None = None
+        self.positions = positions
+        self._layers: dict[int, AttentionLayer] = {}
+        # By where they are in memory, which is theirs as long as the trial lives.
+        self._keys: dict[int, tuple[int, Tensor]] = {}
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
-        if layer in self.layers:
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        options: LayerOptions,
+        expand: Expand | None = None,
+    ) -> Tensor:
+        if layer in self._layers:
             raise Unwanted("to attend twice in a pass")
-        self.layers.add(layer)
-        self.shapes.add((queries.shape[1], keys.shape[1], keys.shape[2]))
         self.has_soft_cap |= options.soft_cap is not None
         self.has_sinks |= options.sinks is not None
-        return values.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
+        source, _ = self._keys.setdefault(keys.data_ptr(), (layer, keys))
+        heads, num_heads = keys.shape[1], queries.shape[1]
+        if expand is not None:
+            latents = [part.transpose(0, 1)[None] for part in (keys, values)]
+            expanded, values_of_all = (part[0].transpose(0, 1) for part in expand(latents[0], latents[1]))
+            attended = (expanded.shape[1], expanded.shape[2], values_of_all.shape[2])
+        else:
+            values_of_all, attended = values, (heads, keys.shape[2], values.shape[2])
+        self._layers[layer] = AttentionLayer(
+            layer=layer,
+            kind="window" if options.window else "chunk" if options.chunk else "full",
+            reach=options.window or options.chunk or 0,
+            num_heads=num_heads,
+            heads=heads,
+            key_size=keys.shape[2],
+            value_size=values.shape[2],
+            attended=attended,
+            source=None if source == layer else source,
+        )
+        return values_of_all.repeat_interleave(num_heads // attended[0], 1)
 
     def refuse(self, what: str) -> None:
         raise Unwanted(what)
 
     @property
+    def layers(self) -> tuple[AttentionLayer, ...]:
+        """In the order of the model."""
+        return tuple(self._layers[layer] for layer in sorted(self._layers))
+
+    @property
     def num_layers(self) -> int:
-        return len(self.layers)
+        return len(self._layers)
 
     @property
     def num_heads(self) -> int:
-        return next(iter(self.shapes))[0]
+        return self.layers[0].num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        return next(iter(self.shapes))[1]
+        return self.layers[0].heads
 
     @property
     def head_dim(self) -> int:
-        return next(iter(self.shapes))[2]
+        return self.layers[0].key_size
 
 
 def _trial(module: Any, folder: Path, device: torch.device) -> _Trial:
-    """One token through the model. Raises UnsupportedModel unless every layer came by, all with one shape."""
-    trial = _Trial()
+    """One token through the model. Raises UnsupportedModel unless every layer came by."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    trial = _Trial(token[0])
     with torch.inference_mode(), under_way(trial), warnings.catch_warnings(), refusing(module, folder):
         warnings.simplefilter("ignore")
         module(input_ids=token, position_ids=token, use_cache=False)
     expected = int(module.config.get_text_config().num_hidden_layers)
-    if trial.layers != set(range(expected)):
+    if [each.layer for each in trial.layers] != list(range(expected)):
         raise UnsupportedModel(
             f"{folder}: not every layer of its configuration attends through transformers' interface, or more than those; all have to."
         )
-    if len(trial.shapes) != 1:
-        raise UnsupportedModel(f"{folder}: its layers' K and V have {len(trial.shapes)} shapes; one is supported.")
     return trial

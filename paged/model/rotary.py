@@ -1,7 +1,8 @@
-"""Rotary embeddings that change with a sequence's length: which length that is, and each token's by the length of its own sequence.
+"""What depends on a token's position beyond its rotary embedding: each token's by its own sequence.
 
 LongRoPE has two sets of frequencies, and transformers takes one for all tokens of a call: the long one if any position lies beyond a limit.
-Here a batch has tokens of many sequences, and of a long prompt perhaps only its first chunk.
+Llama 4 scales queries by the position, which it counts from the tokens that a cache has. Here a batch has tokens of many sequences, and of a long
+prompt perhaps only its first chunk.
 """
 
 from __future__ import annotations
@@ -48,3 +49,25 @@ def _by_token(forward: Callable[..., Any], limit: int, x: Tensor, position_ids: 
     beyond = torch.cat([position_ids, torch.full_like(position_ids[:, :1], limit)], 1)
     long = [part[:, :-1] for part in forward(x, beyond)]
     return tuple(torch.where(is_long[..., None], b, a) for a, b in zip(short, long, strict=True))
+
+
+def follow_positions(module: nn.Module) -> None:
+    """Make layers that scale queries by the position go by the forward pass's `positions`."""
+    for each in module.modules():
+        if getattr(each, "attn_temperature_tuning", False) and hasattr(each, "layer_idx"):
+            each.forward = partial(_by_position, each.forward)
+
+
+def _by_position(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return forward(*args, **kwargs | {"past_key_values": _Positions()})
+
+
+class _Positions:
+    """In the place of a cache: tokens before a call, for each of its places, so that a module that counts on gets the places' positions."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> Tensor:
+        positions = now_under_way().positions
+        return positions - torch.arange(len(positions), device=positions.device)
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return keys, values

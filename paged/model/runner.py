@@ -19,7 +19,9 @@ from torch import Tensor
 
 from paged.attention import (
     AttentionBackend,
-    KVPool,
+    Expand,
+    Latents,
+    LayeredPool,
     LayerOptions,
     LayerShape,
     StepTokens,
@@ -27,9 +29,10 @@ from paged.attention import (
     get_backend,
     run_moves,
 )
+from paged.attention.latents import PIECE as LATENT_PIECE
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
-from paged.model.capacity import pool_for
+from paged.model.capacity import trial_memory
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import FusedDecoder, fused_decoder
@@ -57,18 +60,42 @@ class Read(NamedTuple):
 class _Pass:
     """The attention of one forward pass: writes this step's K and V of a layer, then attends."""
 
-    def __init__(self, runner: Runner, step: StepTokens, is_long: Tensor | None) -> None:
+    def __init__(self, runner: Runner, step: StepTokens, positions: Tensor, is_long: Tensor | None) -> None:
+        self.positions = positions
         self.is_long = is_long
         self.states: RowStates | None = None
-        self._pool, self._backend = runner.pool, runner.backend
-        self._count = step.num_tokens
-        self._slots = step.slot_tensor(runner.pool.device)
-        self._plan = runner.backend.prepare(step, runner.pool)
+        self._runner = runner
+        self._step = step
+        self._groups: dict[int, tuple[StepTokens, Tensor, Any]] = {}
+        self._latents: dict[int, Latents] = {}
 
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
-        # Padded places write nothing: the scratch block stays zero.
-        self._pool.write_kv(layer, self._slots, keys[: self._count], values[: self._count])
-        return self._backend.attend(queries, self._pool, layer, self._plan, options)
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        options: LayerOptions,
+        expand: Expand | None = None,
+    ) -> Tensor:
+        pool, backend = self._runner.pool, self._runner.backend
+        own = pool.layer(layer)
+        step, slots, plan = self._of_group(own.group)
+        if not own.is_shared:
+            # Padded places write nothing: the scratch block stays zero.
+            pool.write_kv(layer, slots, keys[: step.num_tokens], values[: step.num_tokens])
+        if expand is None:
+            return backend.attend(queries, pool, layer, plan, options)
+        if own.group not in self._latents:
+            self._latents[own.group] = Latents(step, pool, backend, self._runner.expanded)
+        return self._latents[own.group].attend(queries, own, options, expand)
+
+    def _of_group(self, group: int) -> tuple[StepTokens, Tensor, Any]:
+        """What the tokens are to a group, the slots that they go to, and the backend's plan."""
+        if group not in self._groups:
+            pool, step = self._runner.pool, self._step.of_group(group)
+            self._groups[group] = step, step.slot_tensor(pool.device), self._runner.backend.prepare(step, pool)
+        return self._groups[group]
 
     def refuse(self, what: str) -> None:
         raise UnsupportedModel(f"a layer wants {what}, which no backend here does.")
@@ -82,7 +109,7 @@ class Runner:
     def __init__(
         self,
         model: LoadedModel,
-        pool: KVPool,
+        pool: LayeredPool,
         backend: AttentionBackend,
         tile: int | None,
         *,
@@ -96,6 +123,9 @@ class Runner:
         self._is_small = is_small(model)
         self._adapts = adapts and not self._is_small
         self._fused = fused
+        self._shares = any(each.source is not None for each in model.layers)
+        # Memory for what latents expand to, from pass to pass.
+        self.expanded: dict[Any, LayeredPool] = {}
 
     @property
     def tiling(self) -> Tiling | None:
@@ -131,6 +161,12 @@ class Runner:
 
     def step_of(self, batch: Batch) -> StepTokens:
         """What the batch's forward pass attends to."""
+        groups = getattr(batch, "groups", None)
+        if groups is not None:
+            tables = tuple(getattr(each, "tables", None) for each in groups)
+            return StepTokens.of_groups(
+                batch.positions, batch.query_start_loc, batch.seq_lens, tables, self.pool.block_size
+            )
         num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
         return StepTokens(
             batch.positions,
@@ -168,7 +204,7 @@ class Runner:
         with self.threads():
             if self._fused is not None:
                 wanted = (is_sampled | stateful).nonzero()[0]
-                states, logits = self._fused.forward(step, self.pool, token_ids, wanted)
+                states, logits = self._fused.forward(step.of_group(0), self.pool, token_ids, wanted)
                 if len(wanted) == np.count_nonzero(is_sampled):
                     return logits, states[torch.from_numpy(stateful[wanted])]
                 return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
@@ -204,13 +240,15 @@ class Runner:
         inputs, positions = self._padded(token_ids, step), self._padded(step.positions, step)
         keep: Any
         if self.tile is not None:
-            # All places or a single one that nobody asked for: the product with the vocabulary has one shape, too.
-            keep = 0 if len(picked) else torch.zeros(1, dtype=torch.int64, device=device)
+            # All places or a single one that nobody asked for: the product with the vocabulary has one shape, too. Where layers share K and V, a
+            # number makes some modules leave places out.
+            everything: Any = torch.arange(inputs.shape[1], device=device) if self._shares else 0
+            keep = everything if len(picked) else torch.zeros(1, dtype=torch.int64, device=device)
         else:
             keep = torch.from_numpy(picked if len(picked) else np.zeros(1, np.int64)).to(device)
         more = {"output_hidden_states": True} if len(of_states) else {}
         long = self._padded(is_long, step).bool() if is_long.any() else None
-        with under_way(_Pass(self, step, long)):
+        with under_way(_Pass(self, step, positions[0], long)):
             out: Any = self.model.module(
                 input_ids=inputs, position_ids=positions, use_cache=False, logits_to_keep=keep, **more
             )
@@ -247,29 +285,21 @@ def _sampled_after(batch: Batch) -> NDArray[np.bool_]:
     return is_sampled
 
 
-def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:
+def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:
     """A runner of this backend, or of the best: of the whole model in one call where that is possible, and else packed, or batch-invariant
     by tiles of 32, by single tokens where a tile's places disagree.
 
     Raises UnknownBackend or UnsupportedByBackend.
     """
-    shape = LayerShape(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=pool.block_size,
-        dtype=model.dtype,
-        device=model.device,
-        has_soft_cap=model.has_soft_cap,
-        has_sinks=model.has_sinks,
-    )
+    shapes = _shapes(model, pool)
     if backend == "auto":
-        chosen = best_backend(shape, invariant=batch_invariant)
+        chosen = best_backend(shapes, invariant=batch_invariant)
     else:
         chosen = get_backend(backend, invariant=batch_invariant)
-        chosen.check(shape)
+        for shape in shapes:
+            chosen.check(shape)
     on_cpu = model.device.type == "cpu"
-    if chosen.name == "native":
+    if chosen.name == "native" and pool.is_side_by_side:
         fused = fused_decoder(model.module)
         if fused is not None:
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
@@ -281,6 +311,37 @@ def runner_for(model: LoadedModel, pool: KVPool, *, backend: str = "auto", batch
     # An answer must not depend on who else uses the machine.
     adapts = on_cpu and not is_small(model) and _agrees_on_one_thread(model, chosen, forwards)
     return Runner(model, pool, chosen, tile, adapts=adapts)
+
+
+def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
+    """The shapes that attention has to do."""
+
+    def shape(num_heads: int, attended: tuple[int, int, int], block_size: int, is_even: bool) -> LayerShape:
+        heads, key_size, value_size = attended
+        return LayerShape(
+            num_heads=num_heads,
+            num_kv_heads=heads,
+            head_dim=key_size,
+            block_size=block_size,
+            dtype=model.dtype,
+            device=model.device,
+            has_soft_cap=model.has_soft_cap,
+            has_sinks=model.has_sinks,
+            has_chunks=any(each.kind == "chunk" for each in model.layers),
+            value_dim=value_size,
+            is_even=is_even,
+        )
+
+    if not model.layers:
+        return [shape(model.num_heads, (model.num_kv_heads, model.head_dim, model.head_dim), pool.block_size, True)]
+    found: dict[tuple[int, tuple[int, int, int], int, bool], None] = {}
+    for each in model.layers:
+        own = pool.layer(each.layer)
+        expands = each.attended != (each.heads, each.key_size, each.value_size)
+        is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
+        size = LATENT_PIECE if expands else pool.block_size
+        found[each.num_heads, each.attended, size, expands or is_even] = None
+    return [shape(*key) for key in found]
 
 
 def _has_experts(model: LoadedModel) -> bool:
@@ -302,17 +363,12 @@ def _agrees_on_one_thread(model: LoadedModel, backend: AttentionBackend, logits:
 
 def _trial(model: LoadedModel, backend: AttentionBackend, order: slice) -> Tensor:
     """Logits of 32 sequences of two tokens, a step each, at places of a tile in this order: every place has to give the same bits."""
-    trial = Runner(model, pool_for(model, num_blocks=TILE, block_size=2), backend, TILE)
-    blocks = np.arange(TILE, dtype=np.int32)
+    pool, tables = trial_memory(model, TILE, 2)
+    trial = Runner(model, pool, backend, TILE)
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
     for position in range(2):
-        step = StepTokens(
-            positions=np.full(TILE, position),
-            slot_mapping=blocks.astype(np.int64) * 2 + position,
-            query_start_loc=np.arange(TILE + 1),
-            seq_lens=np.full(TILE, position + 1),
-            block_tables=blocks[:, None],
-            block_size=2,
+        step = StepTokens.of_groups(
+            np.full(TILE, position), np.arange(TILE + 1), np.full(TILE, position + 1), tables, pool.block_size
         )
         logits = trial.forward(step, np.ascontiguousarray(ids[order]), np.ones(TILE, np.bool_))
     return logits

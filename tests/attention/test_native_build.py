@@ -99,7 +99,7 @@ def test_without_a_compiler_torch_is_chosen_and_that_is_said_once(cache, monkeyp
     monkeypatch.setenv("PATH", "")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        chosen = [best_backend(shape_with(), invariant=invariant) for _ in range(3)]
+        chosen = [best_backend([shape_with()], invariant=invariant) for _ in range(3)]
     assert {(each.name, each.is_invariant) for each in chosen} == {("torch_gather", invariant)}
     (one,) = said
     assert 'because "native" cannot be compiled: there is no C compiler (cc, gcc or clang).' in str(one.message)
@@ -237,6 +237,6 @@ def test_a_shape_that_it_cannot_do_is_refused_by_name(changes, message):
 
 
 def test_it_is_chosen_by_itself_on_a_cpu_where_it_can_do_the_layers():
-    assert best_backend(shape_with()).name == "native"
-    assert best_backend(shape_with(head_dim=257)).name == "torch_gather"
-    assert best_backend(shape_with(dtype=torch.float64), invariant=True).name == "torch_gather"
+    assert best_backend([shape_with()]).name == "native"
+    assert best_backend([shape_with(head_dim=257)]).name == "torch_gather"
+    assert best_backend([shape_with(dtype=torch.float64)], invariant=True).name == "torch_gather"

@@ -90,10 +90,10 @@ def test_on_a_gpu_it_is_chosen_by_itself_where_it_can_do_the_layers(monkeypatch)
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.8.0"))
     monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
     monkeypatch.setattr(Backend, "__init__", lambda self, is_invariant: refuse_invariance(is_invariant))
-    assert best_backend(shape_with()).name == "xformers_splitk"
+    assert best_backend([shape_with()]).name == "xformers_splitk"
     for changes in ({"head_dim": 80}, {"has_soft_cap": True}, {"has_sinks": True}, {"device": CPU}):
-        assert best_backend(shape_with(**changes)).name == "torch_gather"
-    chosen = best_backend(shape_with(), invariant=True)
+        assert best_backend([shape_with(**changes)]).name == "torch_gather"
+    chosen = best_backend([shape_with()], invariant=True)
     assert (chosen.name, chosen.is_invariant) == ("torch_gather", True)
 
 
@@ -104,7 +104,7 @@ def refuse_invariance(is_invariant):
 
 def test_where_it_is_not_installed_another_one_is_chosen(monkeypatch):
     monkeypatch.setitem(sys.modules, "xformers.ops.fmha", None)
-    assert best_backend(shape_with()).name == "torch_gather"
+    assert best_backend([shape_with()]).name == "torch_gather"
 
 
 def test_a_gpu_older_than_ampere_is_refused(monkeypatch):

@@ -44,6 +44,57 @@ _GEMMA = {**_GROUPED, "head_dim": 16, "tie_word_embeddings": False}
 _CAPS = {"query_pre_attn_scalar": 40, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0}
 _GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 80, "n_positions": MAX_LENGTH}
 
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32}
+_SHARING = {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
+_PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
+_OF_SEVERAL_KINDS: dict[str, dict[str, Any]] = {
+    "cohere2": {
+        **_GROUPED,
+        **_WINDOWED,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    },
+    "deepseek_v3": {**_WITH_MLP, **_LATENT, **_EXPERTS, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+    "gemma3_text": {**_GEMMA, **_WINDOWED, "num_hidden_layers": 3, "layer_types": _PATTERN},
+    "gemma3n_text": {
+        **_GEMMA,
+        **_WINDOWED,
+        **_SHARING,
+        "layer_types": _PATTERN * 2,
+        "intermediate_size": [80] * 6,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0] * 6,
+    },
+    "gemma4_text": {
+        **_GEMMA,
+        **_WINDOWED,
+        **_SHARING,
+        "layer_types": _PATTERN * 2,
+        "global_head_dim": 24,
+        "vocab_size_per_layer_input": VOCABULARY,
+    },
+    "llama4_text": {
+        **_GEMMA,
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 80,
+        "num_local_experts": 2,
+        "attention_chunk_size": 8,
+        "floor_scale": 6,
+        "no_rope_layers": [1, 1, 0, 1],
+    },
+    "mimo_v2_flash": {
+        **_GROUPED,
+        **_EXPERTS,
+        **_WINDOWED,
+        "num_hidden_layers": 3,
+        "layer_types": _PATTERN,
+        "v_head_dim": 8,
+        "num_key_value_heads": 1,
+    },
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,
     "qwen2": _GROUPED,
@@ -57,11 +108,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # Layers with a window and layers without take turns, and every head has a sink.
     "gpt_oss": {**_GROUPED, **_WINDOWED, "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2},
     "opt": {**_DECODER, "ffn_dim": 80, "word_embed_proj_dim": 48},
+    **_OF_SEVERAL_KINDS,
     # Those that are refused.
     "bert": _WITH_MLP,
     "bloom": {**_SPECIAL, "hidden_size": 48, "n_layer": 2, "n_head": 4},
     "falcon": _DECODER,
-    "llama4_text": {**_GEMMA, "intermediate_size_mlp": 80, "num_local_experts": 2, "attention_chunk_size": 8},
 }
 
 

@@ -179,7 +179,6 @@ def test_a_broken_checkpoint_is_told_by_its_folder_and_its_fault(folder, harm, e
         ("falcon", "FalconForCausalLM ignores .* Llama, Qwen, .* do not"),
         ("bloom", "BloomForCausalLM ignores .* Llama, Qwen, .* do not"),
         ("bert", ".*attention to what comes later, as an encoder's do"),
-        ("llama4_text", ".*chunk"),
     ],
 )
 def test_attention_that_no_paged_memory_serves_is_refused_by_name(checkpoint, architecture, message):

@@ -57,7 +57,7 @@ def backends(device: str, *, native_is_built: bool) -> tuple[list[BackendFound],
     if native_is_built:
         with warnings.catch_warnings(), suppress(Exception):
             warnings.simplefilter("ignore", PagedWarning)
-            chosen = best_backend(shape).name
+            chosen = best_backend([shape]).name
     for name in known_backends():
         if name == "native" and not native_is_built:
             works, reason = None, _NOT_TRIED

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paged.attention import KVPool, StepTokens
+from paged.attention import LayeredPool, StepTokens
 from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of
 from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library
 
@@ -99,15 +99,16 @@ class FusedDecoder:
         )
 
     def forward(
-        self, step: StepTokens, pool: KVPool, token_ids: NDArray[np.int32], wanted: NDArray[np.int64]
+        self, step: StepTokens, pool: LayeredPool, token_ids: NDArray[np.int32], wanted: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states behind the last norm, float32 [k, hidden], and logits, float32 [k, vocabulary], of the k wanted tokens of the
+        """On a pool whose layers lie side by side. Hidden states behind the last norm, float32 [k, hidden], and logits, float32 [k, vocabulary], of the k wanted tokens of the
         step, which rise. K and V of all its tokens are in the pool then."""
         decoder = self._decoder
         self._reach(int(step.positions.max(initial=0)))
         states, logits = torch.empty(len(wanted), decoder.hidden), torch.empty(len(wanted), decoder.vocabulary)
         ids, positions, slots, wanted = (
-            np.ascontiguousarray(each, np.int64) for each in (token_ids, step.positions, step.slot_mapping, wanted)
+            np.ascontiguousarray(each, np.int64)
+            for each in (token_ids, step.positions, step.slot_mapping.reshape(-1), wanted)
         )
         call = _Step(
             token_ids=ids.ctypes.data,

@@ -1,0 +1,50 @@
+"""What each attention layer of a model keeps, as a trial run of the model showed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+
+from paged.model.layer_plan import Layers
+
+
+class AttentionLayer(NamedTuple):
+    """One attention layer.
+
+    layer       its number in the model
+    kind        full: all tokens; window: the last `reach`; chunk: those since the last multiple of `reach`
+    num_heads   of its queries
+    heads       of what it keeps of a token: `heads` of `key_size`, and as many of `value_size`
+    attended    heads, key size and value size of what it attends to: what it keeps, or what that expands to (MLA)
+    source      the earlier layer whose K and V it attends to, and keeps none of its own; None: it has its own
+    """
+
+    layer: int
+    kind: Literal["full", "window", "chunk"]
+    reach: int
+    num_heads: int
+    heads: int
+    key_size: int
+    value_size: int
+    attended: tuple[int, int, int]
+    source: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Query heads, and heads, key size and value size of what it keeps."""
+        return self.num_heads, self.heads, self.key_size, self.value_size
+
+    def kept(self, dtype: torch.dtype) -> Layers:
+        """What it keeps, as a plan of pages takes it."""
+        entry = tuple(self.heads * size * dtype.itemsize for size in (self.key_size, self.value_size))
+        return Layers(kind=self.kind, count=1, entry=entry, reach=self.reach)
+
+
+def are_alike(layers: Sequence[AttentionLayer]) -> bool:
+    """Whether all layers keep K and V of one shape, and each its own: then they can lie side by side in blocks of all layers."""
+    shapes = {each.shape for each in layers}
+    return len(shapes) == 1 and all(
+        each.source is None and each.attended == (each.heads, each.key_size, each.key_size) for each in layers
+    )

@@ -1,0 +1,157 @@
+"""Models with layers of several kinds, on pages that any group may have: they write what `generate` writes, and their bits do not depend on
+how they were cut, though every page that a row gives back is poisoned and taken by another.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from paged.attention import StepTokens
+from paged.model.capacity import layered_pool_for, plan_of
+from paged.model.layer_plan import front
+from paged.model.runner import runner_for
+
+ARCHITECTURES = [
+    "cohere2",
+    "deepseek_v3",
+    "gemma2",
+    "gemma3_text",
+    "gemma3n_text",
+    "gemma4_text",
+    "gpt_oss",
+    "llama4_text",
+    "mimo_v2_flash",
+    "mistral",
+]
+MAX_TOKENS = 12
+
+
+class Memory:
+    """Pages handed out by lot, and the tables of a few rows, a group at a time."""
+
+    def __init__(self, model, *, block_size=4, num_blocks=400, seed=0):
+        self.plan = plan_of(model, block_size=block_size)
+        self.pool = layered_pool_for(model, self.plan, num_blocks=num_blocks)
+        self.pool.poison(torch.arange(num_blocks))
+        self.random = np.random.default_rng(seed)
+        self.free = list(range(num_blocks))
+        # Of each row and group, pages by column.
+        self.held = {}
+        self.done = {}
+
+    def step(self, counts):
+        """A step of so many tokens of each row."""
+        for row, count in counts.items():
+            start = self.done.setdefault(row, 0)
+            for i, group in enumerate(self.plan.groups):
+                pages = self.held.setdefault((row, i), {})
+                first = front(group.kind, group.reach, start) // group.block_tokens
+                for column in range(first, -(-(start + count) // group.block_tokens)):
+                    if column not in pages:
+                        pages[column] = [self._drawn() for _ in range(group.pages)]
+        starts = [self.done[row] for row in counts]
+        numbers = np.array(list(counts.values()))
+        return StepTokens.of_groups(
+            np.concatenate([np.arange(start, start + n) for start, n in zip(starts, numbers, strict=True)]),
+            np.concatenate([[0], numbers.cumsum()]),
+            np.array(starts) + numbers,
+            tuple(self._table(list(counts), i) for i in range(len(self.plan.groups))),
+            self.pool.block_size,
+        )
+
+    def ran(self, counts):
+        """What lies before a row's fronts goes back, and is NaN."""
+        for row, count in counts.items():
+            self.done[row] += count
+            for i, group in enumerate(self.plan.groups):
+                first = front(group.kind, group.reach, self.done[row]) // group.block_tokens
+                self._give_back(row, i, [column for column in self.held[row, i] if column < first])
+
+    def close(self, row):
+        for i in range(len(self.plan.groups)):
+            self._give_back(row, i, list(self.held[row, i]))
+
+    def _give_back(self, row, group, columns):
+        pages = [page for column in columns for page in self.held[row, group].pop(column)]
+        self.pool.poison(torch.tensor(pages, dtype=torch.int64))
+        self.free += pages
+
+    def _drawn(self):
+        return self.free.pop(int(self.random.integers(len(self.free))))
+
+    def _table(self, rows, i):
+        width = max((max(self.held[row, i]) + 1 for row in rows), default=0)
+        table = np.full((len(rows), width, self.plan.groups[i].pages), -1, np.int32)
+        for place, row in enumerate(rows):
+            for column, pages in self.held[row, i].items():
+                table[place, column] = pages
+        return table
+
+
+def prompts():
+    """1, 5, 20 and 61 tokens."""
+    words = np.random.default_rng(1)
+    return [words.integers(3, 97, length).tolist() for length in (1, 5, 20, 61)]
+
+
+def run(model, *, chunks, backend="torch_gather", batch_invariant=True, seed=0, texts=None):
+    """Greedy text after each prompt, and the logits after each of its tokens; or logits of given texts. Prompts are cut by `chunks`, in turn."""
+    memory = Memory(model, seed=seed)
+    runner = runner_for(model, memory.pool, backend=backend, batch_invariant=batch_invariant)
+    known = [list(each) for each in (texts or prompts())]
+    ends = [len(each) if texts else len(each) + MAX_TOKENS for each in known]
+    logits = [[] for _ in known]
+    turn = 0
+    while going := [row for row in range(len(known)) if len(logits[row]) < ends[row] - (0 if texts else 1)]:
+        counts = {}
+        for row in going:
+            counts[row] = min(chunks[(turn + row) % len(chunks)], len(known[row]) - len(logits[row]))
+        turn += 1
+        step = memory.step(counts)
+        ids = [known[row][len(logits[row]) + i] for row, count in counts.items() for i in range(count)]
+        found = runner.forward(step, np.array(ids, np.int32), np.ones(step.num_tokens, np.bool_))
+        memory.ran(counts)
+        for row, its in zip(counts, found.split(list(counts.values())), strict=True):
+            logits[row] += list(its)
+            if len(logits[row]) == len(known[row]) and not texts:
+                known[row].append(int(its[-1].argmax()))
+            if len(logits[row]) == ends[row]:
+                memory.close(row)
+    return SimpleNamespace(
+        texts=[text[len(prompt) :] for text, prompt in zip(known, prompts(), strict=True)] if not texts else None,
+        logits=[torch.stack(each) for each in logits],
+        known=known,
+    )
+
+
+@pytest.fixture(scope="module")
+def generated(checkpoint, generate):
+    return cache(lambda architecture: generate(checkpoint(architecture), prompts(), [MAX_TOKENS] * 4))
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "packed"])
+@pytest.mark.parametrize("backend", ["reference", "torch_gather", "native"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
+    model = loaded(architecture)
+    found = run(model, chunks=(5, 1, 8, 3), backend=backend, batch_invariant=batch_invariant)
+    assert found.texts == generated(architecture)
+    assert min(len(set(text)) for text in found.texts) >= 4
+
+
+@pytest.mark.parametrize("backend", ["torch_gather", "native"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_bits_depend_neither_on_chunks_nor_on_pages(architecture, backend, loaded):
+    model = loaded(architecture)
+    some = run(model, chunks=(5, 1, 8, 3), backend=backend)
+    known = [each[:-1] for each in some.known]
+    other = run(model, chunks=(64, 7), backend=backend, seed=1, texts=known)
+    alone = [run(model, chunks=(1000,), backend=backend, seed=2, texts=[text]).logits[0] for text in known]
+    for row in range(len(known)):
+        assert torch.equal(some.logits[row], other.logits[row]), row
+        assert torch.equal(some.logits[row], alone[row]), row
