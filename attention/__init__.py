@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from .kv_pool import EntryPlace, KVPlace, KVPool, LayeredPool
     from .latents import Expand, Latents
+    from .layouts.state import StatePlace
     from .movement import run_moves
     from .step_tokens import StepTokens
 
@@ -37,6 +38,7 @@ _HOMES = {
     "LayeredPool": "paged.attention.kv_pool",
     "LayerOptions": "paged.attention.backend",
     "LayerShape": "paged.attention.backend",
+    "StatePlace": "paged.attention.layouts.state",
     "StepTokens": "paged.attention.step_tokens",
     "best_backend": "paged.attention.backend",
     "get_backend": "paged.attention.backend",
@@ -54,6 +56,7 @@ __all__ = [
     "LayerOptions",
     "LayerShape",
     "LayeredPool",
+    "StatePlace",
     "StepTokens",
     "best_backend",
     "get_backend",

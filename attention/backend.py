@@ -138,8 +138,8 @@ def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
 
 def best_backend(shapes: Sequence[LayerShape], *, invariant: bool = False) -> AttentionBackend:
     """The fastest backend that can do layers of these shapes here: on CUDA `xformers_splitk` and on a CPU `native` where they can,
-    everywhere else `torch_gather`. Where nothing can be compiled it warns, once."""
-    for name in _FASTER.get(shapes[0].device.type, ()):
+    everywhere else, and where nothing attends, `torch_gather`. Where nothing can be compiled it warns, once."""
+    for name in _FASTER.get(shapes[0].device.type, ()) if shapes else ():
         try:
             backend = get_backend(name, invariant=invariant)
             for shape in shapes:

@@ -9,7 +9,7 @@ Of any other model a plan says where they lie (`LayeredPool`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from paged.errors import InvalidPool
 
 from .layouts.entries import Entries, Steps
+from .layouts.state import State, StatePlace
 from .pages import Pages
 
 
@@ -56,6 +57,8 @@ class LayeredPool:
 
     layers      where each lies; one that attends through an earlier layer's K and V has that layer's place
     block_size  tokens of a block of every group
+    states      where the pieces of each state layer lie
+    state_group  the group that states are in; None: there are none
     Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises when the memory cannot be had.
     """
 
@@ -69,6 +72,8 @@ class LayeredPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
+        states: Sequence[Sequence[StatePlace]] = (),
+        state_group: int | None = None,
     ) -> None:
         if block_size < 1:
             raise InvalidPool(f"block_size has to be at least 1; got {block_size}.")
@@ -85,6 +90,8 @@ class LayeredPool:
             layer: LayerKV(place.group, self._entries(place.keys), self._entries(place.values), place.is_shared)
             for layer, place in layers.items()
         }
+        self.state_group = state_group
+        self.states = [[State(self.pages, *each) for each in pieces] for pieces in states]
 
     def _entries(self, place: EntryPlace) -> Entries:
         part, offset, heads, size = place
@@ -112,11 +119,13 @@ class LayeredPool:
     def bytes_per_slot(self) -> int:
         """Bytes of one token's K and V in one layer, of the layer that has the most."""
         sizes = (its.keys.heads * its.keys.size + its.values.heads * its.values.size for its in self._layers.values())
-        return max(sizes) * self.dtype.itemsize
+        return max(sizes, default=0) * self.dtype.itemsize
 
     @property
     def is_side_by_side(self) -> bool:
         """Whether a block is one page, on which K and V of all layers lie one after the other and alike, each layer's its own."""
+        if self.states:
+            return False
         first = next(iter(self._places.values())).keys
         unit = self.block_size * first.heads * first.size * self.dtype.itemsize
         return self._places == {

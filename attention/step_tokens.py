@@ -29,6 +29,8 @@ class StepTokens:
     num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results nobody uses
     tables        of a model with groups of layers, each group's block tables, int32 [n, columns, k], None for a group without attention;
                   slot_mapping and block_tables have nothing then, and those of a group come with `of_group`
+    states        of a model with state layers, the pages that each sequence's state is read from and written to, int32 [n, k] both; a row of -1
+                  is read of a sequence that has no state yet
     """
 
     positions: Ints
@@ -39,6 +41,7 @@ class StepTokens:
     block_size: int
     num_padded: int = 0
     tables: tuple[NDArray[np.int32] | None, ...] | None = None
+    states: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -95,10 +98,13 @@ class StepTokens:
         seq_lens: Ints,
         tables: tuple[NDArray[np.int32] | None, ...],
         block_size: int,
+        states: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
     ) -> StepTokens:
         """A step of a model with groups of layers."""
         nothing = np.zeros((len(positions), 0), np.int64), np.zeros((len(seq_lens), 0), np.int32)
-        return cls(positions, nothing[0], query_start_loc, seq_lens, nothing[1], block_size, tables=tables)
+        return cls(
+            positions, nothing[0], query_start_loc, seq_lens, nothing[1], block_size, tables=tables, states=states
+        )
 
     def of_group(self, group: int) -> StepTokens:
         """The same tokens as a group of layers sees them: its tables say where they go, nowhere where an entry is -1."""
@@ -119,6 +125,13 @@ class StepTokens:
         # The last sequence may go on behind the part.
         seq_lens = self.seq_lens[begin:end].copy()
         seq_lens[-1] -= self.query_start_loc[end] - stop
+        states = None
+        if self.states is not None:
+            read, write = (each[begin:end] for each in self.states)
+            if self.query_start_loc[begin] < first:
+                # The part before wrote the state of the first one.
+                read = np.concatenate([write[:1], read[1:]])
+            states = read, write
         return StepTokens(
             self.positions[first:stop],
             self.slot_mapping[first:stop],
@@ -128,4 +141,5 @@ class StepTokens:
             self.block_size,
             num_padded,
             None if self.tables is None else tuple(each if each is None else each[begin:end] for each in self.tables),
+            states,
         )

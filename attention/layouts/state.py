@@ -20,6 +20,15 @@ from paged.errors import InvalidPool
 from ..pages import Pages
 
 
+class StatePlace(NamedTuple):
+    """Where a piece of a layer's state lies, and what it is: see State."""
+
+    places: Sequence[tuple[int, int]]
+    unit_bytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class _Stretch(NamedTuple):
     """`units` units from unit `first` on, on each of `parts` pages from `part` on; `view`: [num_pages + 1, units, elements of a unit]."""
 
@@ -43,7 +52,6 @@ class State:
         self,
         pages: Pages,
         places: Sequence[tuple[int, int]],
-        *,
         unit_bytes: int,
         shape: Sequence[int],
         dtype: torch.dtype,

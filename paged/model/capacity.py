@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool
+from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool, StepTokens
 from paged.base import budget
 from paged.errors import UnsupportedModel
 from paged.model.layer_plan import LayerPlan, Layers, plan_layers
 from paged.model.loading import LoadedModel
 from paged.model.places import Pieces, located, places_of
+from paged.model.states.plan import layers_of, state_places
 
 _TRIAL_BLOCK = 4
 
@@ -64,8 +65,9 @@ def blocks_within(models: Sequence[LoadedModel], num_bytes: int, block_size: int
 
 
 def kept_by(model: LoadedModel) -> list[Layers]:
-    """What each layer with K and V of its own keeps, in the order of the model."""
-    return [each.kept(model.dtype) for each in model.layers if each.source is None]
+    """What each layer with K and V of its own keeps, in the order of the model; and behind them each state layer."""
+    attention = [each.kept(model.dtype) for each in model.layers if each.source is None]
+    return [*attention, *map(layers_of, model.state_layers)]
 
 
 def plan_of(model: LoadedModel, *, block_size: int | None = None, page_bytes: int | None = None) -> LayerPlan:
@@ -78,8 +80,14 @@ def layered_pool_for(model: LoadedModel, plan: LayerPlan, *, num_blocks: int, nu
 
     Raises attention's InvalidPool, and InvalidConfig for units that begin anywhere.
     """
+    of_groups: list[list[Pieces]] = [places_of(group, plan.page_bytes) for group in plan.groups]
+    found = [(group, of_groups[group][number]) for group, number in located(kept_by(model), plan)]
+    num_states = len(model.state_layers)
+    of_attention, of_states = found[: len(found) - num_states], found[len(found) - num_states :]
     return LayeredPool(
-        _kv_places(model, plan, located(kept_by(model), plan)),
+        _kv_places(model, of_attention),
+        states=[state_places(layer, pieces) for layer, (_, pieces) in zip(model.state_layers, of_states, strict=True)],
+        state_group=of_states[0][0] if of_states else None,
         num_blocks=num_blocks,
         page_bytes=plan.page_bytes,
         block_size=plan.block_size,
@@ -89,9 +97,8 @@ def layered_pool_for(model: LoadedModel, plan: LayerPlan, *, num_blocks: int, nu
     )
 
 
-def _kv_places(model: LoadedModel, plan: LayerPlan, found: Sequence[tuple[int, int]]) -> dict[int, KVPlace]:
-    """Where K and V of each attention layer lie; `found`: group and place in it of those with K and V of their own, in the order of the model."""
-    of_groups: list[list[Pieces]] = [places_of(group, plan.page_bytes) for group in plan.groups]
+def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]]) -> dict[int, KVPlace]:
+    """Where K and V of each attention layer lie; `found`: group and places of those with K and V of their own, in the order of the model."""
     places: dict[int, KVPlace] = {}
     at = iter(found)
     for each in model.layers:
@@ -99,8 +106,7 @@ def _kv_places(model: LoadedModel, plan: LayerPlan, found: Sequence[tuple[int, i
             owner = places[each.source]
             places[each.layer] = KVPlace(owner.group, owner.keys, owner.values, is_shared=True)
             continue
-        group, number = next(at)
-        (keys,), (values,) = of_groups[group][number]
+        group, ((keys,), (values,)) = next(at)
         places[each.layer] = KVPlace(
             group, EntryPlace(*keys, each.heads, each.key_size), EntryPlace(*values, each.heads, each.value_size)
         )
@@ -108,7 +114,8 @@ def _kv_places(model: LoadedModel, plan: LayerPlan, found: Sequence[tuple[int, i
 
 
 def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[LayeredPool, tuple[NDArray[np.int32], ...]]:
-    """A pool for so many rows of `length` tokens, and the tables of each group, int32 [rows, columns, k]; a row's blocks lie apart."""
+    """A pool for so many rows of `length` tokens, and the tables of each group, int32 [rows, columns, k], of states one column; a row's blocks lie
+    apart."""
     if model.is_uniform:
         columns = -(-length // _TRIAL_BLOCK)
         pool: LayeredPool = pool_for(model, num_blocks=num_rows * columns, block_size=_TRIAL_BLOCK)
@@ -117,10 +124,26 @@ def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[Layere
     first = 0
     tables = []
     for group in plan.groups:
-        columns = -(-length // group.block_tokens)
+        columns = -(-length // group.block_tokens) if group.block_tokens else 1
         tables.append(_spread(first, num_rows, columns, group.pages))
         first += num_rows * columns * group.pages
     return layered_pool_for(model, plan, num_blocks=first), tuple(tables)
+
+
+def trial_step(
+    pool: LayeredPool,
+    positions: NDArray[np.int64],
+    query_start_loc: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    tables: tuple[NDArray[np.int32], ...],
+) -> StepTokens:
+    """A step of rows of `trial_memory` with these tables, each row's state in one place."""
+    states = None
+    if pool.state_group is not None:
+        write = tables[pool.state_group][:, 0]
+        has_state = seq_lens > np.diff(query_start_loc)
+        states = np.where(has_state[:, None], write, np.int32(-1)), write
+    return StepTokens.of_groups(positions, query_start_loc, seq_lens, tables, pool.block_size, states)
 
 
 def _spread(first: int, num_rows: int, columns: int, pages: int) -> NDArray[np.int32]:

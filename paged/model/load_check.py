@@ -23,11 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paged.attention import StepTokens
 from paged.attention.native.build import cache_folder, processor
 from paged.base.words import short_cause
 from paged.errors import BuildFailed, UnsupportedModel
-from paged.model.capacity import trial_memory
+from paged.model.capacity import trial_memory, trial_step
 from paged.model.hook import ATTENTION
 from paged.model.loading import LoadedModel, as_loaded, refusing
 from paged.model.runner import Runner, runner_for
@@ -155,14 +154,19 @@ def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int
         if most < 1:
             continue
         with torch.inference_mode(), _quiet():
-            out = theirs.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=most,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
+            try:
+                out = theirs.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    max_new_tokens=most,
+                    do_sample=False,
+                    return_dict_in_generate=True,
+                    output_logits=True,
+                )
+            except Exception as error:
+                raise UnsupportedModel(
+                    f"{name}: a small random model of its configuration does not generate in transformers: {short_cause(error)}"
+                ) from error
             expected = theirs(input_ids=out.sequences[:, :-1], use_cache=False).logits[0, length - 1 :]
         apart = _difference(torch.cat(out.logits), expected)
         if apart > BOUND:
@@ -247,12 +251,12 @@ def _step(
 ) -> Tensor:
     """Logits after so many tokens of each of the rows that are going."""
     positions = [np.arange(done[row], done[row] + counts[row]) for row in going]
-    step = StepTokens.of_groups(
+    step = trial_step(
+        runner.pool,
         np.concatenate(positions),
         np.concatenate([[0], counts[going].cumsum()]),
         done[going] + counts[going],
         tuple(each[going] for each in tables),
-        runner.pool.block_size,
     )
     token_ids = np.concatenate([rows[row][its] for row, its in zip(going, positions, strict=True)]).astype(np.int32)
     return runner.forward(step, token_ids, np.ones(len(token_ids), np.bool_), lengths)

@@ -6,7 +6,7 @@ import json
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from paged.attention import Expand, LayerOptions
 from paged.base.words import short_cause
-from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnsupportedModel
+from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
-from paged.model.hook import ATTENTION, follow_latents, register, under_way
+from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
 from paged.model.native.packed import pack_linears
 from paged.model.rotary import follow_positions, follow_rows
-from paged.model.states.layer import RowStates
+from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
+from paged.model.states.plan import check_plan
 from paged.model.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,6 +38,7 @@ class LoadedModel:
     num_heads, num_kv_heads, head_dim
                      the shape of its first layer's K and V, as a trial run showed it
     layers           each attention layer; none: all keep K and V of this shape of all tokens
+    state_layers     each layer that keeps a state
     has_soft_cap     whether any layer caps its scores
     has_sinks        whether any layer has attention sinks
     vocabulary_size  token ids have to be below it
@@ -61,11 +63,12 @@ class LoadedModel:
     device: torch.device
     rotary_limit: int | None = None
     layers: tuple[AttentionLayer, ...] = ()
+    state_layers: tuple[StateLayer, ...] = ()
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers keep K and V of one shape, and each its own."""
-        return not self.layers or are_alike(self.layers)
+        return not self.state_layers and (not self.layers or are_alike(self.layers))
 
 
 def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
@@ -92,12 +95,15 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
 def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers are packed, in
     place. Raises UnsupportedModel."""
+    follow_layers(module)
+    # Some change weights, which cannot be done once they are packed.
+    state_layers = follow_states(module)
     if where.type == "cpu":
         pack_linears(module)
     rotary_limit = follow_rows(module)
     follow_latents(module)
     follow_positions(module)
-    trial = _trial(module, name, where)
+    trial = _trial(module, state_layers, name, where)
     text = module.config.get_text_config()
     return LoadedModel(
         path=name,
@@ -116,6 +122,7 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
         device=where,
         rotary_limit=rotary_limit,
         layers=trial.layers,
+        state_layers=state_layers,
     )
 
 
@@ -175,7 +182,8 @@ def _check_architecture(config: Any, folder: Path) -> None:
             )
     # The lookup imports the architecture's module.
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not getattr(architecture, "_supports_attention_backend", False):
+    # Most models with states do not say that they support it, and do; a trial run tells.
+    if not (architecture._supports_attention_backend or getattr(architecture, "_is_stateful", False)):
         raise UnsupportedModel(
             f"{folder}: {architecture.__name__} ignores transformers' attention interface, so its KV cannot be paged; "
             "Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, OPT and others do not."
@@ -250,11 +258,11 @@ def refusing(module: nn.Module, name: Path) -> Iterator[None]:
 class _Trial:
     """Takes one token's attention and remembers what it looked like."""
 
-    def __init__(self, positions: Tensor) -> None:
+    def __init__(self, positions: Tensor, state_layers: tuple[StateLayer, ...]) -> None:
         self.has_soft_cap = False
         self.has_sinks = False
         self.is_long: Tensor | None = None
-        self.states: RowStates | None = None
+        self.states: RowStates | None = None if not state_layers else FirstToken(state_layers, positions.device)
         self.positions = positions
         self._layers: dict[int, AttentionLayer] = {}
         # By where they are in memory, which is theirs as long as the trial lives.
@@ -308,27 +316,46 @@ class _Trial:
 
     @property
     def num_heads(self) -> int:
-        return self.layers[0].num_heads
+        return self.layers[0].num_heads if self.layers else 0
 
     @property
     def num_kv_heads(self) -> int:
-        return self.layers[0].heads
+        return self.layers[0].heads if self.layers else 0
 
     @property
     def head_dim(self) -> int:
-        return self.layers[0].key_size
+        return self.layers[0].key_size if self.layers else 0
 
 
-def _trial(module: Any, folder: Path, device: torch.device) -> _Trial:
-    """One token through the model. Raises UnsupportedModel unless every layer came by."""
+def _trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path, device: torch.device) -> _Trial:
+    """One token through the model. Raises UnsupportedModel unless every layer came by, and state layers keep what their configuration says."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    trial = _Trial(token[0])
+    trial = _Trial(token[0], state_layers)
     with torch.inference_mode(), under_way(trial), warnings.catch_warnings(), refusing(module, folder):
         warnings.simplefilter("ignore")
         module(input_ids=token, position_ids=token, use_cache=False)
-    expected = int(module.config.get_text_config().num_hidden_layers)
-    if [each.layer for each in trial.layers] != list(range(expected)):
-        raise UnsupportedModel(
-            f"{folder}: not every layer of its configuration attends through transformers' interface, or more than those; all have to."
-        )
+    _check_all_came_by(trial, state_layers, module.config.get_text_config(), folder)
+    if state_layers:
+        # Of a kind that no plan knows from a configuration, what was seen is all there is.
+        with suppress(UnknownLayers):
+            check_plan(state_layers, module.config, folder)
     return trial
+
+
+def _check_all_came_by(trial: _Trial, state_layers: tuple[StateLayer, ...], config: Any, folder: Path) -> None:
+    """Raise UnsupportedModel unless each layer of the configuration attends, keeps a state, or mixes no tokens."""
+    kinds = getattr(config, "layer_types", None) or ()
+    idle = {layer for layer, kind in enumerate(kinds) if kind in ("mlp", "moe")}
+    found = {each.layer for each in trial.layers} | {each.layer for each in state_layers}
+    expected = range(int(config.num_hidden_layers))
+    lost = [str(layer) for layer in expected if layer not in found | idle]
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise UnsupportedModel(
+            f"{folder}: layers {', '.join(lost[:3])}{more} neither attend through transformers' interface nor keep a state through its cache; each "
+            "has to, unless it mixes no tokens."
+        )
+    if not found <= set(expected):
+        raise UnsupportedModel(
+            f"{folder}: layer {max(found)} attends or keeps a state, and its configuration has {len(expected)} layers."
+        )

@@ -32,11 +32,12 @@ from paged.attention import (
 from paged.attention.latents import PIECE as LATENT_PIECE
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
-from paged.model.capacity import trial_memory
+from paged.model.capacity import trial_memory, trial_step
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import FusedDecoder, fused_decoder
 from paged.model.states.layer import RowStates
+from paged.model.states.memory import PassStates
 from paged.model.threads import THREADS, free_cores
 from paged.model.tiling import Tiling
 from paged.scheduler import Batch
@@ -64,6 +65,8 @@ class _Pass:
         self.positions = positions
         self.is_long = is_long
         self.states: RowStates | None = None
+        if step.states is not None:
+            self.states = PassStates(runner.pool, step, is_invariant=runner.tile is not None)
         self._runner = runner
         self._step = step
         self._groups: dict[int, tuple[StepTokens, Tensor, Any]] = {}
@@ -163,9 +166,11 @@ class Runner:
         """What the batch's forward pass attends to."""
         groups = getattr(batch, "groups", None)
         if groups is not None:
-            tables = tuple(getattr(each, "tables", None) for each in groups)
+            of_states = self.pool.state_group
+            tables = tuple(None if i == of_states else each.tables for i, each in enumerate(groups))
+            states = None if of_states is None else (groups[of_states].read, groups[of_states].write)
             return StepTokens.of_groups(
-                batch.positions, batch.query_start_loc, batch.seq_lens, tables, self.pool.block_size
+                batch.positions, batch.query_start_loc, batch.seq_lens, tables, self.pool.block_size, states
             )
         num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
         return StepTokens(
@@ -333,6 +338,8 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
         )
 
     if not model.layers:
+        if model.state_layers:
+            return []
         return [shape(model.num_heads, (model.num_kv_heads, model.head_dim, model.head_dim), pool.block_size, True)]
     found: dict[tuple[int, tuple[int, int, int], int, bool], None] = {}
     for each in model.layers:
@@ -367,8 +374,6 @@ def _trial(model: LoadedModel, backend: AttentionBackend, order: slice) -> Tenso
     trial = Runner(model, pool, backend, TILE)
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size
     for position in range(2):
-        step = StepTokens.of_groups(
-            np.full(TILE, position), np.arange(TILE + 1), np.full(TILE, position + 1), tables, pool.block_size
-        )
+        step = trial_step(pool, np.full(TILE, position), np.arange(TILE + 1), np.full(TILE, position + 1), tables)
         logits = trial.forward(step, np.ascontiguousarray(ids[order]), np.ones(TILE, np.bool_))
     return logits

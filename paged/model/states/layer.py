@@ -14,6 +14,7 @@ rounds for every length that a pass may have; LFM2's convolutions and MiniMax's 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -38,9 +39,12 @@ class RowStates(Protocol):
     is_invariant  whether bits must not depend on the other rows, nor on how rows are cut
     """
 
-    starts: Sequence[int]
-    is_new: Sequence[bool]
-    is_invariant: bool
+    @property
+    def starts(self) -> Sequence[int]: ...
+    @property
+    def is_new(self) -> Sequence[bool]: ...
+    @property
+    def is_invariant(self) -> bool: ...
 
     def read(self, unit: int, piece: int) -> Tensor:
         """[n, ...]: a copy of a piece of the rows' states before their tokens; anything for rows that are new."""
@@ -69,13 +73,13 @@ class _Ways(NamedTuple):
 class StateLayer:
     """One module with a state. It takes the place of the module's forward function, which it calls with states that the forward pass under way has.
 
-    `unit` counts a model's state layers; `layer` is the layer of the model, None where the module does not say; `pieces` are known once it was called.
+    `unit` counts a model's state layers; `layer` is the layer of the model that it is in; `pieces` are known once it was called.
     """
 
     def __init__(self, unit: int, path: str, module: nn.Module, seam: Seam, ways: dict[Any, _Ways]) -> None:
         self.unit, self.path = unit, path
         number = getattr(module, "layer_idx", getattr(module, "layer_id", None))
-        self.layer = None if number is None else int(number)
+        self.layer = int(re.findall(r"\d+", path)[0] if number is None else number)
         self._kind = type(module)
         self._seam = seam
         self._all_ways = ways
@@ -237,6 +241,22 @@ class _Trial:
             torch.randn(rows, *piece.shape, generator=self._drawn).to(self._hidden.device, piece.dtype)
             for piece in self._seam.pieces
         ]
+
+
+class FirstToken:
+    """The states of one row that computes its first token, and is forgotten then."""
+
+    def __init__(self, layers: Sequence[StateLayer], device: torch.device) -> None:
+        self.starts, self.is_new, self.is_invariant = (0, 1), (True,), False
+        self._layers, self._device = layers, device
+
+    def read(self, unit: int, piece: int) -> Tensor:
+        """[1, ...]: zeros."""
+        its = self._layers[unit].pieces[piece]
+        return torch.zeros(1, *its.shape, dtype=its.dtype, device=self._device)
+
+    def write(self, unit: int, piece: int, states: Tensor) -> None:
+        """Forget them."""
 
 
 def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from paged.attention import StatePlace
 from paged.errors import UnsupportedModel
 from paged.model.kept_layers import CONV_PIECES, Sizes, kept_layers
 from paged.model.layer_plan import Layers, Part
+from paged.model.places import Pieces
 from paged.model.states.layer import StateLayer
 from paged.model.states.seams import Piece
 
@@ -47,6 +49,14 @@ def layers_of(layer: StateLayer) -> Layers:
         size = unit_elements(piece) * piece.dtype.itemsize
         parts.append(Part(units=num_units(piece), unit_bytes=-(-size // _ALIGNED) * _ALIGNED))
     return Layers(kind="state", count=1, parts=tuple(parts))
+
+
+def state_places(layer: StateLayer, places: Pieces) -> list[StatePlace]:
+    """Return where each piece of a state layer lies, given the places of its units as they were planned by `layers_of`."""
+    return [
+        StatePlace(of_piece, part.unit_bytes, piece.shape, piece.dtype)
+        for piece, of_piece, part in zip(layer.pieces, places, layers_of(layer).parts, strict=True)
+    ]
 
 
 def check_plan(layers: Sequence[StateLayer], config: Any, name: Path) -> None:
