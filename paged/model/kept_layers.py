@@ -216,6 +216,16 @@ def _kimi_delta(config: Any, size: int, element: int) -> tuple[Part, ...]:
     )
 
 
+def _delayed(config: Any, size: int, element: int) -> tuple[Part, ...]:
+    """Zaya's: two convolutions over queries and keys, one behind the other, and half of a token's values for the next one."""
+    heads, kv_heads = _count(config, "num_attention_heads"), _count(config, "num_key_value_heads")
+    dim, kernels = _count(config, "head_dim"), _count(config, "cca_time0") + _count(config, "cca_time1")
+    return (
+        Part(units=1, unit_bytes=kv_heads * dim // 2 * element),
+        *_conv((heads + kv_heads) * dim, kernels - 1, element),
+    )
+
+
 def _lightning(config: Any, size: int, element: int) -> tuple[Part, ...]:
     heads = _count(config, "num_attention_heads")
     dim = _of_heads(config, heads)[0] // heads // _SIZE
@@ -296,7 +306,7 @@ _KINDS: dict[str, _Kind] = {
     "deepseek_v32": _Kind(_indexed_latent),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _Kind(_kv, _delta)),
     "olmo_hybrid": _Kind(_kv, _delta, state_size=4),
-    "kimi_linear": _Kind(_latent, _kimi_delta, state_size=4),
+    **dict.fromkeys(("bailing_hybrid", "kimi_linear"), _Kind(_latent, _kimi_delta, state_size=4)),
     "minimax": _Kind(_kv, _lightning, state_size=4),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), _Kind(_kv, _MAMBA_2)),
     "nemotron_h": _Kind(_kv, _NEMOTRON),
@@ -308,4 +318,5 @@ _KINDS: dict[str, _Kind] = {
     "rwkv": _Kind(_kv, _rwkv, state_size=4, layer_type="linear_attention"),
     "zamba": _Kind(_kv, _zamba),
     "zamba2": _Kind(_kv, _ZAMBA_2),
+    "zaya": _Kind(_kv, _delayed),
 }

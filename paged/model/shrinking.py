@@ -27,6 +27,14 @@ _COUNTS = {
     r"n_group|num_expert_group": 2,
     r"zero_expert_num|first_k_dense_replace|moe_layer_start_index": 2,
 }
+# Numbers of a kind of model that are made small together, since they have to fit one another.
+_TOGETHER = {
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16},
+    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32},
+    "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 8, "mamba_headdim": 16},
+}
 _HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
 _KV_HEADS = r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|num_global_key_value_heads"
 _LAYERS = r"num_(hidden_)?layers|n_layers?"
@@ -45,8 +53,8 @@ class Shrunk:
     def __init__(self, config: Any, *, is_narrow: bool) -> None:
         values = config.to_dict()
         text = config.get_text_config()
-        self.layers = _layers(text.to_dict())
-        self._num_layers = next(v for k, v in text.to_dict().items() if re.fullmatch(_LAYERS, k))
+        self._num_layers = int(text.num_hidden_layers)
+        self.layers = _layers(text.to_dict(), self._num_layers)
         found = sorted({v for k, v in _pairs(values) if re.fullmatch(_LENGTH, k) and _is_number(v)})
         longest = [v for k, v in _pairs(values) if re.fullmatch(_MAX_LENGTH, k) and _is_number(v)]
         self._lengths = {
@@ -68,8 +76,11 @@ class Shrunk:
             scale = _head_scale(sizes) if self._is_narrow else 1.0
         for name, value in values.items():
             small[name] = self._value(name, value, heads, scale)
-        if _is_number(small.get("topk_group")):
-            small["topk_group"] = 1 if values["topk_group"] < values["n_group"] else small["n_group"]
+        if self._is_narrow:
+            small |= _TOGETHER.get(values.get("model_type", ""), {})
+        groups = next((name for name in ("n_group", "num_expert_group") if _is_number(small.get(name))), None)
+        if _is_number(small.get("topk_group")) and groups is not None:
+            small["topk_group"] = 1 if values["topk_group"] < values[groups] else small[groups]
         return small
 
     def _value(self, name: str, value: Any, heads: Any, scale: float) -> Any:
@@ -84,6 +95,8 @@ class Shrunk:
         if isinstance(value, list):
             if len(value) == self._num_layers:
                 value = [value[each] for each in self.layers]
+            if name.endswith("layer_ids"):
+                return [new for new, old in enumerate(self.layers) if old in value]
             return [self._value(name, each, heads, scale) for each in value]
         if name.endswith(("token_id", "token_index")):
             return _special_id(name, value)
@@ -120,9 +133,8 @@ class Shrunk:
         return small
 
 
-def _layers(values: dict[str, Any]) -> list[int]:
+def _layers(values: dict[str, Any], count: int) -> list[int]:
     """The first two layers of every kind, by all that the configuration lists a layer; the first four, or two of its periods, where that is more."""
-    count = next(v for k, v in values.items() if re.fullmatch(_LAYERS, k))
     lists = [value for value in values.values() if isinstance(value, list) and len(value) == count]
     lists.append([layer >= count - (values.get("num_kv_shared_layers") or 0) for layer in range(count)])
     seen: dict[tuple[Any, ...], int] = {}
