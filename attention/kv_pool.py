@@ -195,7 +195,7 @@ class LayeredPool:
 class KVPool(LayeredPool):
     """Memory of a model whose layers are all alike and keep all tokens: `num_blocks` blocks of every layer, and `num_host_blocks`.
 
-    Raises as LayeredPool does.
+    `value_dim` is the size of a head of V where it is not that of K. Raises as LayeredPool does.
     """
 
     def __init__(
@@ -206,29 +206,37 @@ class KVPool(LayeredPool):
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
+        value_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
     ) -> None:
+        value_dim = head_dim if value_dim is None else value_dim
         sizes = {
             "num_layers": num_layers,
             "num_blocks": num_blocks,
             "block_size": block_size,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
+            "value_dim": value_dim,
         }
         for name, value in sizes.items():
             if value < 1:
                 raise InvalidPool(f"{name} has to be at least 1; got {value}.")
         self.num_layers = num_layers
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        unit = block_size * num_kv_heads * head_dim * dtype.itemsize
-        places = [EntryPlace(0, unit * piece, num_kv_heads, head_dim) for piece in range(2 * num_layers)]
+        keys = block_size * num_kv_heads * head_dim * dtype.itemsize
+        both = keys + block_size * num_kv_heads * value_dim * dtype.itemsize
         super().__init__(
-            {layer: KVPlace(0, places[2 * layer], places[2 * layer + 1]) for layer in range(num_layers)},
+            {
+                layer: KVPlace(
+                    0,
+                    EntryPlace(0, both * layer, num_kv_heads, head_dim),
+                    EntryPlace(0, both * layer + keys, num_kv_heads, value_dim),
+                )
+                for layer in range(num_layers)
+            },
             num_blocks=num_blocks,
-            page_bytes=2 * num_layers * unit,
+            page_bytes=num_layers * both,
             block_size=block_size,
             dtype=dtype,
             device=device,
@@ -237,7 +245,14 @@ class KVPool(LayeredPool):
 
     @staticmethod
     def bytes_per_block(
-        *, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+        *,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        dtype: torch.dtype,
     ) -> int:
         """Bytes that one block takes over all layers, K and V."""
-        return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+        of_head = head_dim + (head_dim if value_dim is None else value_dim)
+        return num_layers * block_size * num_kv_heads * of_head * dtype.itemsize

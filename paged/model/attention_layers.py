@@ -31,11 +31,6 @@ class AttentionLayer(NamedTuple):
     attended: tuple[int, int, int]
     source: int | None = None
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Query heads, and heads, key size and value size of what it keeps."""
-        return self.num_heads, self.heads, self.key_size, self.value_size
-
     def kept(self, dtype: torch.dtype) -> Layers:
         """What it keeps, as a plan of pages takes it."""
         entry = tuple(self.heads * size * dtype.itemsize for size in (self.key_size, self.value_size))
@@ -44,7 +39,5 @@ class AttentionLayer(NamedTuple):
 
 def are_alike(layers: Sequence[AttentionLayer]) -> bool:
     """Whether all layers keep K and V of one shape, and each its own: then they can lie side by side in blocks of all layers."""
-    shapes = {each.shape for each in layers}
-    return len(shapes) == 1 and all(
-        each.source is None and each.attended == (each.heads, each.key_size, each.key_size) for each in layers
-    )
+    shapes = {(each.heads, each.key_size, each.value_size) for each in layers}
+    return len(shapes) == 1 and all(each.source is None for each in layers)

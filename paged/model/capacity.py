@@ -30,6 +30,7 @@ def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
             block_size=block_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
+            value_dim=model.value_dim,
             dtype=model.dtype,
         )
         for model in models
@@ -45,7 +46,7 @@ def pool_for(
     """
     if not model.is_uniform:
         raise UnsupportedModel(
-            f"{model.path}: its layers keep K and V of several shapes, or of an earlier layer; blocks of all layers have one."
+            f"{model.path}: its layers keep K and V of several shapes, or attend through an earlier layer's; blocks of all layers have one shape."
         )
     return kind(
         num_layers=model.num_layers,
@@ -53,6 +54,7 @@ def pool_for(
         block_size=block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
+        value_dim=model.value_dim,
         dtype=model.dtype,
         device=model.device,
         num_host_blocks=num_host_blocks,

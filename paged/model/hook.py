@@ -107,8 +107,8 @@ def _paged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = LayerOptions(scale, sliding_window, softcap, s_aux, chunk)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]
-    expand = getattr(module, _EXPAND, None)
-    out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options, expand)
+    more = {"expand": getattr(module, _EXPAND)} if hasattr(module, _EXPAND) else {}
+    out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options, **more)
     return out.unsqueeze(0), None
 
 

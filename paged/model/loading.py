@@ -35,8 +35,8 @@ class LoadedModel:
     module           the transformers model, in evaluation mode, its attention handed to `paged.model.hook`
     tokenizer        None where the folder has none
     num_layers       attention layers
-    num_heads, num_kv_heads, head_dim
-                     the shape of its first layer's K and V, as a trial run showed it
+    num_heads, num_kv_heads, head_dim, value_dim
+                     the shape of what its first layer keeps, as a trial run showed it: K and V, or latents
     layers           each attention layer; none: all keep K and V of this shape of all tokens
     state_layers     each layer that keeps a state
     has_soft_cap     whether any layer caps its scores
@@ -64,6 +64,10 @@ class LoadedModel:
     rotary_limit: int | None = None
     layers: tuple[AttentionLayer, ...] = ()
     state_layers: tuple[StateLayer, ...] = ()
+
+    @property
+    def value_dim(self) -> int:
+        return self.layers[0].value_size if self.layers else self.head_dim
 
     @property
     def is_uniform(self) -> bool:
