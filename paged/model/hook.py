@@ -98,6 +98,9 @@ def _paged_attention(
     forward_pass = now_under_way()
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
+    if query.shape[0] != 1:
+        # Rows of a state layer come as a batch; attention has them one after the other.
+        forward_pass.refuse("to attend within a layer that keeps a state")
     chunk = None
     if isinstance(attention_mask, Mask):
         # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
