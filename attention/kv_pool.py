@@ -124,7 +124,7 @@ class LayeredPool:
     @property
     def is_side_by_side(self) -> bool:
         """Whether a block is one page, on which K and V of all layers lie one after the other and alike, each layer's its own."""
-        if self.states:
+        if self.states or not self._places:
             return False
         first = next(iter(self._places.values())).keys
         unit = self.block_size * first.heads * first.size * self.dtype.itemsize

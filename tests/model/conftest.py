@@ -95,6 +95,48 @@ _OF_SEVERAL_KINDS: dict[str, dict[str, Any]] = {
     },
 }
 
+_FOUR = {**_GROUPED, "head_dim": 16, "num_hidden_layers": 4}
+_MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8}
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_IN_TURN = ["linear_attention", "full_attention"] * 2
+_WITH_STATES: dict[str, dict[str, Any]] = {
+    "falcon_h1": {**_FOUR, **_MAMBA_2, "mamba_d_ssm": 96},
+    "jamba": {**_FOUR, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "num_experts": 4},
+    "lfm2": {**_FOUR, "full_attn_idxs": [1, 3]},
+    "mamba2": {
+        **_SPECIAL,
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "state_size": 16,
+        "num_heads": 8,
+        "head_dim": 12,
+        "n_groups": 2,
+        "chunk_size": 8,
+    },
+    "minimax": {**_FOUR, "layer_types": _IN_TURN, "block_size": 8},
+    "qwen3_next": {
+        **_FOUR,
+        **_DELTA,
+        "layer_types": _IN_TURN,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "recurrent_gemma": {
+        **_DECODER,
+        "num_hidden_layers": 4,
+        "attention_window_size": WINDOW,
+        "block_types": ["recurrent", "attention"],
+        "intermediate_size": 96,
+    },
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,
     "qwen2": _GROUPED,
@@ -109,6 +151,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_GROUPED, **_WINDOWED, "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2},
     "opt": {**_DECODER, "ffn_dim": 80, "word_embed_proj_dim": 48},
     **_OF_SEVERAL_KINDS,
+    **_WITH_STATES,
     # Those that are refused.
     "bert": _WITH_MLP,
     "bloom": {**_SPECIAL, "hidden_size": 48, "n_layer": 2, "n_head": 4},
