@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from paged.base.growing import rising, rising_from
 
+from .layout import Layout
 from .moves import Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
@@ -28,15 +29,18 @@ NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
 
 
 class Growth:
-    def __init__(self, tables: Tables, device: Pool) -> None:
+    """`blocks`: the pool of the full group's blocks, which is `device` unless they cost no page."""
+
+    def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
         self._tables = tables
-        self._device = device
+        self._device, self._blocks = device, blocks
+        self._layout = layout
         # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`, which
         # starts the record.
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # To be drawn at once, `num_promised` blocks: (rows, rising columns, count) or (row, first column, count).
+        # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
         # Sources of the composed batch's copies that no row holds: not drawn again before the copies ran.
@@ -60,18 +64,49 @@ class Growth:
         if wanted is not None:
             counts = wanted - have
             total = int(counts.sum())
-        self._device.require(self.num_promised + total)
+        pages = total if self._layout.is_plain else self._pages(total, int(np.count_nonzero(have == 0)))
+        self._device.require(self.num_promised + pages)
         if wanted is not None:
             # Before anything is promised: this may raise MemoryError.
             self._tables.ensure_columns(int(wanted.max()))
             rows, have = rows.repeat(counts), rising_from(have, counts)
         self._promised.append((rows, have, total))
-        self.num_promised += total
+        self.num_promised += pages
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
         """`promise` for one row, unchecked: the blocks are there."""
         self._promised.append((row, have, wanted - have))
-        self.num_promised += wanted - have
+        self.num_promised += self.pages_from(have, wanted)
+
+    def _pages(self, num_blocks: int, num_first: int) -> int:
+        """Pages of so many more blocks, of which some are the first of their rows."""
+        return num_blocks * self._layout.block_pages + num_first * self._layout.state_pages
+
+    def pages_from(self, have: int, wanted: int) -> int:
+        """Pages that a row with `have` blocks draws to have `wanted`."""
+        if self._layout.is_plain or wanted <= have:
+            return wanted - have
+        return self._pages(wanted - have, have == 0)
+
+    def lacking(self, rows: Rows, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages that each row draws to hold its first `ends` tokens, int64 [n]."""
+        have = self._tables.num_blocks[rows]
+        short: NDArray[np.int64] = np.maximum(-(-ends // self._tables.block_size) - have, 0)
+        if not self._layout.is_plain:
+            is_first = (short > 0) & (have == 0)
+            short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
+        return short
+
+    def pages_held(self, rows: Rows) -> NDArray[np.int64]:
+        """Pages in each row's tables, shared ones too, int64 [n]."""
+        held: NDArray[np.int64] = self._tables.num_blocks[rows]
+        if self._layout.is_plain:
+            return held
+        pages = held * self._layout.full_pages
+        for side in self._layout.sides:
+            most = 1 if side.is_state else held
+            pages += np.minimum(held - self._tables.first[side.table, rows], most) * side.pages
+        return pages
 
     @property
     def num_unpromised(self) -> int:
@@ -84,13 +119,14 @@ class Growth:
 
     def draw_promised(self) -> None:
         """Draw all promised blocks and write them into the tables: one draw, one eviction, one write."""
-        tables, total = self._tables, self.num_promised
-        if not total:
+        tables, layout = self._tables, self._layout
+        if not self._promised:
             return
-        rows, columns, _ = self._promised[0]
+        rows, columns, total = self._promised[0]
         if len(self._promised) > 1 or isinstance(rows, int):
             rows, columns = _places(self._promised)
-        blocks = self._device.draw(total)
+            total = len(rows)
+        blocks = self._blocks.draw(total, layout.full_pages or 1)
         try:
             try:
                 tables.blocks[0, rows, columns] = blocks
@@ -99,9 +135,14 @@ class Growth:
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = blocks
         except MemoryError:
-            self._device.release(blocks)
+            self._blocks.release(blocks)
             raise
         self._promised, self.num_promised = [], 0
+        for side in layout.sides:
+            if not side.is_state:
+                tables.blocks[side.table, rows, columns] = self._device.draw(total, side.pages)
+            elif len(begins := rows[columns == 0]):
+                tables.blocks[side.table, begins, 0] = self._device.draw(len(begins), side.pages)
         # A row that gets several keeps its last value.
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
@@ -113,8 +154,44 @@ class Growth:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
-            self._device.release(tables.blocks[0, row, keep:num_blocks])
+            self._blocks.release(tables.blocks[0, row, keep:num_blocks])
+            if self._layout.sides:
+                self.give_back_sides(row, keep)
             tables.set_num_blocks(row, keep)
+
+    def give_back_sides(self, row: int, keep: int) -> None:
+        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block."""
+        tables, stop = self._tables, int(self._tables.num_blocks[row])
+        for side in self._layout.sides:
+            first = max(keep, int(tables.first[side.table, row]))
+            last = min(stop, 1) if side.is_state else stop
+            if first < last:
+                self._device.release(tables.blocks[side.table, row, first:last])
+            if not side.is_state:
+                tables.first[side.table, row] = min(int(tables.first[side.table, row]), keep)
+
+    def give_back_fronts(self, rows: Rows) -> None:
+        """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
+        tables = self._tables
+        for side in self._layout.bounded:
+            begins = tables.first[side.table, rows]
+            ends = np.minimum(side.first_column(tables.num_computed[rows]), tables.num_blocks[rows])
+            moved = (ends > begins).nonzero()[0]
+            if len(moved):
+                counts, which = ends[moved] - begins[moved], rows[moved]
+                columns = rising_from(begins[moved], counts)
+                self._device.release(tables.blocks[side.table, which.repeat(counts), columns])
+                tables.first[side.table, which] = ends[moved]
+
+    def is_restart(self, row: int, num_tokens: int) -> bool:
+        """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are
+        of that length."""
+        tables, layout = self._tables, self._layout
+        if not num_tokens or not layout.sides:
+            return True
+        if layout.states and num_tokens < tables.num_launched[row]:
+            return False
+        return all(side.first_column(num_tokens) >= tables.first[side.table, row] for side in layout.bounded)
 
     def mark_tail(self, row: int, is_shared: bool) -> None:
         """Mark whether the row's partial block may be shared. A marked row is checked before it writes there."""
@@ -125,7 +202,7 @@ class Growth:
         """Mark the row if its last block is now partial and shared; it was full, or on the host."""
         tables = self._tables
         column, offset = divmod(tables.num_launched.item(row), tables.block_size)
-        if offset and column < tables.num_blocks[row] and self._device.num_refs(tables.blocks.item(0, row, column)) > 1:
+        if offset and column < tables.num_blocks[row] and self._blocks.num_refs(tables.blocks.item(0, row, column)) > 1:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:

@@ -6,7 +6,7 @@ A wrong row or count corrupts the tables, which only `check` finds. The calls of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,9 @@ from paged.base.growing import rising_from
 from .check import violations_of
 from .content import Content
 from .flights import Flight, Flights
+from .group_tables import GroupTables
 from .growth import NO_CHANGES, Growth, TableChanges
+from .layout import PLAIN, LayerGroup, Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
@@ -53,21 +55,30 @@ class Memory:
     columns, valid until a row is added or gets more tokens, unless said to be copies."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool, host_caching: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int,
+        prefix_caching: bool,
+        host_caching: bool,
+        groups: Sequence[LayerGroup] = PLAIN,
     ) -> None:
+        self.layout = layout = Layout(groups, block_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = host_blocks
         self.prefix_caching = prefix_caching
-        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
-        self.device = Pool(self.num_blocks, "device")
+        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=layout.num_tables)
+        self.device = Pool(self.num_blocks, "device", layout.most_pages)
+        # The blocks of the full group; without one they number positions, and cost nothing.
+        self.blocks = self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position")
         self.host = Pool(self.num_host_blocks, "host")
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
-        self.index = PrefixIndex(self.tables, self.flights, self.device, self.host)
+        self.index = PrefixIndex(self.tables, self.flights, self.blocks, self.host)
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
-        self.growth = Growth(self.tables, self.device)
+        self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.tiers = Tiers(self.tables, self.growth, self.index, self.offload)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
@@ -194,7 +205,7 @@ class Memory:
             return moves
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
-            self.device.require(self.growth.num_promised + wanted - have)
+            self.device.require(self.growth.num_promised + self.growth.pages_from(have, wanted))
             tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
             self.growth.draw_promised()
@@ -261,7 +272,9 @@ class Memory:
         while (is_longer := tables.num_blocks[rows] > keep).any():
             rows, keep = rows[is_longer], keep[is_longer]
             columns = tables.num_blocks[rows] - 1
-            self.device.release(tables.blocks[0, rows, columns][::-1])
+            for side in self.layout.bounded:
+                self.device.release(tables.blocks[side.table, rows, columns][::-1])
+            self.blocks.release(tables.blocks[0, rows, columns][::-1])
             tables.set_num_blocks(rows, columns)
 
     def copy_content(self, may_copy: bool) -> None:
@@ -311,6 +324,43 @@ class Memory:
         """`settle`, and `extend` by what the batch sampled: one call a step."""
         self.settle(flight)
         return self.extend(rows, tokens, ends)
+
+    def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
+        """`GroupTables.tables` of these rows."""
+        return GroupTables(self.tables, self.device, self.layout, group, rows).tables
+
+    def group_tables(self, flight: Flight) -> tuple[GroupTables, ...] | None:
+        """The tables of a batch's rows, one a group; None for a plain layout."""
+        if self.layout.is_plain:
+            return None
+        groups = range(len(self.layout.groups))
+        return tuple(GroupTables(self.tables, self.device, self.layout, g, flight.rows, flight.starts) for g in groups)
+
+    def pages_of_rows(self, rows: list[int]) -> int:
+        """Pages that these rows hold, each counted once."""
+        kept = {block for row in rows for block in self.rows.table(row).tolist()}
+        beside = (
+            self.growth.pages_held(np.array(rows, np.int64)) - self.tables.num_blocks[rows] * self.layout.full_pages
+        )
+        return len(kept) * self.layout.full_pages + int(beside.sum())
+
+    def pages_freed(self, row: int) -> NDArray[np.int64]:
+        """Pages that become free with each of the row's blocks, int64 [n]; of shared ones none."""
+        pages: NDArray[np.int64] = (self.blocks.refs(self.rows.table(row)) == 1) * np.int64(self.layout.full_pages)
+        for side in self.layout.bounded:
+            pages[self.tables.first[side.table, row] :] += side.pages
+        return pages
+
+    def tokens_within(self, row: int, num_pages: int) -> int:
+        """Tokens that the row's blocks hold, and those that so many more pages would give it."""
+        have, layout = self.tables.num_blocks.item(row), self.layout
+        if layout.is_plain:
+            return (have + num_pages) * self.block_size
+        room = num_pages - (0 if have else layout.state_pages)
+        more = room // layout.block_pages if layout.block_pages and room > 0 else 0
+        if not layout.block_pages and room >= 0:
+            more = self.blocks.num_available
+        return (have + more) * self.block_size
 
     def is_placed(self, row: int) -> bool:
         return self.flights.composed.has(row)
@@ -383,6 +433,8 @@ class Memory:
             np.maximum.at(tables.num_computed, rows, ends)
         else:
             tables.num_computed[rows] = ends
+        if self.layout.bounded:
+            self.growth.give_back_fronts(rows)
         index.confirm(flight.number)
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
@@ -413,6 +465,10 @@ class Memory:
     def _fall_back(self, row: int, stays: int) -> None:
         """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside."""
         tables, size = self.tables, self.block_size
+        if not self.growth.is_restart(row, stays):
+            # What a state was at that length is overwritten.
+            stays = 0
+            self.flights.clip(row, 0)
         if tables.is_swapped[row] and stays % size and self.tiers.tail_is_node(row, stays // size):
             # A private tail must not lie in a node's block.
             stays -= stays % size
@@ -432,14 +488,16 @@ class Memory:
             self.flights.leave(row)
         if tables.is_swapped[row]:
             self.tiers.trim(row, 0)
+        if self.layout.sides:
+            self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
         stop = first + len(computed)
         if stop < num_blocks:
-            self.device.release(tables.blocks[0, row, stop:num_blocks])
+            self.blocks.release(tables.blocks[0, row, stop:num_blocks])
         if run is not None:
-            self.device.release(computed, run)
+            self.blocks.release(computed, run)
         if first:
-            self.device.release(tables.blocks[0, row, : min(first, num_blocks)])
+            self.blocks.release(tables.blocks[0, row, : min(first, num_blocks)])
         tables.close(row)
 
     def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
@@ -491,7 +549,8 @@ class Memory:
     def check(self) -> list[str]:
         held = self.device.kept + Counter(self.growth.copied)
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host))
+        sides = self.device, self.layout
+        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
         return found

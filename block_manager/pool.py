@@ -42,9 +42,12 @@ class Pool:
 
     `state` int64 [num_blocks] is 0 if free, minus its segment in a queue if cached, the ref count if used (plus one
     high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node.
+
+    A block may take several pages, which are the blocks of `num_blocks`; it is named by the first of them, and only that
+    one has a state. `most_pages`: of any block. Free and available ones are counted in pages.
     """
 
-    def __init__(self, num_blocks: int, tier: str) -> None:
+    def __init__(self, num_blocks: int, tier: str, most_pages: int = 1) -> None:
         self.num_blocks = num_blocks
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
@@ -61,6 +64,12 @@ class Pool:
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
         self._forget: Callable[[list[Taken], Blocks], None] | None = None
+        # Pages of each block, int16 [num_blocks], and those after the first, int32 [num_blocks, most_pages - 1], stale
+        # beyond them. None where each block is one page.
+        self._width: NDArray[np.int16] | None = None
+        if most_pages > 1:
+            self._width = np.ones(num_blocks, np.int16)
+            self._rest = np.zeros((num_blocks, most_pages - 1), np.int32)
 
     @property
     def num_available(self) -> int:
@@ -100,9 +109,11 @@ class Pool:
         if count > self.num_available:
             raise OutOfBlocks(count, self.num_available, self.tier)
 
-    def draw(self, count: int, *, for_nodes: bool = False) -> Blocks:
-        """Draw `count` blocks, ref count 1 each, int64 [count]; evict where free ones do not suffice. With `for_nodes`
-        they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
+    def draw(self, count: int, pages: int = 1, *, for_nodes: bool = False) -> Blocks:
+        """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice. With
+        `for_nodes` they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
+        if self._width is not None:
+            return self._draw_wide(count, pages, self._width)
         num_free = self.num_free
         if count <= num_free:
             blocks = self._take_free(count)
@@ -121,6 +132,34 @@ class Pool:
                 self.level[blocks] = 0
         self.state[blocks] = _CONTENT + 1 if for_nodes else 1
         return blocks
+
+    def _draw_wide(self, count: int, pages: int, width: NDArray[np.int16]) -> Blocks:
+        """`draw` where blocks may take several pages."""
+        self.require(count * pages)
+        drawn = self._take_free(count * pages).reshape(count, pages)
+        blocks = drawn[:, 0].copy()
+        width[blocks] = pages
+        self._rest[blocks, : pages - 1] = drawn[:, 1:]
+        self.state[blocks] = 1
+        return blocks
+
+    def pages_of(self, blocks: NDArray[Any], pages: int) -> NDArray[np.int32]:
+        """int32 [..., pages]: the pages of blocks that take so many; -1 where there is no block (-1)."""
+        found = np.empty((*blocks.shape, pages), np.int32)
+        found[..., 0] = blocks
+        if pages > 1:
+            found[..., 1:] = self._rest[blocks, : pages - 1]
+            found[blocks < 0] = -1
+        return found
+
+    def all_pages_of(self, blocks: Blocks) -> Blocks:
+        """All pages of these blocks, block by block, int64 [n]."""
+        if self._width is None:
+            return blocks
+        width, rest = self._width[blocks], self._rest[blocks]
+        is_there = np.arange(1 + rest.shape[1]) < width[:, None]
+        pages: Blocks = np.concatenate([blocks[:, None], rest], axis=1)[is_there]
+        return pages
 
     def _take_free(self, count: int) -> Blocks:
         top = self.num_free
@@ -160,7 +199,7 @@ class Pool:
         before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, int64
         [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64."""
         if run is None:
-            if len(blocks) == 1 and self.state.item(block := blocks.item()) == 1:
+            if len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
                 # Most often a partial tail.
                 self.state[block] = 0
                 self._stack[self.num_free] = block
@@ -201,6 +240,8 @@ class Pool:
 
     def _put_free(self, blocks: Blocks) -> None:
         """Add blocks without content, last one first: the first is drawn next."""
+        if self._width is not None:
+            blocks = self.all_pages_of(blocks)
         top = self.num_free
         self.num_free = top + len(blocks)
         self._stack[top : self.num_free] = blocks[::-1]

@@ -148,7 +148,10 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     if _is_ordinary(state, step, request):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known = request.first_tokens
-        row, found, count = manager.admit(known, request.root, min(step.budget, state.limits.max_chunk))
+        most = min(step.budget, state.limits.max_chunk)
+        if not manager.layout.is_plain:
+            most = min(most, manager.layout.tokens_at_once(manager.growth.num_unpromised))
+        row, found, count = manager.admit(known, request.root, most)
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()

@@ -106,8 +106,11 @@ class Foresight:
         if not num_in or (is_early and not self._knows):
             return True
         size = manager.block_size
-        slots = manager.num_blocks * size
+        slots = self._num_slots
         worst = columns.sum_max_total + sum(request.max_total)
+        if manager.layout.sides:
+            longest = np.concatenate([columns.max_total[self._rows()], request.max_total])
+            worst = (worst if manager.layout.full_pages else 0) + int(manager.layout.side_slots(longest).sum())
         if worst + (columns.num_bound + request.num_live) * size <= slots:
             # All fit at full length: the usual case where memory is ample.
             return True
@@ -119,9 +122,25 @@ class Foresight:
         manager.growth.draw_promised()
         return most <= self.capacity_with(request)
 
+    @property
+    def _num_slots(self) -> int:
+        """Slots of the full group if all pages were its own."""
+        manager = self._books.manager
+        return manager.num_blocks * manager.block_size // max(manager.layout.full_pages, 1)
+
+    def _as_slots(self, held: Counts, remaining: Counts) -> tuple[Counts, Counts]:
+        """Return these tokens, int64 [n] each, as slots: what the other groups hold at last is held from the start."""
+        layout = self._books.manager.layout
+        if not layout.sides:
+            return held, remaining
+        beside = layout.side_slots(held + remaining)
+        return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
+
     def capacity_with(self, request: RequestState) -> int:
         """Return the slots for tokens. A shared block counts once for each row that shares it."""
         manager = self._books.manager
+        if manager.layout.sides:
+            return self._num_slots
         tables = int(manager.rows.num_blocks[self._rows()].sum())
         shared = tables - manager.device.num_used
         if request.request.reads_cache:
@@ -144,10 +163,11 @@ class Foresight:
                 left = before + wish - known
             more_held.append(known + slack)
             more_remaining.append(max(1, min(left, request.max_total[i] - known)))
-        held[-1], remaining[-1] = more_held[0], more_remaining[0]
-        if len(more_held) > 1:
-            held = np.concatenate([held, more_held[1:]])
-            remaining = np.concatenate([remaining, more_remaining[1:]])
+        its_held, its_remaining = self._as_slots(np.array(more_held), np.array(more_remaining))
+        held[-1], remaining[-1] = its_held[0], its_remaining[0]
+        if len(its_held) > 1:
+            held = np.concatenate([held, its_held[1:]])
+            remaining = np.concatenate([remaining, its_remaining[1:]])
         return peak(held, remaining)
 
     def _those_in(self) -> tuple[Counts, Counts]:
@@ -177,7 +197,7 @@ class Foresight:
             theirs[is_theirs] = most[is_theirs]
         # On average half of a last block is empty.
         held += manager.block_size // 2
-        self._moment, self._in = moment, (held, remaining)
+        self._moment, self._in = moment, self._as_slots(held, remaining)
         return self._in
 
     def _quantile_now(self) -> float:
