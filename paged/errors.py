@@ -130,10 +130,7 @@ class UnsupportedByLayers(PagedError, ValueError):
 
     def __init__(self, what: str, kinds: str) -> None:
         self.what, self.kinds = what, kinds
-        super().__init__(f"{what} is not possible with {kinds} layers.")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.what, self.kinds)
+        super().__init__(f"{what} is not possible with {kinds}.")
 
 
 class MemoryClaimed(PagedError, RuntimeError):
