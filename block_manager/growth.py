@@ -108,13 +108,14 @@ class Growth:
         more: NDArray[np.int64] = np.maximum(wanted - have, 0)
         if layout.is_plain:
             return more
-        pages = more * layout.full_pages
+        pages: NDArray[np.int64] = more * layout.full_pages
         for side in layout.bounded:
             lacks = np.minimum(wanted, side.most) - have + tables.first[side.table, rows]
             pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
         # States that must not be overwritten are read once more, and then let go.
         draws_states = ((have == 0) & (more > 0)) | tables.moves_state[rows]
-        return pages + draws_states * np.int64(layout.state_pages)
+        pages += draws_states * np.int64(layout.state_pages)
+        return pages
 
     @property
     def num_unpromised(self) -> int:
