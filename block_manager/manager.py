@@ -77,7 +77,7 @@ class BlockManager(Uncopyable):
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
-    are not full go without host_blocks and forks so far (UnsupportedByLayers).
+    are not full go without host_blocks so far (UnsupportedByLayers).
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -274,10 +274,12 @@ class BlockManager(Uncopyable):
     def fork(self, row: int) -> int:
         """Open a row with the same tokens that shares all blocks with launched tokens, and is in the same batches up to
         its known tokens. The first to write a shared partial block copies it. Raises UnknownRow, RowSwapped, or
-        UnsupportedByLayers unless all layers are full."""
+        RowInFlight past its known tokens if there are states."""
         memory = self._own("fork")
-        memory.layout.refuse("a fork")
-        return memory.fork_of(memory.tables.one(row))
+        row = memory.tables.one(row)
+        if memory.layout.states and memory.tables.content_end(row) < memory.tables.num_launched[row]:
+            raise RowInFlight(row)
+        return memory.fork_of(row)
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
         """Move the rows' blocks from column `keep` on to the host, after outstanding batches wrote them. Raises
