@@ -2,6 +2,8 @@
 
 from .content import Hit
 from .events import Cleared, Event, Removed, Stored
+from .group_tables import GroupTables
+from .layout import LayerGroup
 from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
@@ -14,7 +16,9 @@ __all__ = [
     "Cleared",
     "Composed",
     "Event",
+    "GroupTables",
     "Hit",
+    "LayerGroup",
     "Memory",
     "MemoryStats",
     "Moves",

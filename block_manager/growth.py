@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from paged.base.growing import rising, rising_from
 
+from .layout import Layout
 from .moves import Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
+from .side_content import SideContent
 from .tables import Rows, Tables
 
 
@@ -28,19 +30,24 @@ NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
 
 
 class Growth:
-    def __init__(self, tables: Tables, device: Pool) -> None:
+    """`blocks`: the pool of the full group's blocks, which is `device` unless they cost no page."""
+
+    def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
         self._tables = tables
-        self._device = device
+        self._device, self._blocks = device, blocks
+        self._layout = layout
         # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`, which
         # starts the record.
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # To be drawn at once, `num_promised` blocks: (rows, rising columns, count) or (row, first column, count).
+        # What is kept of windows, chunks and states; None without a prefix cache, or without any.
+        self.content: SideContent | None = None
+        # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Sources of the composed batch's copies that no row holds: not drawn again before the copies ran.
-        self.copied: list[int] = []
+        # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
+        self.copied: list[tuple[int, int]] = []
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
@@ -60,18 +67,55 @@ class Growth:
         if wanted is not None:
             counts = wanted - have
             total = int(counts.sum())
-        self._device.require(self.num_promised + total)
+        pages = total if self._layout.is_plain else self._pages(total, int(np.count_nonzero(have == 0)))
+        self._device.require(self.num_promised + pages)
         if wanted is not None:
             # Before anything is promised: this may raise MemoryError.
             self._tables.ensure_columns(int(wanted.max()))
             rows, have = rows.repeat(counts), rising_from(have, counts)
         self._promised.append((rows, have, total))
-        self.num_promised += total
+        self.num_promised += pages
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
         """`promise` for one row, unchecked: the blocks are there."""
         self._promised.append((row, have, wanted - have))
-        self.num_promised += wanted - have
+        self.num_promised += wanted - have if self._layout.is_plain else self.pages_from(have, wanted)
+
+    def _pages(self, num_blocks: int, num_first: int) -> int:
+        """Pages of so many more blocks, of which some are the first of their rows."""
+        return num_blocks * self._layout.block_pages + num_first * self._layout.state_pages
+
+    def pages_from(self, have: int, wanted: int) -> int:
+        """Pages that a row with `have` blocks draws to have `wanted`."""
+        if self._layout.is_plain or wanted <= have:
+            return wanted - have
+        return self._pages(wanted - have, have == 0)
+
+    def lacking(self, rows: Rows, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages that each row draws to hold its first `ends` tokens, int64 [n]."""
+        have = self._tables.num_blocks[rows]
+        short: NDArray[np.int64] = np.maximum(-(-ends // self._tables.block_size) - have, 0)
+        if not self._layout.is_plain:
+            is_first = ((short > 0) & (have == 0)) | self._tables.moves_state[rows]
+            short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
+        return short
+
+    def owed(self, rows: Rows, totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages that each row lacks to have `totals` tokens at last, int64 [n]: of a window what it will hold at once, but
+        always its next block, since fronts go back later."""
+        tables, layout = self._tables, self._layout
+        wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows]
+        more: NDArray[np.int64] = np.maximum(wanted - have, 0)
+        if layout.is_plain:
+            return more
+        pages: NDArray[np.int64] = more * layout.full_pages
+        for side in layout.bounded:
+            lacks = np.minimum(wanted, side.most) - have + tables.first[side.table, rows]
+            pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
+        # States that must not be overwritten are read once more, and then let go.
+        draws_states = ((have == 0) & (more > 0)) | tables.moves_state[rows]
+        pages += draws_states * np.int64(layout.state_pages)
+        return pages
 
     @property
     def num_unpromised(self) -> int:
@@ -84,13 +128,14 @@ class Growth:
 
     def draw_promised(self) -> None:
         """Draw all promised blocks and write them into the tables: one draw, one eviction, one write."""
-        tables, total = self._tables, self.num_promised
-        if not total:
+        tables, layout = self._tables, self._layout
+        if not self._promised:
             return
-        rows, columns, _ = self._promised[0]
+        rows, columns, total = self._promised[0]
         if len(self._promised) > 1 or isinstance(rows, int):
             rows, columns = _places(self._promised)
-        blocks = self._device.draw(total)
+            total = len(rows)
+        blocks = self._blocks.draw(total, layout.full_pages or 1)
         try:
             try:
                 tables.blocks[0, rows, columns] = blocks
@@ -99,9 +144,14 @@ class Growth:
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = blocks
         except MemoryError:
-            self._device.release(blocks)
+            self._blocks.release(blocks)
             raise
         self._promised, self.num_promised = [], 0
+        for side in layout.sides:
+            if not side.is_state:
+                tables.blocks[side.table, rows, columns] = self._device.draw(total, side.pages)
+            elif len(begins := rows[columns == 0]):
+                tables.blocks[side.table, begins, 0] = self._device.draw(len(begins), side.pages)
         # A row that gets several keeps its last value.
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
@@ -113,8 +163,56 @@ class Growth:
         tables = self._tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
-            self._device.release(tables.blocks[0, row, keep:num_blocks])
+            self._blocks.release(tables.blocks[0, row, keep:num_blocks])
+            if self._layout.sides:
+                self.give_back_sides(row, keep)
             tables.set_num_blocks(row, keep)
+
+    def give_back_sides(self, row: int, keep: int) -> None:
+        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block."""
+        tables, stop = self._tables, int(self._tables.num_blocks[row])
+        for side in self._layout.sides:
+            first = max(keep, int(tables.first[side.table, row]))
+            last = min(stop, 1) if side.is_state else stop
+            if first < last:
+                self._device.release(tables.blocks[side.table, row, first:last])
+            if not side.is_state:
+                tables.first[side.table, row] = min(int(tables.first[side.table, row]), keep)
+
+    def give_back_fronts(self, rows: Rows) -> None:
+        """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
+        tables = self._tables
+        for side in self._layout.bounded:
+            begins = tables.first[side.table, rows]
+            ends = np.minimum(side.first_column(tables.num_computed[rows]), tables.num_blocks[rows])
+            moved = (ends > begins).nonzero()[0]
+            if not len(moved):
+                continue
+            begins, ends, which = begins[moved], ends[moved], rows[moved]
+            tables.first[side.table, which] = ends
+            if self.content is not None:
+                is_wanted = begins < tables.wanted[:, which].max(axis=0)
+                for i in is_wanted.nonzero()[0].tolist():
+                    self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
+                begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
+            counts = ends - begins
+            blocks = tables.blocks[side.table, which.repeat(counts), rising_from(begins, counts)]
+            while len(blocks):
+                # Forks pass a block that they share in one step.
+                _, places = np.unique(blocks, return_index=True)
+                places.sort()
+                self._device.release(blocks[places])
+                blocks = np.delete(blocks, places)
+
+    def is_restart(self, row: int, num_tokens: int) -> bool:
+        """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are
+        of that length."""
+        tables, layout = self._tables, self._layout
+        if not num_tokens or not layout.sides:
+            return True
+        if layout.states and num_tokens < tables.num_launched[row]:
+            return False
+        return all(side.first_column(num_tokens) >= tables.first[side.table, row] for side in layout.bounded)
 
     def mark_tail(self, row: int, is_shared: bool) -> None:
         """Mark whether the row's partial block may be shared. A marked row is checked before it writes there."""
@@ -125,44 +223,75 @@ class Growth:
         """Mark the row if its last block is now partial and shared; it was full, or on the host."""
         tables = self._tables
         column, offset = divmod(tables.num_launched.item(row), tables.block_size)
-        if offset and column < tables.num_blocks[row] and self._device.num_refs(tables.blocks.item(0, row, column)) > 1:
+        if offset and column < tables.num_blocks[row] and self._blocks.num_refs(tables.blocks.item(0, row, column)) > 1:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
         last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
-        `num_grown` more blocks cannot be drawn."""
-        tables, device = self._tables, self._device
-        writers: list[int] = []
-        copies: list[tuple[int, int, int]] = []
-        holders: dict[int, int] = {}
-        for row in rows[tables.shares_tail[rows]].tolist():
-            column, offset = divmod(int(tables.num_launched[row]), tables.block_size)
-            if offset:
-                writers.append(row)
-                block = int(tables.blocks[0, row, column])
-                left = holders.setdefault(block, device.num_refs(block))
-                if left > 1 or device.has_content(block):
-                    holders[block] = left - 1
-                    copies.append((row, column, block))
-        device.require(len(copies) + num_grown)
+        `num_grown` more pages cannot be drawn."""
+        tables = self._tables
+        writers = [
+            row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
+        ]
+        parts = [(0, self._layout.full_pages, self._tails_to_copy(0, self._blocks, writers))]
+        parts += [
+            (side.table, side.pages, self._tails_to_copy(side.table, self._device, writers))
+            for side in self._layout.bounded
+        ]
+        self._device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
         pairs: list[tuple[int, int]] = []
-        for (row, column, block), copy in zip(copies, device.draw(len(copies)).tolist(), strict=True):
-            if device.num_refs(block) > 1:
-                device.release(np.array([block]))
-            else:
-                self.copied.append(block)
-            self.write(row, column, np.array([copy]))
-            pairs.append((block, copy))
+        for table, pages, copies in parts:
+            pool = self._device if table else self._blocks
+            for (row, column, block), copy in zip(copies, pool.draw(len(copies), pages or 1).tolist(), strict=True):
+                if pool.num_refs(block) > 1:
+                    pool.release(np.array([block]))
+                else:
+                    self.copied.append((table, block))
+                if table:
+                    tables.blocks[table, row, column] = copy
+                else:
+                    self.write(row, column, np.array([copy]))
+                both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
+                pairs += zip(*both.tolist(), strict=True)
         tables.shares_tail[writers] = False
         self.any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
 
+    def _tails_to_copy(self, table: int, pool: Pool, writers: list[int]) -> list[tuple[int, int, int]]:
+        """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""
+        copies: list[tuple[int, int, int]] = []
+        holders: dict[int, int] = {}
+        for row in writers:
+            column = int(self._tables.num_launched[row]) // self._tables.block_size
+            block = int(self._tables.blocks[table, row, column])
+            left = holders.setdefault(block, pool.num_refs(block))
+            if left > 1 or pool.has_content(block):
+                holders[block] = left - 1
+                copies.append((row, column, block))
+        return copies
+
     def release_copied(self) -> None:
         """Release the sources of the composed batch's copies: the next batch may draw them."""
         if self.copied:
-            self._device.release(np.array(self.copied[::-1]))
+            for of_side in (False, True):
+                blocks = [block for table, block in self.copied[::-1] if bool(table) is of_side]
+                if blocks:
+                    (self._device if of_side else self._blocks).release(np.array(blocks))
             self.copied = []
+
+    def share_sides(self, row: int, child: int, num_blocks: int) -> None:
+        """Let a fork of the row hold what its sides hold, before column `num_blocks`; whoever writes a state next writes
+        another one."""
+        tables = self._tables
+        for side in self._layout.sides:
+            first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
+            blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
+            self._device.hold(blocks)
+            tables.blocks[side.table, child, first:stop] = blocks
+            tables.first[side.table, child] = first
+        if self._layout.states and num_blocks:
+            tables.moves_state[[row, child]] = True
 
     def take_changes(self) -> TableChanges:
         """Return the table entries changed since the last call, in order; the first call starts it. Read-only: a batch

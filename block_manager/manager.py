@@ -29,6 +29,7 @@ from .content import Hit
 from .content_key import root_prefix
 from .events import Event
 from .flights import Flight
+from .layout import PLAIN, LayerGroup
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .stats import MemoryStats
@@ -54,6 +55,12 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
     return np.broadcast_to(array, rows.shape)
 
 
+def _checked(groups: Any) -> tuple[LayerGroup, ...]:
+    if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
+        raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
+    return tuple(groups)
+
+
 def _num_filled_slots(tables: Tables, num_blocks: int) -> int:
     """Slots of used device blocks that hold a computed token; a shared block counts once."""
     size = tables.block_size
@@ -69,6 +76,8 @@ class BlockManager(Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
+    `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
+    are not full go without host_blocks so far (UnsupportedByLayers).
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -83,6 +92,7 @@ class BlockManager(Uncopyable):
         host_blocks: int = 0,
         prefix_caching: bool = True,
         host_caching: bool = False,
+        groups: Sequence[LayerGroup] = PLAIN,
     ) -> None:
         num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
         block_size = checked_integer("block_size", block_size, 1, 2**31)
@@ -97,7 +107,11 @@ class BlockManager(Uncopyable):
             )
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
-        self._memory = memory = Memory(num_blocks, block_size, host_blocks, prefix_caching, host_caching)
+        self._memory = memory = Memory(
+            num_blocks, block_size, host_blocks, prefix_caching, host_caching, _checked(groups)
+        )
+        if host_blocks:
+            memory.layout.refuse("a host tier (host_blocks)")
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 
@@ -109,6 +123,11 @@ class BlockManager(Uncopyable):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
         return self._memory
+
+    @property
+    def _tells_content(self) -> bool:
+        """Whether there is content of a full group, which is what readers outside are told of."""
+        return self.prefix_caching and bool(self._memory.layout.full_pages)
 
     def _own(self, call: str) -> Memory:
         """The memory, for a call that changes it. Raises MemoryClaimed."""
@@ -245,6 +264,9 @@ class BlockManager(Uncopyable):
         have = int(memory.tables.num_blocks[row])
         if not is_integer(num_blocks) or not 0 <= num_blocks <= have:
             raise InvalidConfig(f"row {row}: cannot truncate to {num_blocks} blocks; its table has {have}.")
+        length = min(int(num_blocks) * self.block_size, int(memory.tables.num_launched[row]))
+        if not memory.growth.is_restart(row, length):
+            raise InvalidConfig(f"row {row} cannot stand at {length} tokens: its windows or states are further on.")
         memory.truncate_row(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
@@ -256,9 +278,13 @@ class BlockManager(Uncopyable):
 
     def fork(self, row: int) -> int:
         """Open a row with the same tokens that shares all blocks with launched tokens, and is in the same batches up to
-        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow or RowSwapped."""
+        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow, RowSwapped, or
+        RowInFlight past its known tokens if there are states."""
         memory = self._own("fork")
-        return memory.fork_of(memory.tables.one(row))
+        row = memory.tables.one(row)
+        if memory.layout.states and memory.tables.content_end(row) < memory.tables.num_launched[row]:
+            raise RowInFlight(row)
+        return memory.fork_of(row)
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
         """Move the rows' blocks from column `keep` on to the host, after outstanding batches wrote them. Raises
@@ -302,8 +328,8 @@ class BlockManager(Uncopyable):
         """This moment's figures."""
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
-        num_slots = device.num_used * self.block_size
-        empty = num_slots - _num_filled_slots(memory.tables, self.num_blocks)
+        num_slots = (memory.blocks.num_used if memory.layout.full_pages == 1 else 0) * self.block_size
+        empty = num_slots - _num_filled_slots(memory.tables, self.num_blocks) if num_slots else 0
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=device.num_free,
@@ -361,20 +387,20 @@ class BlockManager(Uncopyable):
 
     def take_events(self) -> Sequence[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; empty without a
-        prefix cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the
+        prefix cache or full layers. The first call begins with all content, and changes are kept from then on. Applied from empty, the
         events give exactly the confirmed content of both tiers. Hashes are computed on reading."""
-        return self._memory.content.event_log().take() if self.prefix_caching else []
+        return self._memory.content.event_log().take() if self._tells_content else []
 
     def events_snapshot(self) -> Sequence[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
-        return self._memory.content.event_log().snapshot() if self.prefix_caching else []
+        return self._memory.content.event_log().snapshot() if self._tells_content else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
         Raises InvalidConfig for another tier."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        return self._memory.index.contents(tier)
+        return self._memory.index.contents(tier) if self._tells_content else set()
 
     def extend_hit(self, row: int) -> int:
         """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.
@@ -385,6 +411,15 @@ class BlockManager(Uncopyable):
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""
         self._own("load_where").load_where(is_worth_loading)
+
+    def group_pages(self, group: int, row: int) -> NDArray[np.int32]:
+        """The pages of the row's blocks in a group, int32 [columns, pages]; -1 in columns that a window or chunk gave back.
+        A state has one column. Raises UnknownRow, or InvalidConfig for a group that there is not."""
+        memory = self._memory
+        group = checked_integer("group", group, 0, len(memory.layout.groups))
+        row = memory.tables.one(row, allow_swapped=True)
+        pages: NDArray[np.int32] = memory.group_pages(group, np.array([row]))[0]
+        return pages
 
     def _with_content(self, moves: Moves) -> Moves:
         return moves if self._memory.offload is None else joined([self._memory.offload.take_moves(), moves])

@@ -6,7 +6,7 @@ A wrong row or count corrupts the tables, which only `check` finds. The calls of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +17,14 @@ from paged.base.growing import rising_from
 from .check import violations_of
 from .content import Content
 from .flights import Flight, Flights
+from .group_tables import GroupTables
 from .growth import NO_CHANGES, Growth, TableChanges
+from .layout import PLAIN, LayerGroup, Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .sharing import Sharing
+from .side_content import SideContent
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
 from .views import RowView
@@ -53,25 +56,40 @@ class Memory:
     columns, valid until a row is added or gets more tokens, unless said to be copies."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, host_blocks: int, prefix_caching: bool, host_caching: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int,
+        prefix_caching: bool,
+        host_caching: bool,
+        groups: Sequence[LayerGroup] = PLAIN,
     ) -> None:
+        self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = host_blocks
         self.prefix_caching = prefix_caching
-        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks))
-        self.device = Pool(self.num_blocks, "device")
+        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=layout.num_tables)
+        self.device = Pool(self.num_blocks, "device", layout.most_pages)
+        # The blocks of the full group; without one they number positions, and cost nothing.
+        self.blocks = self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position")
         self.host = Pool(self.num_host_blocks, "host")
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
-        self.index = PrefixIndex(self.tables, self.flights, self.device, self.host)
+        self.index = PrefixIndex(self.tables, self.flights, self.blocks, self.host, [self.device] * len(layout.sides))
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
-        self.growth = Growth(self.tables, self.device)
+        self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.tiers = Tiers(self.tables, self.growth, self.index, self.offload)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
-        self.content = Content(self.tables, self.index, self.offload)
+        self.content = Content(self.tables, self.index, self.offload, layout.full_pages)
+        # What is kept of windows, chunks and states.
+        self.sides: SideContent | None = None
+        if layout.sides:
+            self.sides = SideContent(self.tables, self.index, self.device, layout)
+            if prefix_caching:
+                self.growth.content = self.sharing.sides = self.content.sides = self.sides
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -95,6 +113,8 @@ class Memory:
         self._longest = max(self._longest, num_tokens)
         reads = reads and self.prefix_caching
         self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
+        if self.growth.content is not None:
+            self.growth.content.begin(row, num_tokens)
         if not reads:
             return row
         try:
@@ -118,6 +138,8 @@ class Memory:
             if num_tokens > self._longest:
                 self._longest = num_tokens
             path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
+            if self.growth.content is not None:
+                self.growth.content.begin(row, num_tokens)
             if key:
                 index.open_run(row, path, key)
                 self.sharing.count_lookup(num_tokens, 0)
@@ -128,11 +150,26 @@ class Memory:
             row = self.add_counted(tokens, root, first_is_known=is_known)
             computed = self.tables.num_computed.item(row)
         end = min(computed + most, num_tokens)
+        if not self.layout.is_plain:
+            # What a long chunk has in windows goes back only when it is computed.
+            end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
         have, wanted = computed // size, -(-end // size)
         if wanted > have:
             self.growth.promise_one(row, have, wanted)
+        if self.layout.states:
+            self._move_states(np.array([row]))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
+
+    def next_end(self, row: int, start: int, end: int) -> int:
+        """Where a share of the row that begins at token `start` should end, at most at `end`."""
+        content = self.growth.content
+        return content.next_end(row, start, end) if content is not None and self.layout.states else end
+
+    def _move_states(self, rows: Rows) -> None:
+        if self.sides is not None and self.tables.moves_state[rows].any():
+            self.growth.draw_promised()
+            self.sides.move_states(rows, self.flights.composed)
 
     def take_moves(self) -> Moves:
         return NO_MOVES if self.offload is None else self.offload.take_moves()
@@ -177,10 +214,13 @@ class Memory:
         wanted = None if one_each else -(-ends[short] // self.block_size)
         moves = NO_MOVES
         if growth.any_shared_tail:
-            num_grown = len(short) if wanted is None else int((wanted - have[short]).sum())
-            moves = growth.copy_shared_tails(rows, num_grown)
+            moves = growth.copy_shared_tails(rows, int(growth.lacking(rows, ends).sum()))
+        if self.layout.states and tables.moves_state[rows].any():
+            self.device.require(growth.num_promised + int(growth.lacking(rows, ends).sum()))
         if len(short):
             growth.promise(rows[short], have[short], wanted)
+        if self.layout.states:
+            self._move_states(rows)
         self._launch(rows, starts, ends)
         return moves
 
@@ -194,10 +234,12 @@ class Memory:
             return moves
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
-            self.device.require(self.growth.num_promised + wanted - have)
+            self.device.require(self.growth.num_promised + self.growth.pages_from(have, wanted))
             tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
             self.growth.draw_promised()
+        if self.layout.states:
+            self._move_states(np.array([row]))
         self._launch_one(row, start, start + count)
         return NO_MOVES
 
@@ -261,7 +303,9 @@ class Memory:
         while (is_longer := tables.num_blocks[rows] > keep).any():
             rows, keep = rows[is_longer], keep[is_longer]
             columns = tables.num_blocks[rows] - 1
-            self.device.release(tables.blocks[0, rows, columns][::-1])
+            for side in self.layout.bounded:
+                self.device.release(tables.blocks[side.table, rows, columns][::-1])
+            self.blocks.release(tables.blocks[0, rows, columns][::-1])
             tables.set_num_blocks(rows, columns)
 
     def copy_content(self, may_copy: bool) -> None:
@@ -288,6 +332,8 @@ class Memory:
         number, moves = self.batch, self.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
         is_empty = not (flight.is_used or has_more or len(moves))
+        if not is_empty and self.sides is not None and self.layout.states:
+            self.sides.keep_states(flight)
         if not is_empty:
             # No engine runs an empty batch: the changes wait for the next one.
             changes = self.growth.take_changes()
@@ -312,6 +358,59 @@ class Memory:
         self.settle(flight)
         return self.extend(rows, tokens, ends)
 
+    def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
+        """`GroupTables.tables` of these rows."""
+        return GroupTables(self.tables, self.device, self.layout, group, rows).tables
+
+    def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
+        """The tables of a batch's rows, one a group."""
+        groups = range(len(self.layout.groups))
+        reads = (
+            {side.table: self.sides.reads(flight, side) for side in self.layout.states}
+            if self.sides is not None
+            else {}
+        )
+        return tuple(
+            GroupTables(
+                self.tables,
+                self.device,
+                self.layout,
+                g,
+                flight.rows,
+                flight.starts,
+                reads.get(self.layout.table_of(g), {}),
+            )
+            for g in groups
+        )
+
+    def pages_of_rows(self, rows: list[int]) -> int:
+        """Pages that these rows hold, each counted once."""
+        tables = self.tables
+        pages = len({block for row in rows for block in self.rows.table(row).tolist()}) * self.layout.full_pages
+        for side in self.layout.sides:
+            stops = np.minimum(tables.num_blocks, 1) if side.is_state else tables.num_blocks
+            firsts, blocks = tables.first[side.table], tables.blocks[side.table]
+            pages += len({b for row in rows for b in blocks[row, firsts[row] : stops[row]].tolist()}) * side.pages
+        return pages
+
+    def pages_freed(self, row: int) -> NDArray[np.int64]:
+        """Pages that become free with each of the row's blocks, int64 [n]; of shared ones none."""
+        pages: NDArray[np.int64] = (self.blocks.refs(self.rows.table(row)) == 1) * np.int64(self.layout.full_pages)
+        for side in self.layout.bounded:
+            pages[self.tables.first[side.table, row] :] += side.pages
+        return pages
+
+    def tokens_within(self, row: int, num_pages: int) -> int:
+        """Tokens that the row's blocks hold, and those that so many more pages would give it."""
+        have, layout = self.tables.num_blocks.item(row), self.layout
+        if layout.is_plain:
+            return (have + num_pages) * self.block_size
+        room = num_pages - (layout.state_pages if not have or self.tables.moves_state[row] else 0)
+        more = room // layout.block_pages if layout.block_pages and room > 0 else 0
+        if not layout.block_pages and room >= 0:
+            more = self.blocks.num_available
+        return (have + more) * self.block_size
+
     def is_placed(self, row: int) -> bool:
         return self.flights.composed.has(row)
 
@@ -323,8 +422,9 @@ class Memory:
         self.index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
-            self.device.hold(blocks)
+            self.blocks.hold(blocks)
             self.growth.write(child, 0, blocks)
+            self.growth.share_sides(row, child, num_blocks)
         tables.set_progress(child, launched, min(launched, int(tables.num_computed[row])))
         self.flights.inherit(row, child, launched)
         if launched % self.block_size:
@@ -337,7 +437,7 @@ class Memory:
         """Fork a row that no batch computes; copy its partial block at once. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         if tables.num_launched[row] % self.block_size:
-            self.device.require(1)
+            self.device.require(self.layout.block_pages)
         shared_it_before = tables.shares_tail.item(row)
         child = self.fork_of(row)
         moves = growth.copy_shared_tails(np.array([child]), 0)
@@ -383,7 +483,11 @@ class Memory:
             np.maximum.at(tables.num_computed, rows, ends)
         else:
             tables.num_computed[rows] = ends
+        if self.layout.bounded:
+            self.growth.give_back_fronts(rows)
         index.confirm(flight.number)
+        if self.sides is not None:
+            self.sides.settle(flight)
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
@@ -400,8 +504,9 @@ class Memory:
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
+        stand = self.sides.take_back(flight) if self.sides is not None else ()
         for share in shares:
-            self._fall_back(share.row, share.start)
+            self._fall_back(share.row, share.start, stands=share.row in stand)
         for share in shares:
             # After the releases: only then is it known which tails are shared.
             self.growth.note_shared_tail(share.row)
@@ -410,9 +515,11 @@ class Memory:
         self.sharing.hand_down(flight.number)
         return lost_hits
 
-    def _fall_back(self, row: int, stays: int) -> None:
-        """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside."""
+    def _fall_back(self, row: int, stays: int, *, stands: bool = False) -> None:
+        """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside.
+        `stands`: it is known to be able to stand there."""
         tables, size = self.tables, self.block_size
+        breaks = not stands and not self.growth.is_restart(row, stays)
         if tables.is_swapped[row] and stays % size and self.tiers.tail_is_node(row, stays // size):
             # A private tail must not lie in a node's block.
             stays -= stays % size
@@ -423,23 +530,30 @@ class Memory:
         if tables.is_swapped[row]:
             self.tiers.trim(row, keep)
         self.growth.give_back(row, max(keep, int(tables.reserved[row])))
+        if breaks:
+            # What a state was at that length is overwritten.
+            self.sharing.truncate(row, 0)
 
     def release(self, row: int) -> None:
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
+        if self.sides is not None:
+            self.sides.keep_all(row)
         first, computed, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
         if tables.is_swapped[row]:
             self.tiers.trim(row, 0)
+        if self.layout.sides:
+            self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
         stop = first + len(computed)
         if stop < num_blocks:
-            self.device.release(tables.blocks[0, row, stop:num_blocks])
+            self.blocks.release(tables.blocks[0, row, stop:num_blocks])
         if run is not None:
-            self.device.release(computed, run)
+            self.blocks.release(computed, run)
         if first:
-            self.device.release(tables.blocks[0, row, : min(first, num_blocks)])
+            self.blocks.release(tables.blocks[0, row, : min(first, num_blocks)])
         tables.close(row)
 
     def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
@@ -489,9 +603,12 @@ class Memory:
         self._publish(row)
 
     def check(self) -> list[str]:
-        held = self.device.kept + Counter(self.growth.copied)
+        held = self.device.kept + Counter([block for table, block in self.growth.copied if not table])
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host))
+        reads = [block for flight in self.flights.all for read in flight.reads.values() for block in read.blocks]
+        reads += [block for table, block in self.growth.copied if table]
+        sides = self.device, self.layout, reads
+        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
         return found

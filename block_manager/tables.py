@@ -27,16 +27,16 @@ Rows = NDArray[np.int64]
 _STRIDE_PADDING = 16
 # Room for tokens in a row at first.
 _FIRST_STRIDE = 4096
-# Only full attention today; a second group would be layers with their own table for the same row.
-NUM_GROUPS = 1
 
 
 class Tables:
     """The columns. They grow by doubling, so hold no reference to one across a call that may open a row.
 
     tokens        int32 [rows, stride]           token ids, prompt and appended
-    blocks        int32 [groups, rows, columns]  block tables; entries from num_blocks on are stale
+    blocks        int32 [tables, rows, columns]  block tables: of the full group, then of each side (`Layout`); entries from
+                                                 num_blocks on are stale, and of a side those before its first
     num_blocks    int64 [rows]                   blocks in the table
+    first         int64 [tables, rows]           columns in front that a window or chunk gave back
     reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
     num_tokens    int64 [rows]                   tokens known
     num_launched  int64 [rows]                   tokens that are computed or in batches that have not ended
@@ -46,15 +46,21 @@ class Tables:
     slot_base     int64 [rows]                   slot less position: (blocks[0, row, c] - c) * block_size, c last column
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
+    wanted        int64 [2, rows]                numbers of blocks after which prompts may begin: what lies there is kept
+    moves_state   bool [rows]                    its next share writes its states elsewhere
     looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
     next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
     """
 
-    def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64) -> None:
+    def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64, num_tables: int = 1) -> None:
         self.block_size = block_size
+        self._num_tables = num_tables
         self._stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
-        self.blocks: NDArray[np.int32] = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
+        self.blocks: NDArray[np.int32] = np.zeros((num_tables, num_rows, num_columns), np.int32)
+        self.first = np.zeros((num_tables, num_rows), np.int64)
+        self.wanted = np.zeros((2, num_rows), np.int64)
+        self.moves_state = np.zeros(num_rows, np.bool_)
         self._num_rows = num_rows
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.reserved = np.zeros(num_rows, np.int64)
@@ -105,6 +111,9 @@ class Tables:
         self.num_blocks[row] = self.num_tokens[row] = self.num_launched[row] = self.num_computed[row] = 0
         self.uid[row] = self.reserved[row] = 0
         self.shares_tail[row] = self.looks_up[row] = False
+        if self._num_tables > 1:
+            self.first[:, row] = self.wanted[:, row] = 0
+            self.moves_state[row] = False
         heapq.heappush(self._free_rows, row)
 
     def set_num_blocks(self, rows: int | Rows, num_blocks: int | NDArray[np.int64]) -> None:
@@ -195,6 +204,9 @@ class Tables:
             if isinstance(column, np.ndarray) and column.shape == (old,):
                 columns[name] = np.zeros(new, column.dtype)
                 columns[name][:old] = column
+        for name, column in (("first", self.first), ("wanted", self.wanted)):
+            columns[name] = np.zeros((len(column), new), np.int64)
+            columns[name][:, :old] = column
         vars(self).update(columns)
         self._num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()
@@ -209,7 +221,7 @@ class Tables:
 
     def _copied_blocks(self, num_rows: int, num_columns: int) -> NDArray[np.int32]:
         """The tables of live rows, in an array of this shape."""
-        grown = np.zeros((NUM_GROUPS, num_rows, num_columns), np.int32)
+        grown = np.zeros((self._num_tables, num_rows, num_columns), np.int32)
         for row in self.live_rows.tolist():
             used = self.num_blocks[row]
             grown[:, row, :used] = self.blocks[:, row, :used]

@@ -125,6 +125,14 @@ class UnknownContent(PagedError, LookupError):
         self.num_tokens = num_tokens
 
 
+class UnsupportedByLayers(PagedError, ValueError):
+    """Something that memory for these kinds of layers cannot do."""
+
+    def __init__(self, what: str, kinds: str) -> None:
+        self.what, self.kinds = what, kinds
+        super().__init__(f"{what} is not possible with {kinds}.")
+
+
 class MemoryClaimed(PagedError, RuntimeError):
     """`call`, on memory that a scheduler has claimed, would change it behind the scheduler's back."""
 

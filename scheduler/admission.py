@@ -112,7 +112,7 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], 
         if has_seat and _is_ordinary(state, step, request):
             # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
             tokens, free = request.first_tokens, books.num_free() if free is None else free
-            has_room = books.blocks_for(len(tokens)) <= free
+            has_room = books.blocks_for(len(tokens)) + manager.layout.spare_pages <= free
             # One that passes draws first if anything of it may be cached.
             if has_room and not (passes and manager.content.has_first(tokens, request.root)):
                 if foresight is None or foresight.fits(request):

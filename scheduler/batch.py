@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.block_manager import Moves
+from paged.block_manager import GroupTables, Moves
 from paged.block_manager.flights import Flight
 
 from .request import RequestState, RequestUsage
@@ -95,6 +95,8 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     block_tables  int32 [rows, columns]; a read-only view, valid until the next `schedule`: not for engines that lag
     table_rows, table_columns, table_blocks  all changes of block tables since the last batch, in order. An engine that
                   keeps its own tables applies these when the batch runs, and needs nothing else
+    groups        one a layer group: see GroupTables; valid as long as block_tables. None where all layers are full and a
+                  block is a page
     moves         copies to make first
     loads         int32 [k, 3]: row, first token, destination block, for tokens whose KV exists elsewhere
     has_outputs   requests have ended outside any batch; the update of this one delivers their outputs
@@ -127,6 +129,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     moves: Moves
     loads: NDArray[np.int32]
     ticket: Ticket
+    groups: tuple[GroupTables, ...] | None = None
     has_outputs: bool = False
     preempted: tuple[tuple[str, str], ...] = ()
     admitted: tuple[str, ...] = ()

@@ -119,11 +119,13 @@ def place_chunk(
         return 0
     launched = manager.rows.num_launched.item(row)
     todo = state.outstanding.total_of(row) - launched
-    holds = (manager.rows.num_blocks.item(row) + state.books.allowance(request)) * manager.block_size
+    holds = manager.tokens_within(row, state.books.allowance(request))
     most = min(most, state.limits.max_chunk, state.composition.most(launched))
     count = min(todo, step.budget, most, holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
+    if manager.layout.states:
+        count = manager.next_end(row, launched, launched + count) - launched
     step.move(manager.place_one(row, count))
     step.note_chunk(request, row, launched, count, is_whole=count == todo)
     return count
@@ -161,7 +163,7 @@ def _rationed(step: Step, wanted: Counts, order: Counts) -> Counts:
 def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
     """Return what memory can hold of `granted`, after victims gave up the missing blocks."""
     manager, books = state.manager, state.books
-    needs = books.lacking(rows, manager.rows.num_launched[rows] + granted)
+    needs = manager.growth.lacking(rows, manager.rows.num_launched[rows] + granted)
     owed = books.owed_to_bounded()
     if owed > manager.device.num_available:
         # A cancelled batch took back shared blocks. Until the reservation is whole again, its request competes.
@@ -181,11 +183,11 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
 def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts, needs: Counts, owed: int) -> None:
     """Preempt until the blocks that the rows need are there, without the `owed` ones; a victim's `granted` tokens and
     `needs` become 0. The first request in order is no victim."""
-    tables, size = state.manager.rows, state.manager.block_size
+    manager = state.manager
     place = {row: i for i, row in enumerate(rows.tolist())}
     first = next((request for request in state.running if any(row in place for row in request.rows)), None)
     for victim in state.victims.candidates(state.books):
-        missing = int(needs.sum()) - (state.manager.device.num_available - owed)
+        missing = int(needs.sum()) - (manager.device.num_available - owed)
         if missing <= 0:
             return
         if victim is first:
@@ -195,7 +197,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts,
         if left >= 0 and not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1:
             # It may go on with fewer tokens.
             row = rows.item(own[0])
-            holds = (tables.num_blocks.item(row) + left) * size - tables.num_launched.item(row)
+            holds = manager.tokens_within(row, left) - manager.rows.num_launched.item(row)
             if holds > 0:
                 granted[own[0]] = min(granted.item(own[0]), holds)
                 needs[own[0]] = left

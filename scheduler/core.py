@@ -141,6 +141,8 @@ class Scheduler(Uncopyable):
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
         strategies = strategies_of(chosen, manager.num_blocks, weights)
+        if strategies.reservation.reserves and not strategies.reservation.is_counted:
+            memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
         self._state = State(memory, chosen, strategies, limits, self.costs, resumes_known=resumes_known)
         prices, size = self.costs, manager.block_size
@@ -167,6 +169,8 @@ class Scheduler(Uncopyable):
         state = self._state
         if not isinstance(request, Request):
             raise InvalidRequest(f"a Request is needed; got {request!r}.")
+        if request.num_computed:
+            state.manager.layout.refuse("num_computed (KV that exists elsewhere)")
         arrival, limits = finite_time(now), state.limits
         prompt = validated_prompt(request, limits.vocabulary_size)
         request = with_own_integers(request)
@@ -528,7 +532,7 @@ class Scheduler(Uncopyable):
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
         state, books, error = self._state, self._state.books, None
         model, num_blocks = state.limits.max_model_len, state.manager.num_blocks
-        needed = books.blocks_for(num_tokens + 1) * new.num_live
+        needed = books.blocks_for(num_tokens + 1) * new.num_live + state.manager.layout.spare_pages
         needed -= state.reservation.blocks_shared(books, new.num_live, num_tokens)
         if model is not None and num_tokens + 1 > model:
             message = (
@@ -539,7 +543,7 @@ class Scheduler(Uncopyable):
         elif (no_place := state.reservation.refusal(books, new)) is not None:
             error = no_place
         elif needed > num_blocks:
-            fits = num_blocks * state.manager.block_size - 1
+            fits = state.manager.layout.tokens_in(num_blocks) - 1
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
             message = (
                 f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '

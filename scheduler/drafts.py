@@ -54,6 +54,8 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
     size = state.limits.vocabulary_size
     if size is not None and (wrong := vocabulary_error(tokens, size)) is not None:
         raise WrongDrafts(f"drafts: {wrong}")
+    if len(tokens):
+        state.manager.layout.refuse("a draft", with_states=True)
     if not state.running_rows.holds(rows, state.running):
         _refuse(state.columns.owner, rows)
     return Drafts(rows, counts, tokens) if len(tokens) else None
@@ -84,8 +86,9 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     needs = np.maximum(wanted - room + size - 1, 0) // size
     # Admitted requests' needs and the watermark come before drafts.
     available = max(0, state.books.num_free())
-    if int(needs.sum()) > available:
-        wanted = np.where(needs.cumsum() <= available, wanted, np.clip(room, 0, wanted))
+    pages = manager.layout.block_pages
+    if int(needs.sum()) * pages > available:
+        wanted = np.where(needs.cumsum() * pages <= available, wanted, np.clip(room, 0, wanted))
         needs = np.maximum(wanted - room + size - 1, 0) // size
     total = int(wanted.sum())
     if not total:

@@ -267,6 +267,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     """Take back what the latest batch, which did not run, put in flight. Carry its moves over unless they ran."""
     manager, ticket = state.manager, batch.ticket
     state.stats.count_cancelled(batch.num_scheduled_tokens)
+    broken = _whose_states_break(state, ticket)
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     state.queues.reopen()
@@ -280,8 +281,26 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
             drop_rows(state, request)
             request.load_again()
             state.queues.wait(request)
+    for request in broken:
+        # What its states were before the batch is overwritten.
+        state.queues.leave(request)
+        drop_rows(state, request)
+        state.queues.wait(request)
     state.carried.keep(batch, moved)
     state.outstanding.release_loading(batch.number)
+
+
+def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
+    """Return the requests whose states a cancel of the batch leaves at no length but 0, in order, and note how far each was."""
+    if ticket.flight is None or not state.manager.layout.states:
+        return []
+    broken: dict[RequestState, None] = {}
+    for row, start, _ in ticket.flight.shares():
+        request = state.columns.owner[row]
+        if start and row not in ticket.flight.reads:
+            state.columns.recovering[row] = request.reach(state.columns.sequence.item(row), start)
+            broken[request] = None
+    return list(broken)
 
 
 def end_request(state: State, request: RequestState, code: int, sentence: str) -> list[Output]:

@@ -106,7 +106,7 @@ def explain(state: State, request_id: str, *, with_holders: bool = True) -> Expl
 
 def _holders(manager: Memory, requests: Iterable[RequestState], request: RequestState) -> tuple[tuple[str, int], ...]:
     """Return (id, blocks) of other requests that hold blocks, each block counted once, most first."""
-    is_counted = np.zeros(manager.num_blocks, np.bool_)
+    is_counted = np.zeros(manager.blocks.num_blocks, np.bool_)
     held: dict[str, int] = {}
     for other in (request, *sorted(requests, key=lambda other: other.order)):
         before = np.count_nonzero(is_counted)

@@ -55,6 +55,9 @@ class Foresight:
         self._newcomer = 0
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
+        manager = books.manager
+        # Slots of the full group if all pages were its own.
+        self._num_slots = manager.num_blocks * manager.block_size // max(manager.layout.full_pages, 1)
 
     def finished(self, *, pause: int) -> None:
         """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
@@ -106,8 +109,11 @@ class Foresight:
         if not num_in or (is_early and not self._knows):
             return True
         size = manager.block_size
-        slots = manager.num_blocks * size
+        slots = self._num_slots
         worst = columns.sum_max_total + sum(request.max_total)
+        if manager.layout.sides:
+            longest = np.concatenate([columns.max_total[self._rows()], request.max_total])
+            worst = (worst if manager.layout.full_pages else 0) + int(manager.layout.side_slots(longest).sum())
         if worst + (columns.num_bound + request.num_live) * size <= slots:
             # All fit at full length: the usual case where memory is ample.
             return True
@@ -119,9 +125,17 @@ class Foresight:
         manager.growth.draw_promised()
         return most <= self.capacity_with(request)
 
+    def _as_slots(self, held: Counts, remaining: Counts) -> tuple[Counts, Counts]:
+        """Return these tokens, int64 [n] each, as slots: what the other groups hold at last is held from the start."""
+        layout = self._books.manager.layout
+        beside = layout.side_slots(held + remaining)
+        return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
+
     def capacity_with(self, request: RequestState) -> int:
         """Return the slots for tokens. A shared block counts once for each row that shares it."""
         manager = self._books.manager
+        if manager.layout.sides:
+            return self._num_slots
         tables = int(manager.rows.num_blocks[self._rows()].sum())
         shared = tables - manager.device.num_used
         if request.request.reads_cache:
@@ -144,6 +158,9 @@ class Foresight:
                 left = before + wish - known
             more_held.append(known + slack)
             more_remaining.append(max(1, min(left, request.max_total[i] - known)))
+        if self._books.manager.layout.sides:
+            slots = self._as_slots(np.array(more_held), np.array(more_remaining))
+            more_held, more_remaining = slots[0].tolist(), slots[1].tolist()
         held[-1], remaining[-1] = more_held[0], more_remaining[0]
         if len(more_held) > 1:
             held = np.concatenate([held, more_held[1:]])
@@ -177,7 +194,8 @@ class Foresight:
             theirs[is_theirs] = most[is_theirs]
         # On average half of a last block is empty.
         held += manager.block_size // 2
-        self._moment, self._in = moment, (held, remaining)
+        self._moment = moment
+        self._in = self._as_slots(held, remaining) if manager.layout.sides else (held, remaining)
         return self._in
 
     def _quantile_now(self) -> float:

@@ -46,6 +46,6 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.books.lift_bound(request)
     state.running_rows.unsettle()
     state.columns.advance_unevenly()
-    if len(moves):
-        state.carried.add_copy(*moves.device_to_device[0].tolist())
+    for source, copy in moves.device_to_device.tolist():
+        state.carried.add_copy(source, copy)
     return number

@@ -101,9 +101,10 @@ def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
     """Return how many blocks the row keeps if `num_missing` become free off its tail; shared ones do not count."""
     if num_missing <= 0:
         return manager.rows.num_blocks.item(row)
-    becomes_free = manager.device.refs(manager.rows.table(row))[::-1] == 1
-    reached = np.cumsum(becomes_free) >= num_missing
-    return len(becomes_free) - int(reached.argmax()) - 1 if reached.any() else 0
+    reached = np.cumsum(manager.pages_freed(row)[::-1]) >= num_missing
+    keep = len(reached) - int(reached.argmax()) - 1 if reached.any() else 0
+    # It stands only where its windows and states are.
+    return keep if manager.growth.is_restart(row, keep * manager.block_size) else 0
 
 
 def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:

@@ -57,8 +57,9 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
     may_give = partial(_may_give, books)
     givers = [other for other in state.victims.candidates(books, may_give) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
-    kept = {block for other in keepers for row in other.live_rows for block in manager.rows.table(row).tolist()}
-    if books.to_go_on(request) > manager.num_blocks - len(kept):
+    if books.to_go_on(request) > manager.num_blocks - manager.pages_of_rows(
+        [row for other in keepers for row in other.live_rows]
+    ):
         return False
     needed = books.to_go_on if request.status is Status.RUNNING else books.to_return
     return _clear(state, step, request, needed) or books.to_go_on(request) <= books.allowance(request)

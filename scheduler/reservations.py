@@ -33,7 +33,7 @@ class Reservation:
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """Return the tokens that each sequence of a group can have in an empty pool, as far as known before."""
-        return manager.num_blocks * manager.block_size
+        return manager.layout.tokens_in(manager.num_blocks)
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         """Return the tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
@@ -43,7 +43,7 @@ class Reservation:
         """Return the blocks that a group saves by sharing its prompt."""
         if num_sequences == 1 or not books.manager.prefix_caching:
             return 0
-        return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size)
+        return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size) * books.manager.layout.full_pages
 
     def has_place(self, books: Books, request: RequestState) -> bool:
         """Whether free blocks lie as a request without rows needs them; True for one with rows."""
@@ -82,7 +82,7 @@ class Drawn(Reservation):
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """No sequence of a group shares what it reserves."""
-        return manager.num_blocks // num_sequences * manager.block_size
+        return manager.layout.tokens_in(manager.num_blocks // num_sequences)
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         return self._total_of(books, request, sequence)
@@ -142,6 +142,8 @@ class Books:
         self.bounded: list[RequestState] = []
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         self._owed: int | None = None
+        # Blocks that a sequence of so many tokens needs.
+        self.blocks_for = manager.layout.pages_for
 
     def running_rows(self) -> Rows:
         return self.queues.running_rows.array(self.queues.running)
@@ -166,12 +168,13 @@ class Books:
         longest = self.max_total_of(len(request.rows))
         return any(self.num_known(request, sequence) >= longest for sequence in range(len(request.rows)))
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.manager.block_size)
-
     def lacking(self, rows: Rows, ends: Counts) -> Counts:
-        """Return the blocks that each row lacks to hold its first `ends` tokens, int64 [n]."""
-        short: Counts = -(-ends // self.manager.block_size) - self.manager.rows.num_blocks[rows]
+        """Return the blocks that each row lacks to have `ends` tokens at last, int64 [n]."""
+        manager = self.manager
+        if manager.layout.is_plain:
+            short: Counts = -(-ends // manager.block_size) - manager.rows.num_blocks[rows]
+        else:
+            short = manager.growth.owed(rows, ends)
         return np.maximum(short, 0)
 
     def kept(self, rows: Rows) -> Counts:
@@ -188,9 +191,11 @@ class Books:
         live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
         totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
         if self.is_due(request):
-            return sum(self.blocks_for(max(total, request.max_total[i])) for i, total in zip(live, totals, strict=True))
-        shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
-        return sum(map(self.blocks_for, totals)) - shared
+            totals = [max(total, request.max_total[i]) for i, total in zip(live, totals, strict=True)]
+            shared = 0
+        else:
+            shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
+        return sum(map(self.blocks_for, totals)) - shared + len(live) * self.manager.layout.spare_pages
 
     def to_share(self, request: RequestState) -> int:
         """Return the blocks of a waiting request's prefix that rows hold: sharing them draws nothing."""
@@ -204,7 +209,7 @@ class Books:
         """Return the blocks that a paused or swapped request takes from the available ones to run again."""
         rows = np.array(request.live_rows, np.int64)
         targets = self.columns.max_total[rows] if self.is_due(request) else self.kept(rows)
-        return self._to_hold(request, targets.tolist())
+        return self._to_hold(request, targets, self.lacking)
 
     def to_go_on(self, request: RequestState) -> int:
         """Return the blocks that an admitted request needs for its next token; if away, for one token of each row."""
@@ -213,15 +218,14 @@ class Books:
         for row in request.live_rows:
             is_next = manager.rows.num_tokens[row] > manager.rows.num_launched[row] and not (is_running and any(ends))
             ends.append(manager.rows.num_launched.item(row) + 1 if is_next else 0)
-        return self._to_hold(request, ends)
+        return self._to_hold(request, np.array(ends, np.int64), manager.growth.lacking)
 
-    def _to_hold(self, request: RequestState, ends: list[int]) -> int:
+    def _to_hold(self, request: RequestState, ends: Counts, lacking: Callable[[Rows, Counts], Counts]) -> int:
         """Return the blocks that a request with rows needs to be on the device, with room for `ends` tokens."""
-        manager, rows = self.manager, request.live_rows
-        needed = manager.tiers.device_blocks_wanted(rows)
-        for row, end in zip(rows, ends, strict=True):
-            held = manager.rows.num_blocks.item(row) + manager.tiers.num_on_host(row)
-            needed += max(0, self.blocks_for(end) - held)
+        tiers, rows = self.manager.tiers, request.live_rows
+        needed = tiers.device_blocks_wanted(rows)
+        for row, lack in zip(rows, lacking(np.array(rows, np.int64), ends).tolist(), strict=True):
+            needed += max(0, lack - tiers.num_on_host(row))
         return needed
 
     def begin_step(self) -> None:

@@ -1,0 +1,61 @@
+"""What a forward pass needs of each layer group: the pages of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.base.growing import rising
+
+from .layout import Layout
+from .pool import Pool
+from .tables import Rows, Tables
+
+_NOWHERE: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+class GroupTables:
+    """The pages of n rows in one layer group; read when asked for, as the tables stand then.
+
+    tables  int32 [n, columns, pages]: of each block; -1 in columns that a window or chunk gave back, and behind a table.
+            A state has one column
+    read    int32 [n, pages], of states: where each row's state before its first token of the batch lies; -1: at zero
+    write   int32 [n, pages], of states: where the state after its last token of the batch goes
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        device: Pool,
+        layout: Layout,
+        group: int,
+        rows: Rows,
+        starts: NDArray[np.int64] = _NOWHERE,
+        reads: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._tables, self._device, self._group = tables, device, layout.groups[group]
+        self._table, self._rows, self._starts = layout.table_of(group), rows, starts
+        self._reads = reads
+
+    @property
+    def tables(self) -> NDArray[np.int32]:
+        tables, rows, have = self._tables, self._rows, self._tables.num_blocks[self._rows]
+        width = 1 if self._group.kind == "state" else int(have.max(initial=0))
+        blocks, at = tables.blocks[self._table, rows, :width], rising(width)
+        is_there = (at >= tables.first[self._table, rows][:, None]) & (at < have[:, None])
+        return self._device.pages_of(np.where(is_there, blocks, -1), self._group.pages)
+
+    @property
+    def write(self) -> NDArray[np.int32]:
+        pages: NDArray[np.int32] = self.tables[:, 0]
+        return pages
+
+    @property
+    def read(self) -> NDArray[np.int32]:
+        pages: NDArray[np.int32] = np.where(self._starts[:, None] == 0, np.int32(-1), self.write)
+        for row, block in self._reads.items():
+            pages[self._rows == row] = self._device.pages_of(np.array([block]), self._group.pages)
+        return pages

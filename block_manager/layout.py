@@ -1,0 +1,165 @@
+"""Layers of several kinds: what each group of layers keeps of a sequence, counted in pages of one size.
+
+    tokens      0        16       32       48       64
+    full        | p3 p9  | p1 p7  | p4 p5  | p0 p2  |         2 pages a block
+    window 32   |   -    |   -    | p6     | p12    |         1 page a block; what lies before the window went back
+    state       | p8 p10 p11                                  3 pages in all, written in place
+
+A block is named by the first of its pages. A state stands in column 0 of its table, so a row gets it with its first
+block and gives it back with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.base.arguments import checked_integer
+from paged.errors import InvalidConfig, UnsupportedByLayers
+
+Counts = NDArray[np.int64]
+
+# Block ids of a model without full attention cost no page; so many a page of the pool, and in all, can be in tables at once.
+_FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that keep the same tokens of a sequence for the same time.
+
+    kind    "full": all tokens; "window": the last `reach`, the newest among them; "chunk": those since the last
+            multiple of `reach`; "state": one value of a fixed size, which each step overwrites
+    reach   of a window or chunk, in tokens
+    pages   of one block; of a state, in all
+
+    Raises InvalidConfig for another kind, a reach below 1 of a window or chunk, one at all of others, and pages below 1.
+    """
+
+    kind: Literal["full", "window", "chunk", "state"]
+    reach: int = 0
+    pages: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("full", "window", "chunk", "state"):
+            raise InvalidConfig(f"a layer group is full, window, chunk or state; got kind {self.kind!r}.")
+        is_bounded = self.kind in ("window", "chunk")
+        checked_integer(f"reach of {self.kind} layers", self.reach, *((1, 2**31) if is_bounded else (0, 1)))
+        checked_integer(f"pages of {self.kind} layers", self.pages, 1, 2**15)
+
+
+class Side:
+    """A group beside the full one, and the index of its table. `most`: blocks that a row holds at most, one of them
+    still in flight."""
+
+    def __init__(self, group: LayerGroup, table: int, block_size: int, *, keeps: bool) -> None:
+        self.kind, self.reach, self.pages, self.table = group.kind, group.reach, group.pages, table
+        self.is_state = group.kind == "state"
+        self._size, self._keeps = block_size, keeps
+        span = group.reach - 1 if group.kind == "window" else group.reach
+        self.most = 1 if self.is_state else -(-span // block_size) + 2
+
+    def first_column(self, computed: Any) -> Any:
+        """The first column that a row with so many computed tokens still reads, int or int64 [n]; where content is kept,
+        also from the end of its last full block, where it can begin again."""
+        if self._keeps:
+            computed = computed // self._size * self._size
+        if self.kind == "window":
+            return np.maximum(computed - self.reach + 1, 0) // self._size
+        return computed // self.reach * self.reach // self._size
+
+
+class Layout:
+    """The groups of a model, and counts of pages. `sides`: all but the full one. `keeps`: their content is kept.
+
+    block_pages   pages that a row draws with one more block, over all groups that have blocks
+    full_pages    of them those of the full group; 0 without one
+    state_pages   pages that a row draws with its first block besides
+    spare_pages   pages that a row may need for a moment, beyond what it holds: where content is kept, other states
+    """
+
+    def __init__(self, groups: Sequence[LayerGroup], block_size: int, *, keeps: bool = False) -> None:
+        full = [group for group in groups if group.kind == "full"]
+        kinds = [(group.kind, group.reach) for group in groups if group.kind != "state"]
+        if not groups or len(set(kinds)) < len(kinds):
+            raise InvalidConfig(f"groups have to be one or more, each kind and reach once; got {list(groups)}.")
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.full_pages = full[0].pages if full else 0
+        others = [group for group in groups if group.kind != "full"]
+        self.sides = tuple(Side(group, table, block_size, keeps=keeps) for table, group in enumerate(others, 1))
+        self.bounded = tuple(side for side in self.sides if not side.is_state)
+        self.states = tuple(side for side in self.sides if side.is_state)
+        self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)
+        self.state_pages = sum(side.pages for side in self.states)
+        self.spare_pages = self.state_pages if keeps else 0
+        self.most_pages = max(group.pages for group in groups)
+        self.is_plain = not self.sides and self.full_pages == 1
+
+    def refuse(self, what: str, *, with_states: bool = False) -> None:
+        """Raise UnsupportedByLayers, naming `what`, unless all layers are full with a page a block; `with_states`: if
+        there are states."""
+        if self.states if with_states else not self.is_plain:
+            kinds = {"state"} if with_states else {side.kind for side in self.sides}
+            named = (
+                f"{' and '.join(sorted(kinds))} layers" if kinds else f"full layers of {self.full_pages} pages a block"
+            )
+            raise UnsupportedByLayers(what, named)
+
+    @property
+    def num_tables(self) -> int:
+        """Block tables: that of the full group, which is always there, and one a side."""
+        return 1 + len(self.sides)
+
+    def table_of(self, group: int) -> int:
+        """The index of a group's table."""
+        if self.groups[group].kind == "full":
+            return 0
+        return 1 + sum(other.kind != "full" for other in self.groups[:group])
+
+    def num_main_blocks(self, num_pages: int) -> int:
+        """Ids for blocks of the full group."""
+        return num_pages if self.full_pages else min(num_pages * _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages of a sequence with so many tokens, while its next block is in flight."""
+        blocks = -(-num_tokens // self.block_size)
+        if self.is_plain:
+            return blocks
+        return blocks * self.full_pages + sum([min(blocks, side.most) * side.pages for side in self.sides])
+
+    def pages_for_each(self, num_tokens: Counts) -> Counts:
+        """`pages_for` of each, int64 [n]."""
+        blocks: Counts = -(-num_tokens // self.block_size)
+        if self.is_plain:
+            return blocks
+        pages = blocks * self.full_pages
+        for side in self.sides:
+            pages += np.minimum(blocks, side.most) * side.pages
+        return pages
+
+    def tokens_in(self, num_pages: int) -> int:
+        """Tokens of the longest sequence that so many pages hold."""
+        if self.is_plain:
+            return num_pages * self.block_size
+        # pages_for rises with the blocks: the last number of them that fits, by halves.
+        fits, over, num_pages = 0, self.num_main_blocks(num_pages) + 1, num_pages - self.spare_pages
+        while over - fits > 1:
+            middle = (fits + over) // 2
+            if self.pages_for(middle * self.block_size) <= num_pages:
+                fits = middle
+            else:
+                over = middle
+        return fits * self.block_size
+
+    def side_slots(self, num_tokens: Counts) -> Counts:
+        """What the sides of sequences with so many tokens hold, in slots of the full group, int64 [n]."""
+        pages = self.pages_for_each(num_tokens) - -(-num_tokens // self.block_size) * self.full_pages
+        return pages * self.block_size // max(self.full_pages, 1)
+
+
+PLAIN = (LayerGroup("full"),)
+"""One group of layers that keep all tokens, a page a block."""
