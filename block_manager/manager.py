@@ -412,6 +412,11 @@ class BlockManager(Uncopyable):
         """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""
         self._own("load_where").load_where(is_worth_loading)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the pool holds."""
+        return self._memory.layout.tokens_in(self.num_blocks)
+
     def group_pages(self, group: int, row: int) -> NDArray[np.int32]:
         """The pages of the row's blocks in a group, int32 [columns, pages]; -1 in columns that a window or chunk gave back.
         A state has one column. Raises UnknownRow, or InvalidConfig for a group that there is not."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paged.attention import KVPool
 from paged.base.extras import import_with_extra
 from paged.base.turns import Turns
 from paged.base.uninterrupted import Uninterrupted
@@ -26,6 +25,7 @@ from paged.decoding.searches import Found, Searches
 from paged.engine.config import EngineConfig
 from paged.engine.door import checked_text, checked_time, checked_tokens
 from paged.engine.live_request import LiveRequest, LiveSequence
+from paged.engine.memory import memory_for
 from paged.engine.results import EngineOutput, EngineStats
 from paged.engine.steps import FailedBatch, OnLogits, Steps
 from paged.engine.undelivered import Undelivered
@@ -38,12 +38,10 @@ from paged.errors import (
     InvalidRequest,
     InvalidSampling,
 )
-from paged.model.capacity import blocks_within, bytes_per_block, pool_for
 from paged.model.checkpoint import named_or_shipped
 from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
-from paged.model.free_memory import check_fits
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.sampling.params import SamplingParams
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
     from paged.sampling.structured import StructuredOutputsParams
 
 # Bytes for K and V when neither blocks nor bytes are named.
-DEFAULT_KV_BYTES = 256 * 2**20
 
 
 class Engine:
@@ -102,7 +99,7 @@ class Engine:
         if draft is not None:
             check_length(draft, longest)
         models = [self.model] if draft is None else [self.model, draft]
-        manager, pools = _memory(config, models, longest)
+        manager, pools = memory_for(config, models, longest)
         self.pool = pools[0]
         backend = config.model.backend
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=config.model.batch_invariant)
@@ -573,32 +570,3 @@ def _longest(named: int | None, most: int | None) -> int | None:
     if named is not None and most is not None and named > most:
         raise InvalidConfig(f"max_model_len {named} is beyond the model's {most} tokens.")
     return most if named is None else named
-
-
-def _memory(
-    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None
-) -> tuple[BlockManager, list[KVPool]]:
-    """The books, and a pool a model. Raises BudgetTooSmall, and InvalidConfig for more than this machine has."""
-    memory, num_blocks = config.memory, config.memory.num_blocks
-    size, host_blocks = memory.block_size, memory.host_blocks
-    if memory.kv_cache_bytes is not None:
-        num_blocks = blocks_within(models, memory.kv_cache_bytes, size, config.model.max_model_len or 1)
-    elif num_blocks is None:
-        num_blocks = _default_blocks(models, size, longest, config.scheduling.max_sequences)
-    check_fits(num_blocks, host_blocks, bytes_per_block(models, size), models[0].device)
-    manager = BlockManager(
-        num_blocks,
-        size,
-        host_blocks=host_blocks,
-        prefix_caching=memory.prefix_caching,
-        host_caching=memory.host_caching,
-    )
-    pools = [pool_for(each, num_blocks=num_blocks, block_size=size, num_host_blocks=host_blocks) for each in models]
-    for pool in pools:
-        manager.must_fit(pool)
-    return manager, pools
-
-
-def _default_blocks(models: Sequence[LoadedModel], block_size: int, longest: int | None, max_sequences: int) -> int:
-    room = max(1, DEFAULT_KV_BYTES // bytes_per_block(models, block_size))
-    return room if longest is None else min(room, max_sequences * -(-longest // block_size))

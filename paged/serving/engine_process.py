@@ -31,7 +31,6 @@ from paged.engine.forecast import forecast
 from paged.engine.live_request import LiveRequest
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest
-from paged.model.capacity import bytes_per_block
 from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
@@ -339,13 +338,12 @@ class EngineServer:
 def ready(engine: Engine) -> Ready:
     """What the front has to know of it."""
     limits, manager, model = engine.scheduler.limits, engine.manager, engine.model
-    pool = manager.num_blocks * manager.block_size
-    longest = pool if limits.max_model_len is None else min(pool, limits.max_model_len)
+    longest = manager.longest if limits.max_model_len is None else min(manager.longest, limits.max_model_len)
     return Ready(
         block_size=manager.block_size,
         num_blocks=manager.num_blocks,
         host_blocks=manager.num_host_blocks,
-        block_bytes=bytes_per_block([model], manager.block_size),
+        block_bytes=engine.pool.pages.page_bytes,
         max_model_len=longest,
         max_sequences=limits.max_sequences,
         max_tokens_per_step=limits.max_tokens_per_step,

@@ -100,7 +100,7 @@ def _engine(here: Machine, build: bool, installed: dict[str, dict[str, str | Non
 
 
 def _could_be_better(here: Machine, threads: int) -> Iterator[Problem]:
-    from paged.engine.engine import DEFAULT_KV_BYTES
+    from paged.engine.memory import DEFAULT_KV_BYTES
 
     wanted, usual = here.environment.get("OMP_NUM_THREADS"), DEFAULT_KV_BYTES / 2**20
     if wanted is not None and threads < here.cores:

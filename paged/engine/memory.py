@@ -1,0 +1,106 @@
+"""Memory for the models of an engine: the books of it, and a pool a model.
+
+Layers that keep all tokens share blocks, as many as a number of bytes holds. Layers of several kinds share pages, which a plan of the model's layers
+sizes; then a block of the settings is a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged.attention import LayeredPool
+from paged.base.budget import as_bytes, blocks_within
+from paged.block_manager import BlockManager, LayerGroup
+from paged.block_manager.layout import Layout
+from paged.engine.config import EngineConfig
+from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedModel
+from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
+from paged.model.free_memory import check_fits
+from paged.model.layer_plan import LayerPlan
+from paged.model.loading import LoadedModel
+
+DEFAULT_KV_BYTES = 256 * 2**20
+
+
+def memory_for(
+    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None
+) -> tuple[BlockManager, list[LayeredPool]]:
+    """The books, and a pool a model. Raises BudgetTooSmall, InvalidConfig for more than this machine has and for models that cannot share blocks, and
+    UnsupportedByLayers for a host tier of layers of several kinds."""
+    plan = _plan_of(config, models)
+    size = config.memory.block_size if plan is None else plan.block_size
+    if plan is None:
+        groups: tuple[LayerGroup, ...] = (LayerGroup("full"),)
+        block_bytes = bytes_per_block(models, size)
+    else:
+        groups = tuple(LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups)
+        block_bytes = plan.page_bytes
+    num_blocks = _num_blocks(config, groups, size, block_bytes, longest)
+    host_blocks = config.memory.host_blocks
+    check_fits(num_blocks, host_blocks, block_bytes, models[0].device)
+    manager = BlockManager(
+        num_blocks,
+        size,
+        host_blocks=host_blocks,
+        prefix_caching=config.memory.prefix_caching,
+        host_caching=config.memory.host_caching,
+        groups=groups,
+    )
+    if plan is not None and not _lies_side_by_side(models[0], plan):
+        pools = [layered_pool_for(models[0], plan, num_blocks=num_blocks, num_host_blocks=host_blocks)]
+    else:
+        pools = [pool_for(each, num_blocks=num_blocks, block_size=size, num_host_blocks=host_blocks) for each in models]
+    for pool in pools:
+        manager.must_fit(pool)
+    return manager, pools
+
+
+def _plan_of(config: EngineConfig, models: Sequence[LoadedModel]) -> LayerPlan | None:
+    """The plan of a model's layers of several kinds; None if all keep all tokens, or can be held as if they did: windows are held whole beside a model that
+    drafts, and where there is a host tier."""
+    model, *others = models
+    has_windows = any(each.kind != "full" for each in model.layers)
+    if model.is_uniform and (not has_windows or others or config.memory.host_blocks):
+        return None
+    if others:
+        raise InvalidConfig(
+            f'speculate="draft": layers of several kinds, as {model.path} has, do not share blocks with another model.'
+        )
+    plan = plan_of(model, block_size=config.memory.block_size)
+    for group in plan.groups:
+        if group.kind != "state" and group.block_tokens != plan.block_size:
+            raise UnsupportedModel(
+                f"{model.path}: blocks of its {group.name} layers hold {group.block_tokens} tokens; those of all have to hold {plan.block_size}."
+            )
+    return plan
+
+
+def _lies_side_by_side(model: LoadedModel, plan: LayerPlan) -> bool:
+    """Whether a page is a block with K and V of all layers, as in a pool of layers that are alike."""
+    return model.is_uniform and len(plan.groups) == 1 and plan.groups[0].pages == 1
+
+
+def _num_blocks(
+    config: EngineConfig, groups: Sequence[LayerGroup], block_size: int, block_bytes: int, longest: int | None
+) -> int:
+    memory, layout = config.memory, Layout(groups, block_size, keeps=config.memory.prefix_caching)
+    if memory.num_blocks is not None:
+        return memory.num_blocks
+    if layout.is_plain:
+        if memory.kv_cache_bytes is not None:
+            return blocks_within(memory.kv_cache_bytes, block_bytes, block_size, config.model.max_model_len or 1)
+        room = max(1, DEFAULT_KV_BYTES // block_bytes)
+        return room if longest is None else min(room, config.scheduling.max_sequences * -(-longest // block_size))
+    least = layout.pages_for(config.model.max_model_len or 1) + layout.spare_pages
+    given = DEFAULT_KV_BYTES if memory.kv_cache_bytes is None else memory.kv_cache_bytes
+    if memory.kv_cache_bytes is not None and given // block_bytes < least:
+        raise BudgetTooSmall(
+            f"{as_bytes(given)} hold {given // block_bytes:,} pages; one sequence of {config.model.max_model_len or 1:,} tokens takes "
+            f"{least:,} of {as_bytes(block_bytes)}.",
+            wanted=least * block_bytes,
+            given=given,
+        )
+    room = max(least, given // block_bytes)
+    if longest is None or memory.kv_cache_bytes is not None:
+        return room
+    return min(room, config.scheduling.max_sequences * (layout.pages_for(longest) + layout.spare_pages))
