@@ -21,10 +21,10 @@ REQUESTS ?= 10000
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench served campaign pressure sanitize processors soak faults mutants signals vllm dynamo clean
+.PHONY: help install demo test lint wheel format bench served campaign pressure architectures sanitize processors soak faults mutants signals vllm dynamo clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 install: $(STAMP) ## build .venv with everything that the other targets use
 
@@ -70,6 +70,9 @@ campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (o
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit
 	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py \
 		tests/model/test_late_batches_change_nothing.py $(PYTEST)
+
+architectures: $(STAMP) ## try a small model of every family of decoders in transformers against its generate, short of memory, too (twenty minutes on two cores)
+	@PYTHONPATH=. $(BIN)/python -m conformance.architectures --out benchmarks/results/architectures
 
 sanitize: $(STAMP) ## run the native code's tests under the address and undefined-behaviour sanitizers
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \

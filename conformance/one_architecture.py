@@ -1,0 +1,284 @@
+"""One family of decoders, small and of random weights: is it accepted, and does it then answer as transformers' `generate`, also when memory is short?
+
+    python -m conformance.one_architecture NAME     # its Verdict as JSON
+
+Everything goes a user's way: a checkpoint folder, `Engine`, `add_request`. What makes memory short are requests that begin alike, in the smallest
+pool that one of them fits into, in several rounds; in each another one is the most important, so that each of them is preempted in some.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import tomllib
+import warnings
+from collections import Counter
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from paged import Engine, SamplingParams
+from paged.errors import InvalidConfig, NeverFits, UnsupportedModel
+from paged.model.load_check import BOUND
+from paged.model.loading import LoadedModel, load_model
+from paged.model.shrinking import VOCABULARY, shrunk
+from paged.testing.engine_world import EngineRequest
+from paged.testing.pressure import Answers, answers_of, differences
+
+FAMILIES = Path(__file__).with_name("architectures.toml")
+BLOCK_SIZE = 4
+# Shorter than windows and chunks, as long, and longer; the longest one and its answer have as many tokens as a small model takes.
+LENGTHS, MAX_TOKENS = (3, 11, 25, 43), 20
+# Answers that repeat a token for ever would be equal by chance. Distinct tokens of all answers, at least.
+LEAST_DISTINCT = 8
+MOST_STEPS = 2000
+_SPREAD, _SPREAD_OF_SINKS = 0.15, 2.0
+# What each round does with those that are in the way.
+ROUNDS: dict[str, dict[str, Any]] = {
+    "recompute": {},
+    "swap": {"host_blocks": 60, "host_caching": True},
+    "step ahead": {"steps_ahead": 1},
+    "drafts": {"speculate": "lookahead"},
+}
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What became of a family.
+
+    outcome    "equal"; "refused" by name; "wrong"; "no model": transformers made none, or could not run it
+    why        of all but "equal": a sentence
+    layers     how many of each kind of cache the small model has, as transformers says
+    off        largest difference to the logits of `generate`, of the largest of them
+    distinct   different tokens in the answers
+    preempted  requests that were preempted in some round, of len(LENGTHS); where what a request keeps does not grow, none need be
+    left_out   rounds that the engine refuses for this model, each with why
+    """
+
+    name: str
+    outcome: str = "equal"
+    why: str = ""
+    layers: dict[str, int] = {}
+    off: float = 0.0
+    distinct: int = 0
+    preempted: int = 0
+    left_out: dict[str, str] = {}
+
+
+class Family(NamedTuple):
+    """A row of architectures.toml. `fields` stand beside the defaults of the class; `is_whole`: they are a small model as they are."""
+
+    name: str
+    fields: dict[str, Any]
+    is_whole: bool
+
+    @property
+    def model_type(self) -> str:
+        """The first word of its name."""
+        return self.name.split()[0]
+
+
+def left_out() -> dict[str, list[str]]:
+    """Return each reason not to try a model_type, and those that it holds for."""
+    return tomllib.loads(FAMILIES.read_text(encoding="utf-8"))["left_out"]
+
+
+def families() -> dict[str, Family]:
+    """Return all rows by name, sorted."""
+    table = tomllib.loads(FAMILIES.read_text(encoding="utf-8"))
+    rows = [
+        Family(name, fields, part == "whole") for part in ("small", "whole") for name, fields in table[part].items()
+    ]
+    return {row.name: row for row in sorted(rows)}
+
+
+def verdict_of(family: Family) -> Verdict:
+    """Try a family. Raises nothing that a model or the engine raises."""
+    verdict = Verdict(name=family.name)
+    with tempfile.TemporaryDirectory(prefix="paged-architecture-") as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = Path(name) / family.model_type
+        try:
+            verdict.layers = _save(family, folder)
+            theirs = _generated(folder)
+        except Exception as error:
+            verdict.outcome, verdict.why = "no model", _said(error, folder)
+            return verdict
+        verdict.distinct = len({token for tokens in theirs.tokens.values() for token in tokens})
+        try:
+            model = load_model(folder)
+        except UnsupportedModel as error:
+            verdict.outcome, verdict.why = "refused", _said(error, folder)
+            return verdict
+        except Exception as error:
+            verdict.outcome, verdict.why = "wrong", _said(error, folder)
+            return verdict
+        try:
+            problems = _problems(model, theirs, verdict)
+        except Exception as error:
+            problems = [_said(error, folder)]
+        if problems:
+            verdict.outcome, verdict.why = "wrong", problems[0]
+        return verdict
+
+
+def _save(family: Family, folder: Path) -> dict[str, int]:
+    """Write a checkpoint; return how many layers have each kind of cache."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.cache_utils import get_layer_types_and_kwargs
+
+    # Untied: random text that is tied to large embeddings repeats its last word for ever.
+    config = AutoConfig.for_model(family.model_type, **{"tie_word_embeddings": False, **family.fields})
+    if not family.is_whole:
+        config = shrunk(config).config
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        module = build(config, dtype=torch.float32)
+        for path, weights in module.named_parameters():
+            if weights.dim() >= 2:
+                weights.normal_(0, _SPREAD)
+            elif path.endswith(".sinks"):
+                weights.normal_(0, _SPREAD_OF_SINKS)
+    module.save_pretrained(folder)
+    return dict(Counter(get_layer_types_and_kwargs(module.config.get_text_config())[0]))
+
+
+def _requests() -> list[EngineRequest]:
+    """Their prompts begin as the longest does."""
+    words = np.random.default_rng(1).integers(4, VOCABULARY, max(LENGTHS)).tolist()
+    return [
+        EngineRequest(id=str(length), prompt=[*words[: length - 1], length], max_tokens=MAX_TOKENS)
+        for length in LENGTHS
+    ]
+
+
+def _generated(folder: Path) -> Answers:
+    """What transformers writes after each prompt, greedily, with its own attention written out."""
+    from transformers import AutoModelForCausalLM
+
+    load: Any = AutoModelForCausalLM.from_pretrained
+    module = load(folder, attn_implementation="eager").eval()
+    module.generation_config.eos_token_id = None
+    answers = Answers()
+    for request in _requests():
+        ids = torch.tensor([request.prompt])
+        out = module.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        who = (request.id, 0)
+        answers.tokens[who] = out.sequences[0, ids.shape[1] :].tolist()
+        answers.logits[who] = [each[0].float().numpy() for each in out.logits]
+        if not np.isfinite(answers.logits[who]).all():
+            raise ArithmeticError("its logits are not finite")
+    return answers
+
+
+def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str]:
+    """What is not as it should be, in sentences, the first of which counts; the verdict gets its figures."""
+    alone = _alone(model)
+    problems = [
+        f"alone, request {who[0]}: tokens {alone.tokens[who]} instead of {tokens}."
+        for who, tokens in theirs.tokens.items()
+        if alone.tokens[who] != tokens
+    ]
+    verdict.off = max(_off(alone.logits[who], logits) for who, logits in theirs.logits.items())
+    if verdict.off > BOUND:
+        problems.append(f"alone: logits are off by {verdict.off:.1e} of the largest; {BOUND:.0e} is allowed.")
+    if verdict.distinct < LEAST_DISTINCT:
+        problems.append(
+            f"all answers have {verdict.distinct} different tokens, of {LEAST_DISTINCT} that say something."
+        )
+    longest, preempted = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS), set[str]()
+    for number, (name, options) in enumerate(ROUNDS.items()):
+        try:
+            found = _starved(model, {"num_blocks": longest, **options}, number, preempted)
+        except (InvalidConfig, UnsupportedModel) as error:
+            verdict.left_out[name] = _said(error, model.path)
+            continue
+        problems += [f"{name}, {each}" for each in differences(found, alone) + found.violations]
+    verdict.preempted = len(preempted)
+    if verdict.preempted < len(LENGTHS) and _smallest_pool(model, 2) < longest:
+        problems.append(f"{verdict.preempted} of {len(LENGTHS)} requests were preempted in some round.")
+    return problems
+
+
+def _alone(model: LoadedModel) -> Answers:
+    """One request after the other, its prompt in one step, in memory that it cannot fill."""
+    longest = max(LENGTHS) + MAX_TOKENS
+    engine = Engine(
+        model, num_blocks=500, block_size=BLOCK_SIZE, prefix_caching=False, max_tokens_per_step=longest, max_sequences=1
+    )
+    answers = Answers()
+    for request in _requests():
+        one = answers_of(engine, [request], MOST_STEPS)
+        answers.tokens |= one.tokens
+        answers.logits |= one.logits
+        answers.reasons |= one.reasons
+    return answers
+
+
+def _starved(model: LoadedModel, options: dict[str, Any], first: int, preempted: set[str]) -> Answers:
+    """All at once, prompts in chunks; request number `first` is the most important one. Whoever is preempted is added to the set."""
+    engine = Engine(model, block_size=BLOCK_SIZE, max_tokens_per_step=16, max_chunk=7, **options)
+    engine.on_batch = lambda batch: preempted.update(id for id, _ in batch.preempted)
+    count = len(LENGTHS)
+    requests = [
+        msgspec.structs.replace(request, priority=(place - first) % count) for place, request in enumerate(_requests())
+    ]
+    answers = answers_of(engine, requests, MOST_STEPS)
+    for who, tokens in answers.tokens.items():
+        # A step ahead, logits behind the last token are shown, too.
+        del answers.logits[who][len(tokens) :]
+    return answers
+
+
+def _smallest_pool(model: LoadedModel, num_tokens: int) -> int:
+    """Blocks that a request of so many tokens, the last of which is an output, needs at its end."""
+    num_blocks = 1
+    while True:
+        try:
+            engine = Engine(model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+            engine.add_request([1] * (num_tokens - 1), SamplingParams(max_tokens=1))
+            return num_blocks
+        except NeverFits as error:
+            num_blocks = max(error.blocks_needed or 0, num_blocks + 1)
+
+
+def _off(ours: list[Any], theirs: list[Any]) -> float:
+    """The largest difference, as a part of the largest number."""
+    if len(ours) != len(theirs):
+        return np.inf
+    a, b = np.array(ours), np.array(theirs)
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def _said(error: Exception, folder: Path) -> str:
+    """The first line of an error, without the folder and without what else there is; of one that is not ours, its class, too."""
+    said = re.split("; (?=[A-Z])", (str(error).splitlines() or [""])[0].removeprefix(f"{folder}: "))[0]
+    return said if type(error).__module__.startswith("paged") else f"{type(error).__name__}: {said}"
+
+
+def main(name: str) -> None:
+    """Print the verdict of one family as JSON."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    with redirect_stdout(sys.stderr):
+        verdict = verdict_of(families()[name])
+    sys.stdout.write(msgspec.json.encode(verdict).decode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,108 @@
+"""The table of architectures: a dozen of its rows as `make architectures` tries them, and what its tool finds if something is wrong."""
+
+import re
+from importlib import import_module
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from typer.testing import CliRunner
+
+from paged.attention import LayerOptions
+from paged.model import hook, load_check
+from paged.model.runner import Runner
+
+# Full, window, both in turn, layers that share the KV of others, latents, sinks, experts, caps, positions that are learned.
+DOZEN = [
+    "llama",
+    "mistral",
+    "qwen3 windows",
+    "gemma2",
+    "gemma3n_text",
+    "gpt_oss",
+    "gpt2 scaled",
+    "olmo3",
+    "cohere2",
+    "granitemoe",
+    "longcat_flash one-width",
+    "modernbert-decoder",
+]
+
+
+@pytest.fixture(scope="module")
+def one(repository):
+    """conformance/one_architecture.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(repository)
+        yield import_module("conformance.one_architecture")
+
+
+@pytest.fixture(scope="module")
+def tool(one):
+    return import_module("conformance.architectures")
+
+
+@pytest.mark.parametrize("name", DOZEN)
+def test_a_family_answers_as_generate_does_and_with_too_little_memory_bit_by_bit(one, name):
+    verdict = one.verdict_of(one.families()[name])
+    assert (verdict.outcome, verdict.why, verdict.preempted) == ("equal", "", len(one.LENGTHS))
+    assert verdict.left_out == {}
+
+
+def test_what_cannot_be_paged_is_refused_with_the_reason_alone(one):
+    verdict = one.verdict_of(one.families()["diffllama"])
+    assert verdict.outcome == "refused"
+    assert verdict.why == "model.layers.0.self_attn wants to attend twice in a pass, which no backend here does."
+
+
+def test_every_decoder_that_transformers_has_is_a_row_or_left_out_with_a_reason(one):
+    rows = {family.model_type for family in one.families().values()}
+    left_out = {name for names in one.left_out().values() for name in names}
+    assert rows | left_out == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert not rows & left_out
+
+
+def test_a_window_that_is_ignored_is_found(one, monkeypatch):
+    monkeypatch.setattr(load_check, "check_answers", lambda *given: None)
+    monkeypatch.setattr(hook, "LayerOptions", lambda scale, window, *others: LayerOptions(scale, None, *others))
+    verdict = one.verdict_of(one.families()["gpt_oss"])
+    assert verdict.outcome == "wrong"
+    assert re.match(r"alone, request \d+: tokens", verdict.why)
+
+
+def test_a_block_that_is_not_copied_back_is_found_in_the_round_that_swaps(one, monkeypatch):
+    monkeypatch.setattr(Runner, "copy", lambda runner, moves: None)
+    verdict = one.verdict_of(one.families()["llama"])
+    assert verdict.outcome == "wrong"
+    assert verdict.why.startswith("swap, request ")
+
+
+def test_what_transformers_cannot_run_is_no_fault_of_ours(one):
+    verdict = one.verdict_of(one.Family("llama", {"hidden_act": "none of these"}, False))
+    assert verdict.outcome == "no model"
+    assert "none of these" in verdict.why
+
+
+def test_a_process_that_dies_is_wrong(tool):
+    verdict = tool.tried("no such family")
+    assert verdict.outcome == "wrong"
+    assert verdict.why.startswith("its process ended with status 1: KeyError")
+
+
+def test_the_table_is_written_and_one_that_is_wrong_ends_the_tool_with_1(tool, one, tmp_path, monkeypatch):
+    found = {"llama": one.Verdict(name="llama", preempted=4, layers={"full_attention": 4})}
+    monkeypatch.setattr(tool, "tried", found.get)
+    called = [tool.app, ["--only", "llama", "--out", str(tmp_path / "table")]]
+    assert CliRunner().invoke(*called).exit_code == 0
+    assert "| llama | equal | 4 full | 0e+00 | 4 of 4 |  |" in (tmp_path / "table.md").read_text().splitlines()
+    found["llama"] = one.Verdict(name="llama", outcome="wrong", why="tokens differ")
+    ended = CliRunner().invoke(*called)
+    assert ended.exit_code == 1
+    assert "0 accepted and equal to `generate`, 1 accepted and wrong" in ended.output
+
+
+def test_a_model_type_names_all_of_its_rows(tool):
+    assert list(tool.chosen(["gpt_bigcode"])) == ["gpt_bigcode multi-head", "gpt_bigcode multi-query"]
+    assert list(tool.chosen([])) == list(tool.families())
+    ended = CliRunner().invoke(tool.app, ["--only", "gpt_huge"])
+    assert ended.exit_code == 2
+    assert 'no row "gpt_huge"' in ended.output
