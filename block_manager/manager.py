@@ -112,6 +112,8 @@ class BlockManager(Uncopyable):
         )
         if host_blocks:
             memory.layout.refuse("a host tier (host_blocks)")
+        # The groups, and counts of pages.
+        self.layout = memory.layout
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 

@@ -41,6 +41,7 @@ _SPREAD, _SPREAD_OF_SINKS = 0.15, 2.0
 # What each round does with those that are in the way.
 ROUNDS: dict[str, dict[str, Any]] = {
     "recompute": {},
+    "without a cache": {"prefix_caching": False},
     "swap": {"host_blocks": 60, "host_caching": True},
     "step ahead": {"steps_ahead": 1},
     "drafts": {"speculate": "lookahead"},
@@ -198,16 +199,24 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
         problems.append(
             f"all answers have {verdict.distinct} different tokens, of {LEAST_DISTINCT} that say something."
         )
-    longest, preempted = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS), set[str]()
-    for number, (name, options) in enumerate(ROUNDS.items()):
+    preempted = set[str]()
+    grows = any(group.kind != "state" for group in Engine(model, num_blocks=500, block_size=BLOCK_SIZE).manager.layout.groups)
+    # Whoever is small makes no room for whoever is large: in rounds of the first kind each is the most important one.
+    rounds = [(number, "recompute") for number in range(1, len(LENGTHS))] + list(enumerate(ROUNDS))
+    for number, name in rounds:
+        options = ROUNDS[name]
         try:
+            longest = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS, options)
+            if model.state_layers:
+                # Or no second one is let in, which would have to go.
+                longest += _smallest_pool(model, 2, options)
             found = _starved(model, {"num_blocks": longest, **options}, number, preempted)
         except (InvalidConfig, UnsupportedModel) as error:
             verdict.left_out[name] = _said(error, model.path)
             continue
         problems += [f"{name}, {each}" for each in differences(found, alone) + found.violations]
     verdict.preempted = len(preempted)
-    if verdict.preempted < len(LENGTHS) and _smallest_pool(model, 2) < longest:
+    if verdict.preempted < len(LENGTHS) and grows:
         problems.append(f"{verdict.preempted} of {len(LENGTHS)} requests were preempted in some round.")
     return problems
 
@@ -242,12 +251,12 @@ def _starved(model: LoadedModel, options: dict[str, Any], first: int, preempted:
     return answers
 
 
-def _smallest_pool(model: LoadedModel, num_tokens: int) -> int:
+def _smallest_pool(model: LoadedModel, num_tokens: int, options: dict[str, Any]) -> int:
     """Blocks that a request of so many tokens, the last of which is an output, needs at its end."""
     num_blocks = 1
     while True:
         try:
-            engine = Engine(model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+            engine = Engine(model, num_blocks=num_blocks, block_size=BLOCK_SIZE, **options)
             engine.add_request([1] * (num_tokens - 1), SamplingParams(max_tokens=1))
             return num_blocks
         except NeverFits as error:

@@ -125,7 +125,7 @@ class UnknownContent(PagedError, LookupError):
         self.num_tokens = num_tokens
 
 
-class UnsupportedByLayers(PagedError, ValueError):
+class UnsupportedByLayers(InvalidConfig):
     """Something that memory for these kinds of layers cannot do."""
 
     def __init__(self, what: str, kinds: str) -> None:

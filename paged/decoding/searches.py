@@ -49,7 +49,7 @@ class Searches:
     def add(self, request: Request, params: SearchParams, stops: Sequence[int], now: float) -> int:
         """Begin a search from the request's prompt; returns how many tokens an answer has at most. Raises as Scheduler.add does."""
         manager, longest = self._scheduler.manager, self._scheduler.limits.max_model_len
-        limit = manager.num_blocks * manager.block_size
+        limit = manager.longest
         limit = limit if longest is None else min(limit, longest)
         # Candidates for the last token are computed, too, and have to have room for one behind them.
         num_behind = 0 if isinstance(params, BeamSearchParams) else 1
