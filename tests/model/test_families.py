@@ -38,7 +38,6 @@ REFUSED = {
     "deepseek_v32": ({}, r"model\.layers\.0\.self_attn fails .* \(TypeError: "),
     "jetmoe": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
     "moshi": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
-    "zaya": ({}, r"logits differ by .* 1e-03 is allowed\. The first to differ is layer 0 \(ZayaDecoderLayer\)"),
 }
 
 
