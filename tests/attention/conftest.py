@@ -146,6 +146,7 @@ def _lay_out(
     seed: int = 0,
     options: Sequence[LayerOptions] = (),
     parts: int | None = None,
+    is_even: bool = False,
 ) -> Scene:
     random = np.random.default_rng(seed)
     counts = np.array([stop - done for _, done, stop in turns])
@@ -159,7 +160,7 @@ def _lay_out(
     for table, owned in zip(tables, np.split(blocks[:num_owned], np.cumsum(num_columns)[:-1] * k), strict=True):
         table[: len(owned) // k] = owned.reshape(-1, k)
 
-    pool = _pool(turns[0][0], parts, num_blocks=len(blocks), block_size=block_size)
+    pool = _pool(turns[0][0], parts, is_even, num_blocks=len(blocks), block_size=block_size)
     pool.poison(torch.arange(pool.num_blocks))
     positions, slot_mapping = [], []
     for i, (sequence, done, stop) in enumerate(turns):
@@ -182,7 +183,7 @@ def _lay_out(
     return Scene(pool, step, queries, keys, values)
 
 
-def _pool(sequence: History, parts: int | None, *, num_blocks: int, block_size: int) -> LayeredPool:
+def _pool(sequence: History, parts: int | None, is_even: bool, *, num_blocks: int, block_size: int) -> LayeredPool:
     """A pool of blocks of all layers; or of blocks of so many pages, K of a layer on one and V on the next, and as much room beside them as one
     number takes."""
     (_, heads, key_size), dtype = sequence.keys.shape, sequence.keys.dtype
@@ -190,11 +191,11 @@ def _pool(sequence: History, parts: int | None, *, num_blocks: int, block_size: 
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
     if parts is None:
         return KVPool(num_layers=NUM_LAYERS, num_kv_heads=heads, head_dim=key_size, value_dim=value_size, **sizes)
-    ends = [dtype.itemsize] * parts
+    ends = [0 if is_even else dtype.itemsize] * parts
     layers = {}
     for layer in range(NUM_LAYERS):
         places = []
-        for part, size in ((layer % parts, key_size), ((layer + 1) % parts, value_size)):
+        for part, size in ((layer % parts, key_size), ((layer + (not is_even)) % parts, value_size)):
             places.append(EntryPlace(part, ends[part], heads, size))
             ends[part] += block_size * heads * size * dtype.itemsize
         layers[layer] = KVPlace(0, *places)
@@ -221,6 +222,6 @@ def lay_out() -> Callable[..., Scene]:
     """Puts turns, in their order, into a pool with blocks in an order drawn from a seed.
 
     With `options`, what no token of the step can see by any of them is gone from the pool, and from the tables. With `parts` a block has so many
-    pages, and K and V of a layer lie on two of them.
+    pages, and K and V of a layer lie on two of them; or on one, pages being whole blocks of K, if `is_even`.
     """
     return _lay_out
