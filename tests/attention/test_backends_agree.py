@@ -150,6 +150,22 @@ def test_a_backend_gives_what_the_reference_gives(name, invariant, build, data):
         assert_close(found, wanted, TOLERANCES)
 
 
+@each_backend
+@each_mode
+@pytest.mark.parametrize("block_size", [1, 48, 128])
+@pytest.mark.parametrize("reach", [{"window": 20}, {"chunk": 70}], ids=["window", "chunk"])
+def test_a_front_far_behind_the_start_is_found_in_blocks_of_any_size(
+    name, invariant, block_size, reach, draw_turn, lay_out
+):
+    options = LayerOptions(0.3, **reach)
+    turns = [draw_turn(300, 1, seed=0), draw_turn(290, 3, seed=1)]
+    scene = lay_out(turns, block_size=block_size, options=[options])
+    (expected,), (found,) = (
+        scene.attend(each, options) for each in (REFERENCE, get_backend(name, invariant=invariant))
+    )
+    assert_close(found, expected, TOLERANCES)
+
+
 @pytest.fixture(params=["reference", *(f"{name}-{mode}" for name in NAMES for mode in ("fast", "invariant"))])
 def backend(request):
     """Each backend in each of its modes, the reference included."""
