@@ -109,7 +109,7 @@ class StateLayer:
         for piece, state in zip(self.pieces, held, strict=True):
             state[new] = piece.start
         counts = [states.starts[row + 1] - states.starts[row] for row in rows]
-        whole = [row for row in rows if counts[row] > 1 and self._goes_whole(states, row)]
+        whole = [row for row in rows if counts[row] > 1 and self._goes_whole(states, row, counts[row])]
         for row in whole:
             is_first = states.is_new[row] and not states.is_invariant
             call.run([row], [[*range(states.starts[row], states.starts[row + 1])]], held, is_first=is_first)
@@ -123,9 +123,9 @@ class StateLayer:
             states.write(self.unit, k, state)
         return self._seam.returned(call.outputs())
 
-    def _goes_whole(self, states: RowStates, row: int) -> bool:
+    def _goes_whole(self, states: RowStates, row: int, count: int) -> bool:
         if states.is_invariant:
-            return self.ways.is_in_order
+            return self.ways.is_in_order and count <= LONGEST_CHUNK
         return self.ways.goes_on or bool(states.is_new[row])
 
     def _learned(self, arguments: dict[str, Any]) -> _Ways:
@@ -150,17 +150,22 @@ class _Call:
 
     def run(self, rows: list[int], places: list[list[int]], held: list[Tensor], *, is_first: bool = False) -> None:
         """Run these places of each of these rows, and put the states behind them into `held`. `is_first`: by what the module does without a state."""
-        at = torch.tensor(rows, device=self._hidden.device)
         picked = torch.tensor(places, device=self._hidden.device)
+        # All of them in their order: nothing is copied.
+        at = None if rows == list(range(len(held[0]))) else torch.tensor(rows, device=self._hidden.device)
+        before = held if at is None else [each[at] for each in held]
         outputs, states = self._seam.run(
-            of_places(self._arguments, picked, self._hidden.shape[1]), None if is_first else [each[at] for each in held]
+            of_places(self._arguments, picked, self._hidden.shape[1]), None if is_first else before
         )
         if not self._found:
             self._found = [each.new_zeros(1, self._hidden.shape[1], *each.shape[2:]) for each in outputs]
         for found, output in zip(self._found, outputs, strict=True):
             found[0, picked.flatten()] = output.flatten(0, 1)
-        for all_rows, state in zip(held, states, strict=True):
-            all_rows[at] = state.to(all_rows.dtype)
+        for k, state in enumerate(states):
+            if at is None:
+                held[k] = state.to(held[k].dtype)
+            else:
+                held[k][at] = state.to(held[k].dtype)
 
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(self._found)
