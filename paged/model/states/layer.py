@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from paged.model.hook import now_under_way
+from paged.model.states.projections import Projections
 from paged.model.states.seams import Piece, Seam, seam_of
 
 # What rounding may make of a number, of the largest.
@@ -80,10 +81,11 @@ class StateLayer:
         self.unit, self.path = unit, path
         number = getattr(module, "layer_idx", getattr(module, "layer_id", None))
         self.layer = int(re.findall(r"\d+", path)[0] if number is None else number)
-        self._kind = type(module)
+        self._module = module
         self._seam = seam
         self._all_ways = ways
         self._ways: _Ways | None = None
+        self._projections: Projections | None = None
         forward: Any = self
         module.forward = forward
 
@@ -102,7 +104,6 @@ class StateLayer:
             self._ways = self._learned(arguments)
         states = now_under_way().states
         assert states is not None, "a pass of a model with state layers has states"
-        call = _Call(self._seam, arguments)
         rows = range(len(states.is_new))
         held = [states.read(self.unit, k) for k in range(len(self.pieces))]
         new = [row for row in rows if states.is_new[row]]
@@ -110,18 +111,21 @@ class StateLayer:
             state[new] = piece.start
         counts = [states.starts[row + 1] - states.starts[row] for row in rows]
         whole = [row for row in rows if counts[row] > 1 and self._goes_whole(states, row, counts[row])]
-        for row in whole:
-            is_first = states.is_new[row] and not states.is_invariant
-            call.run([row], [[*range(states.starts[row], states.starts[row + 1])]], held, is_first=is_first)
+        cuts = [
+            _Cut([row], [[*range(states.starts[row], states.starts[row + 1])]], states.is_new[row]) for row in whole
+        ]
         single = sorted(set(rows).difference(whole), key=lambda row: -counts[row])
         together = self._ways.keeps_bits if states.is_invariant else self._ways.takes_rows
         for turn in range(max((counts[row] for row in single), default=0)):
             going = [row for row in single if counts[row] > turn]
             for some in [going] if together else [[row] for row in going]:
-                call.run(some, [[states.starts[row] + turn] for row in some], held)
+                cuts.append(_Cut(some, [[states.starts[row] + turn] for row in some], False))
+        if states.is_invariant:
+            cuts = [cut._replace(is_first=False) for cut in cuts]
+        outputs = _Call(self._seam, arguments, held).run(cuts, self._projections)
         for k, state in enumerate(held):
             states.write(self.unit, k, state)
-        return self._seam.returned(call.outputs())
+        return self._seam.returned(outputs)
 
     def _goes_whole(self, states: RowStates, row: int, count: int) -> bool:
         if states.is_invariant:
@@ -132,43 +136,59 @@ class StateLayer:
         """Call the layer for two tokens that have no state before them, so that its pieces are known, and try its ways unless another layer of
         its kind did."""
         trial = _Trial(self._seam, arguments)
-        key = (self._kind, self.pieces)
+        self._projections = trial.projections(self._module)
+        key = (type(self._module), self.pieces)
         if key not in self._all_ways:
             apart = trial.rows_apart()
             self._all_ways[key] = _Ways(apart < CLOSE, apart == 0, trial.goes_on(), trial.is_in_order())
         return self._all_ways[key]
 
 
-class _Call:
-    """A call of a state layer for the T places of a pass, cut into calls of its module for some of them."""
+class _Cut(NamedTuple):
+    """Places of a pass for which a layer's module is called at once: of each of these rows as many. `is_first`: by what it does without a state."""
 
-    def __init__(self, seam: Seam, arguments: dict[str, Any]) -> None:
+    rows: list[int]
+    places: list[list[int]]
+    is_first: bool
+
+
+class _Call:
+    """A call of a state layer for the T places of a pass; the rows' states, `held`, become those behind their tokens."""
+
+    def __init__(self, seam: Seam, arguments: dict[str, Any], held: list[Tensor]) -> None:
         self._seam = seam
         self._arguments = arguments
         self._hidden: Tensor = next(iter(arguments.values()))
+        self._held = held
         self._found: list[Tensor] = []
 
-    def run(self, rows: list[int], places: list[list[int]], held: list[Tensor], *, is_first: bool = False) -> None:
-        """Run these places of each of these rows, and put the states behind them into `held`. `is_first`: by what the module does without a state."""
-        picked = torch.tensor(places, device=self._hidden.device)
+    def run(self, cuts: list[_Cut], projections: Projections | None) -> tuple[Tensor, ...]:
+        """What the layer returns of all places."""
+        if len(cuts) == 1 or projections is None:
+            for cut in cuts:
+                self._run(cut, torch.tensor(cut.places, device=self._hidden.device))
+            return tuple(self._found)
+        with projections.shared(self._hidden) as places:
+            for cut in cuts:
+                places.now = torch.tensor(cut.places, device=self._hidden.device)
+                self._run(cut, places.now)
+        return projections.finished(tuple(self._found))
+
+    def _run(self, cut: _Cut, places: Tensor) -> None:
+        held, count = self._held, self._hidden.shape[1]
         # All of them in their order: nothing is copied.
-        at = None if rows == list(range(len(held[0]))) else torch.tensor(rows, device=self._hidden.device)
+        at = None if cut.rows == list(range(len(held[0]))) else torch.tensor(cut.rows, device=places.device)
         before = held if at is None else [each[at] for each in held]
-        outputs, states = self._seam.run(
-            of_places(self._arguments, picked, self._hidden.shape[1]), None if is_first else before
-        )
+        outputs, states = self._seam.run(of_places(self._arguments, places, count), None if cut.is_first else before)
         if not self._found:
-            self._found = [each.new_zeros(1, self._hidden.shape[1], *each.shape[2:]) for each in outputs]
+            self._found = [each.new_zeros(1, count, *each.shape[2:]) for each in outputs]
         for found, output in zip(self._found, outputs, strict=True):
-            found[0, picked.flatten()] = output.flatten(0, 1)
+            found[0, places.flatten()] = output.flatten(0, 1)
         for k, state in enumerate(states):
             if at is None:
                 held[k] = state.to(held[k].dtype)
             else:
                 held[k][at] = state.to(held[k].dtype)
-
-    def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(self._found)
 
 
 def of_places(value: Any, places: Tensor, count: int) -> Any:
@@ -191,6 +211,11 @@ class _Trial:
         self._hidden: Tensor = next(iter(arguments.values()))
         self._drawn = torch.Generator().manual_seed(0)
         self._call(self._tokens(1, 2), None)
+
+    def projections(self, module: nn.Module) -> Projections:
+        """Those of its linear layers that are computed once for all tokens."""
+        tokens, states = self._tokens(1, 1), self._states(1)
+        return Projections(module, tokens, lambda: self._call(tokens, states)[0])
 
     def rows_apart(self) -> float:
         """By how much rows of one call differ from what each gives alone, of the largest number; infinity where they have another shape."""

@@ -1,0 +1,88 @@
+"""Projections of a state layer that are computed once for all tokens of a pass, though the layer is called token by token.
+
+Most of a layer's time goes to reading the weights of its first and last linear layers. What the first ones make of the hidden states, and what the last one
+makes of its input, depends on one token alone; and packed weights give each token the same bits, however many there are. So while a layer is called
+token by token the first ones look their results up, and the last one returns what it gets, to be multiplied when all tokens are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paged.model.native.packed import PackedLinear
+
+
+class Projections:
+    """Those of one layer. `run` is a call of it with these hidden states, which returns its outputs: what it does shows which they are."""
+
+    def __init__(self, module: nn.Module, hidden: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> None:
+        calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+        def note(linear: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            calls.append((linear, given[0], output.clone()))
+
+        hooks = [each.register_forward_hook(note) for each in module.modules() if isinstance(each, PackedLinear)]
+        outputs = run()
+        for hook in hooks:
+            hook.remove()
+        called = [linear for linear, _, _ in calls]
+        once = [call for call in calls if called.count(call[0]) == 1]
+        self._first = [_Shared(linear) for linear, given, _ in once if _is_same(given, hidden)]
+        last = [linear for linear, _, output in once if len(outputs) == 1 and torch.equal(output, outputs[0])]
+        self._last = _Shared(last[0]) if last and last[0] not in [each.linear for each in self._first] else None
+
+    @contextmanager
+    def shared(self, hidden: Tensor) -> Iterator[_Places]:
+        """Within it the layer is called for places of these hidden states, [1, T, width], that are said before each call."""
+        shared = [*self._first, *([self._last] if self._last else [])]
+        places = _Places()
+        for each in self._first:
+            each.begin(places, each.forward(hidden))
+        if self._last:
+            self._last.begin(places, None)
+        try:
+            yield places
+        finally:
+            for each in shared:
+                each.end()
+
+    def finished(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the layer returns of all tokens, given what it returned within `shared`."""
+        return (self._last.forward(outputs[0]),) if self._last else outputs
+
+
+class _Places:
+    """The places, int64 [rows, tokens], that a layer is called for next."""
+
+    now: Tensor
+
+
+class _Shared:
+    """A linear layer that looks up what it made of all tokens; or, of nothing, returns what it gets."""
+
+    def __init__(self, linear: Any) -> None:
+        self.linear = linear
+        self.forward: Callable[[Tensor], Tensor] = linear.forward
+        self._places: _Places | None = None
+        self._found: Tensor | None = None
+        linear.forward = self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._places is None:
+            return self.forward(x)
+        return x if self._found is None else self._found[0][self._places.now]
+
+    def begin(self, places: _Places, found: Tensor | None) -> None:
+        self._places, self._found = places, found
+
+    def end(self) -> None:
+        self._places = self._found = None
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
