@@ -13,6 +13,7 @@ import torch
 
 from paged.attention import StepTokens
 from paged.model.capacity import layered_pool_for, plan_of
+from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
 
@@ -168,6 +169,39 @@ def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, lo
     found = run(model, chunks=(5, 1, 8, 3), backend=backend, batch_invariant=batch_invariant)
     assert found.texts == generated(architecture)
     assert min(len(set(text)) for text in found.texts) >= 4
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *WITH_STATES])
+def test_the_plan_keeps_what_the_configuration_says(architecture, loaded):
+    model = loaded(architecture)
+    plan, said = plan_of(model, block_size=16), kept_layers(model.module.config, Sizes(element=4, state=4))
+    assert {(group.kind, group.reach) for group in plan.groups} == {(each.kind, each.reach) for each in said}
+    for length in (1, 5, 64, 100):
+        # Units of states are rounded up.
+        kept = sum(each.kept_bytes(length) for each in said)
+        assert kept <= plan.kept_bytes(length) <= 1.02 * kept
+
+
+def test_a_batch_brings_tables_and_states_by_group(loaded):
+    model = loaded("lfm2")
+    memory = Memory(model)
+    runner = runner_for(model, memory.pool, backend="torch_gather")
+    step = memory.step({0: 5, 1: 3})
+    i = memory.pool.state_group
+    groups = [SimpleNamespace(tables=each) for each in step.tables]
+    groups[i] = SimpleNamespace(read=step.states[0], write=step.states[1])
+    batch = SimpleNamespace(
+        groups=tuple(groups),
+        positions=step.positions,
+        query_start_loc=step.query_start_loc,
+        seq_lens=step.seq_lens,
+        token_ids=np.arange(3, 11, dtype=np.int32),
+        samples=np.array([True, False]),
+        num_drafts=np.zeros(2, np.int64),
+        num_scheduled_tokens=8,
+    )
+    every = runner.forward(step, batch.token_ids, np.ones(8, np.bool_))
+    assert torch.equal(runner.logits(batch), every[4:5])
 
 
 @pytest.mark.parametrize(("architecture", "backend"), [each for each in CASES if each[1] != "reference"])
