@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from paged.model.hook import now_under_way
-from paged.model.states.projections import Projections
+from paged.model.states.projections import Now, Projections
 from paged.model.states.seams import Piece, Seam, seam_of
 
 # What rounding may make of a number, of the largest.
@@ -164,22 +164,26 @@ class _Call:
 
     def run(self, cuts: list[_Cut], projections: Projections | None) -> tuple[Tensor, ...]:
         """What the layer returns of all places."""
-        if len(cuts) == 1 or projections is None:
+        # Without a state a module may take another way through its projections.
+        if projections is None or len(cuts) == 1 or any(cut.is_first for cut in cuts):
             for cut in cuts:
-                self._run(cut, torch.tensor(cut.places, device=self._hidden.device))
+                self._run(cut, None)
             return tuple(self._found)
-        with projections.shared(self._hidden) as places:
+        with projections.shared(self._hidden) as now:
             for cut in cuts:
-                places.now = torch.tensor(cut.places, device=self._hidden.device)
-                self._run(cut, places.now)
+                self._run(cut, now)
         return projections.finished(tuple(self._found))
 
-    def _run(self, cut: _Cut, places: Tensor) -> None:
+    def _run(self, cut: _Cut, now: Now | None) -> None:
+        places = torch.tensor(cut.places, device=self._hidden.device)
         held, count = self._held, self._hidden.shape[1]
         # All of them in their order: nothing is copied.
         at = None if cut.rows == list(range(len(held[0]))) else torch.tensor(cut.rows, device=places.device)
         before = held if at is None else [each[at] for each in held]
-        outputs, states = self._seam.run(of_places(self._arguments, places, count), None if cut.is_first else before)
+        arguments = of_places(self._arguments, places, count)
+        if now is not None:
+            now.places, now.hidden = places, next(iter(arguments.values()))
+        outputs, states = self._seam.run(arguments, None if cut.is_first else before)
         if not self._found:
             self._found = [each.new_zeros(1, count, *each.shape[2:]) for each in outputs]
         for found, output in zip(self._found, outputs, strict=True):
@@ -212,10 +216,20 @@ class _Trial:
         self._drawn = torch.Generator().manual_seed(0)
         self._call(self._tokens(1, 2), None)
 
-    def projections(self, module: nn.Module) -> Projections:
-        """Those of its linear layers that are computed once for all tokens."""
-        tokens, states = self._tokens(1, 1), self._states(1)
-        return Projections(module, tokens, lambda: self._call(tokens, states)[0])
+    def projections(self, module: nn.Module) -> Projections | None:
+        """Those of its linear layers that are computed once for all tokens; None where that gives other bits."""
+        tokens, states = self._tokens(1, 3), self._states(1)
+        first = tokens[:, :1]
+        found = Projections(module, first, lambda: self._call(first, states)[0])
+        arguments = of_places(
+            self._arguments, torch.zeros_like(tokens[..., 0], dtype=torch.int64), self._hidden.shape[1]
+        )
+        arguments |= {next(iter(arguments)): tokens}
+        cuts = [_Cut([0], [[place]], False) for place in range(3)]
+        alone, shared = (
+            _Call(self._seam, arguments, [each.clone() for each in states]).run(cuts, each) for each in (None, found)
+        )
+        return found if all(map(torch.equal, alone, shared)) else None
 
     def rows_apart(self) -> float:
         """By how much rows of one call differ from what each gives alone, of the largest number; infinity where they have another shape."""

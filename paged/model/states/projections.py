@@ -37,16 +37,16 @@ class Projections:
         self._last = _Shared(last[0]) if last and last[0] not in [each.linear for each in self._first] else None
 
     @contextmanager
-    def shared(self, hidden: Tensor) -> Iterator[_Places]:
+    def shared(self, hidden: Tensor) -> Iterator[Now]:
         """Within it the layer is called for places of these hidden states, [1, T, width], that are said before each call."""
         shared = [*self._first, *([self._last] if self._last else [])]
-        places = _Places()
+        now = Now()
         for each in self._first:
-            each.begin(places, each.forward(hidden))
+            each.begin(now, each.forward(hidden))
         if self._last:
-            self._last.begin(places, None)
+            self._last.begin(now, None)
         try:
-            yield places
+            yield now
         finally:
             for each in shared:
                 each.end()
@@ -56,32 +56,35 @@ class Projections:
         return (self._last.forward(outputs[0]),) if self._last else outputs
 
 
-class _Places:
-    """The places, int64 [rows, tokens], that a layer is called for next."""
+class Now:
+    """What a layer is called for next: places, int64 [rows, tokens], and the hidden states there, [rows, tokens, width]."""
 
-    now: Tensor
+    places: Tensor
+    hidden: Tensor
 
 
 class _Shared:
-    """A linear layer that looks up what it made of all tokens; or, of nothing, returns what it gets."""
+    """A linear layer that looks up what it made of the hidden states of all tokens; the last one returns what it gets."""
 
     def __init__(self, linear: Any) -> None:
         self.linear = linear
         self.forward: Callable[[Tensor], Tensor] = linear.forward
-        self._places: _Places | None = None
+        self._now: Now | None = None
         self._found: Tensor | None = None
         linear.forward = self
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._places is None:
+        if self._now is None:
             return self.forward(x)
-        return x if self._found is None else self._found[0][self._places.now]
+        if self._found is None:
+            return x
+        return self._found[0][self._now.places] if _is_same(x, self._now.hidden) else self.forward(x)
 
-    def begin(self, places: _Places, found: Tensor | None) -> None:
-        self._places, self._found = places, found
+    def begin(self, now: Now, found: Tensor | None) -> None:
+        self._now, self._found = now, found
 
     def end(self) -> None:
-        self._places = self._found = None
+        self._now = self._found = None
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
