@@ -125,7 +125,7 @@ def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]]) -> dict[
 def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[LayeredPool, tuple[NDArray[np.int32], ...]]:
     """A pool for so many rows of `length` tokens, and the tables of each group, int32 [rows, columns, k], of states one column; a row's blocks lie
     apart."""
-    if model.is_uniform:
+    if model.is_plain:
         columns = -(-length // _TRIAL_BLOCK)
         pool: LayeredPool = pool_for(model, num_blocks=num_rows * columns, block_size=_TRIAL_BLOCK)
         return pool, (_spread(0, num_rows, columns, 1),)

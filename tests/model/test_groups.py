@@ -182,6 +182,16 @@ def test_the_plan_keeps_what_the_configuration_says(architecture, loaded):
         assert kept <= plan.kept_bytes(length) <= 1.02 * kept
 
 
+def test_a_decoder_of_llama_s_family_with_windows_alone_is_one_call(loaded, monkeypatch):
+    model = loaded("mistral")
+    memory = Memory(model)
+    runner = runner_for(model, memory.pool)
+    monkeypatch.setattr(runner.backend, "attend", None)
+    assert [group.kind for group in memory.plan.groups] == ["window"]
+    step = memory.step({0: 5})
+    assert runner.forward(step, np.arange(3, 8, dtype=np.int32), np.ones(5, np.bool_)).isfinite().all()
+
+
 def test_a_batch_brings_tables_and_states_by_group(loaded):
     model = loaded("lfm2")
     memory = Memory(model)
