@@ -98,6 +98,9 @@ def _paged_attention(
     forward_pass = now_under_way()
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
+    if query.shape[0] != 1:
+        # Rows of a state layer come as a batch; attention has them one after the other.
+        forward_pass.refuse("to attend within a layer that keeps a state")
     chunk = None
     if isinstance(attention_mask, Mask):
         # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
@@ -146,11 +149,11 @@ def follow_layers(module: nn.Module) -> None:
             or "ALL_ATTENTION_FUNCTIONS" not in forward.co_names
         ):
             continue
-        each.forward = partial(_of_layer, each, each.forward)
+        each.forward = partial(_of_layer, each, each.forward, inspect.signature(each.forward))
 
 
-def _of_layer(module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    module.layer_idx = inspect.signature(forward).bind(*args, **kwargs).arguments["layer_idx"]
+def _of_layer(module: Any, forward: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
+    module.layer_idx = signature.bind(*args, **kwargs).arguments["layer_idx"]
     return forward(*args, **kwargs)
 
 

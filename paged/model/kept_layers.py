@@ -280,6 +280,16 @@ def _gated_unit(config: Any, size: int, element: int) -> tuple[Part, ...]:
     return (Part(units=1, unit_bytes=channels * size), *_conv(channels, _count(config, "conv1d_width"), element))
 
 
+def _xlstm(config: Any, size: int, element: int) -> tuple[Part, ...]:
+    """A matrix a head, and beside it the weight of its keys and their scale."""
+    heads, keys = _count(config, "num_heads"), _count(config, "qk_head_dim")
+    return (
+        Part(units=heads, unit_bytes=keys * _count(config, "v_head_dim") * size),
+        Part(units=1, unit_bytes=heads * keys * size),
+        Part(units=1, unit_bytes=heads * size),
+    )
+
+
 def _rwkv(config: Any, size: int, element: int) -> tuple[Part, ...]:
     """A sum, its weight and their scale; and the token before, for each of the two mixings."""
     return (
@@ -316,6 +326,7 @@ _KINDS: dict[str, _Kind] = {
     "mamba2": _Kind(_kv, _PURE_MAMBA_2),
     "recurrent_gemma": _Kind(_kv, _gated_unit, state_size=4),
     "rwkv": _Kind(_kv, _rwkv, state_size=4, layer_type="linear_attention"),
+    "xlstm": _Kind(_kv, _xlstm, state_size=4, layer_type="linear_attention"),
     "zamba": _Kind(_kv, _zamba),
     "zamba2": _Kind(_kv, _ZAMBA_2),
     "zaya": _Kind(_kv, _delayed),

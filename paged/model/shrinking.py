@@ -13,7 +13,7 @@ from typing import Any
 VOCABULARY, LONGEST = 128, 64
 # Names of numbers, and what each becomes. A number is never made larger.
 _WIDTHS = {
-    r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_size|projection_dim": 64,
+    r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_(size|dim)|projection_dim": 64,
     r"num_attention_heads|n_heads?|num_heads": 4,
     r".*(intermediate_size|ffn_dim|ffn_hidden_size)(_mlp)?|n_inner|d_ff|mlp_dim|.*expert_dim": 96,
     r".*lora_rank|.*low_rank_dim": 16,
@@ -32,12 +32,13 @@ _TOGETHER = {
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128},
     "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32},
     "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 8, "mamba_headdim": 16},
 }
 _HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
 _KV_HEADS = r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|num_global_key_value_heads"
-_LAYERS = r"num_(hidden_)?layers|n_layers?"
+_LAYERS = r"num_(hidden_)?layers|n_layers?|num_blocks"
 # Of so many layers, in turn, one is of another kind.
 _PERIOD = r".*(_interval|_step|_freq|_pattern)"
 _MAX_LENGTH = r"max_position_embeddings|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"

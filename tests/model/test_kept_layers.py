@@ -92,7 +92,7 @@ TINY = {
     "qwen2_5_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
 }
 """In full, where what is made small does not run."""
-WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv"}
+WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv", "xlstm"}
 """Their states lie elsewhere; test_states.py looks there."""
 CASES = [
     *(
@@ -120,7 +120,7 @@ def test_a_model_s_own_cache_holds_as_many_elements(made_small, family, fields):
     assert sum(each.kept_bytes(TOKENS) for each in layers) == held
 
 
-FLOAT32_STATES = ("jamba", "kimi_linear", "minimax", "nemotron_h", "olmo_hybrid")
+FLOAT32_STATES = ("bailing_hybrid", "jamba", "kimi_linear", "minimax", "nemotron_h", "olmo_hybrid")
 
 
 def _bytes_of(layer, family) -> int:
@@ -168,8 +168,8 @@ def test_layers_that_reuse_the_kv_of_earlier_ones_keep_nothing():
 
 @pytest.mark.parametrize(
     "model_type",
-    ["xlstm", "inkling_text", "deepseek_v4", None, ["lfm2"]],
-    ids=["xlstm", "inkling", "v4", "none", "list"],
+    ["inkling_text", "inkling_mm_model", "deepseek_v4", None, ["lfm2"]],
+    ids=["text", "mm", "v4", "none", "list"],
 )
 def test_a_kind_that_no_test_holds_is_refused_by_name(model_type):
     with pytest.raises(UnknownLayers, match="keep is not known; known are bailing_hybrid"):

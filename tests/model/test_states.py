@@ -80,6 +80,14 @@ FAMILIES = {
     },
     # Wider than a panel of packed weights.
     "rwkv": {**SMALL, "hidden_size": 96, "num_hidden_layers": 3, "rescale_every": 2},
+    "xlstm": {
+        **SMALL,
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "chunk_size": 16,
+        "autocast_kernel_dtype": "float32",
+    },
     "zamba": {**ZAMBA, "num_hidden_layers": 6, "n_mamba_heads": 2, "attn_layer_period": 3, "attn_layer_offset": 1},
     "zamba2": {
         **ZAMBA,

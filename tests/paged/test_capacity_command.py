@@ -206,7 +206,7 @@ LLAMA = CONFIGS["LLAMA"]
         ({**LLAMA, "is_encoder_decoder": True}, "only decoders"),
         ({**LLAMA, "layer_types": ["linear_attention"] * 32}, "llama is known without layers that keep a state"),
         ({**LFM2, "conv_L_cache": -3}, "conv_L_cache is -3"),
-        ({**LLAMA, "model_type": "xlstm"}, "xlstm is not known"),
+        ({**LLAMA, "model_type": "inkling_text"}, "inkling_text is not known"),
     ],
 )
 def test_a_wrong_field_is_refused_and_leaves_no_pages(refused, written, config, words):

@@ -32,11 +32,6 @@ class Piece(NamedTuple):
     start: float = 0.0
     tail: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one row keeps."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
-
 
 class Seam:
     """A layer with a state. `run` calls it for tokens of rows that have a state each, or none at all."""
@@ -191,6 +186,21 @@ class AttributeSeam(Seam):
         return outputs[0], None
 
 
+class ReturnedSeam(Seam):
+    """xLSTM's layer, which is given a state and returns the next one beside its output."""
+
+    def run(self, arguments: dict[str, Any], states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        output, found = self._forward(**arguments | {"state": None if states is None else tuple(states)})
+        self.pieces = tuple(
+            Piece(name, tuple(state.shape[1:]), state.dtype)
+            for name, state in zip(("matrix", "weight", "scale"), found, strict=True)
+        )
+        return (output,), list(found)
+
+    def returned(self, outputs: tuple[Tensor, ...]) -> Any:
+        return outputs[0], None
+
+
 class RwkvSeam(Seam):
     """RWKV's two blocks of a layer, each with its part of the list that all layers share: [rows, width, layers] each.
 
@@ -230,6 +240,7 @@ _OWN_WAYS: dict[str, type[Seam]] = {
     "RecurrentGemmaRecurrentBlock": AttributeSeam,
     "RwkvSelfAttention": RwkvSeam,
     "RwkvFeedForward": RwkvSeam,
+    "xLSTMLayer": ReturnedSeam,
 }
 _CALLS: dict[str, type[Seam]] = {
     "update_conv_state": CacheSeam,
