@@ -23,7 +23,9 @@ _TRIAL_BLOCK = 4
 
 
 def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
-    """Bytes that one block takes over all layers of the models that share it."""
+    """Bytes that one block takes over all layers of the models that share it. Raises UnsupportedModel for layers that are not alike."""
+    for model in models:
+        _check_uniform(model)
     return sum(
         KVPool.bytes_per_block(
             num_layers=model.num_layers,
@@ -44,10 +46,7 @@ def pool_for(
 
     Raises attention's InvalidPool, and UnsupportedModel for layers that are not alike.
     """
-    if not model.is_uniform:
-        raise UnsupportedModel(
-            f"{model.path}: its layers keep K and V of several shapes, or attend through an earlier layer's; blocks of all layers have one shape."
-        )
+    _check_uniform(model)
     return kind(
         num_layers=model.num_layers,
         num_blocks=num_blocks,
@@ -59,6 +58,14 @@ def pool_for(
         device=model.device,
         num_host_blocks=num_host_blocks,
     )
+
+
+def _check_uniform(model: LoadedModel) -> None:
+    if not model.is_uniform:
+        raise UnsupportedModel(
+            f"{model.path}: its layers keep states, K and V of several shapes, or attend through an earlier layer's; blocks of all layers "
+            "hold K and V of one shape."
+        )
 
 
 def blocks_within(models: Sequence[LoadedModel], num_bytes: int, block_size: int, longest: int = 1) -> int:
@@ -118,7 +125,7 @@ def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]]) -> dict[
 def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[LayeredPool, tuple[NDArray[np.int32], ...]]:
     """A pool for so many rows of `length` tokens, and the tables of each group, int32 [rows, columns, k], of states one column; a row's blocks lie
     apart."""
-    if model.is_uniform:
+    if model.is_plain:
         columns = -(-length // _TRIAL_BLOCK)
         pool: LayeredPool = pool_for(model, num_blocks=num_rows * columns, block_size=_TRIAL_BLOCK)
         return pool, (_spread(0, num_rows, columns, 1),)

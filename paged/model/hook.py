@@ -149,11 +149,11 @@ def follow_layers(module: nn.Module) -> None:
             or "ALL_ATTENTION_FUNCTIONS" not in forward.co_names
         ):
             continue
-        each.forward = partial(_of_layer, each, each.forward)
+        each.forward = partial(_of_layer, each, each.forward, inspect.signature(each.forward))
 
 
-def _of_layer(module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    module.layer_idx = inspect.signature(forward).bind(*args, **kwargs).arguments["layer_idx"]
+def _of_layer(module: Any, forward: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
+    module.layer_idx = signature.bind(*args, **kwargs).arguments["layer_idx"]
     return forward(*args, **kwargs)
 
 

@@ -74,6 +74,11 @@ class LoadedModel:
         """Whether all layers keep K and V of one shape, and each its own."""
         return not self.state_layers and (not self.layers or are_alike(self.layers))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether they keep K and V of all tokens, too: one group of layers, and blocks of all layers waste nothing."""
+        return self.is_uniform and all(each.kind == "full" for each in self.layers)
+
 
 def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
     """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one. Nothing is fetched from anywhere.

@@ -17,7 +17,10 @@ _BIASES: tuple[Literal["none", "qkv", "all"], ...] = ("none", "qkv", "all")
 
 
 def shape_of(model: LoadedModel) -> ModelShape | None:
-    """The shape whose parameters come closest to the model's; None where they are more than a hundredth off (a mixture of experts, say)."""
+    """The shape whose parameters come closest to the model's; None where they are more than a hundredth off (a mixture of experts, say), or layers
+    keep states."""
+    if model.state_layers:
+        return None
     config = model.module.config.get_text_config()
     hidden, longest = int(config.hidden_size), model.max_length or 1
     widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner"))

@@ -8,7 +8,7 @@ returns NaN. Under the address sanitizer (`make sanitize`) C code that reads it 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +21,7 @@ import pytest
 with suppress(ModuleNotFoundError):
     import torch
 
-    from paged.attention import KVPool, StepTokens
+    from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool, StepTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ IS_SANITIZED = hasattr(PROCESS, "__asan_poison_memory_region")
 
 
 @dataclass(frozen=True)
-class Sequence:
+class History:
     """n tokens: queries [n, num_heads, head_dim], keys and values [n, num_kv_heads, head_dim], in the order of positions."""
 
     queries: Tensor
@@ -46,14 +46,14 @@ class Sequence:
 
 
 # Tokens `done` to `stop` - 1 of the sequence are in the step; those before them were computed earlier.
-Turn = tuple[Sequence, int, int]
+Turn = tuple[History, int, int]
 
 
 @dataclass(frozen=True)
 class Scene:
     """A step, the pool with its sequences' history in it, and the queries, keys and values of its tokens."""
 
-    pool: KVPool
+    pool: LayeredPool
     step: StepTokens
     queries: Tensor
     keys: Tensor
@@ -84,27 +84,27 @@ class Scene:
         queries = torch.cat([self.queries[own], padding])
         results = []
         for each in options:
-            with _guarded(self.pool, step, each.window, backend.name):
+            with _guarded(self.pool, step, each, backend.name):
                 results.append(backend.attend(queries, self.pool, LAYER, plan, each))
         for result in results:
-            assert result.shape == queries.shape and result.dtype == queries.dtype
+            assert result.shape == (*queries.shape[:2], self.values.shape[2]) and result.dtype == queries.dtype
             assert result.isfinite().all()
         return [result[: step.num_tokens] for result in results]
 
 
 @contextmanager
-def _guarded(pool: KVPool, step: StepTokens, window: int | None, name: str) -> Iterator[None]:
+def _guarded(pool: LayeredPool, step: StepTokens, options: LayerOptions, name: str) -> Iterator[None]:
     """Under the sanitizer, the native backend may read inside only what a token of the step sees."""
     if not IS_SANITIZED or name != "native":
         yield
         return
     _mark("poison", pool.pages.on_device)
-    for i in range(step.num_sequences):
-        history, own = step.history(i), slice(*step.query_start_loc[i : i + 2])
-        first_seen = 0 if window is None else max(0, len(history) - window + 1)
-        for slot in [*history[first_seen:], *step.slot_mapping[own]]:
-            for part in (pool.keys(LAYER), pool.values(LAYER)):
-                _mark("unpoison", part[slot // step.block_size, slot % step.block_size])
+    firsts = options.first_seen(step.seq_lens - np.diff(step.query_start_loc))
+    own = pool.layer(LAYER)
+    for entries in (own.keys, own.values):
+        for i in range(step.num_sequences):
+            for slot in step.slots_of(i, int(step.seq_lens[i]), entries.part)[firsts[i] :]:
+                _mark("unpoison", entries.blocks[slot // step.block_size, slot % step.block_size])
     try:
         yield
     finally:
@@ -124,48 +124,82 @@ def _draw_turn(
     num_kv_heads: int = 2,
     group: int = 2,
     head_dim: int = 8,
+    value_dim: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Turn:
     source, stop = torch.Generator().manual_seed(seed), done + count
     queries, keys, values = (
-        torch.randn(stop, heads, head_dim, generator=source, dtype=torch.float64).to(dtype or torch.float32)
-        for heads in (num_kv_heads * group, num_kv_heads, num_kv_heads)
+        torch.randn(stop, heads, size, generator=source, dtype=torch.float64).to(dtype or torch.float32)
+        for heads, size in (
+            (num_kv_heads * group, head_dim),
+            (num_kv_heads, head_dim),
+            (num_kv_heads, value_dim or head_dim),
+        )
     )
-    return Sequence(queries, keys, values), done, stop
+    return History(queries, keys, values), done, stop
 
 
-def _lay_out(turns: list[Turn], *, block_size: int, seed: int = 0, window: int | None = None) -> Scene:
+def _lay_out(
+    turns: list[Turn],
+    *,
+    block_size: int,
+    seed: int = 0,
+    options: Sequence[LayerOptions] = (),
+    parts: int | None = None,
+    is_even: bool = False,
+) -> Scene:
     random = np.random.default_rng(seed)
     counts = np.array([stop - done for _, done, stop in turns])
     seq_lens = np.array([stop for _, _, stop in turns])
     num_columns = -(-seq_lens // block_size)
-    num_owned = int(num_columns.sum())
+    k = parts or 1
+    num_owned = int(num_columns.sum()) * k
     blocks = random.permutation(num_owned + NUM_SPARE)
     stale = [*blocks[num_owned:], 2**31 - 1]
-    tables = random.choice(stale, (len(turns), int(num_columns.max()) + 2)).astype(np.int32)
-    for table, owned in zip(tables, np.split(blocks[:num_owned], np.cumsum(num_columns)[:-1]), strict=True):
-        table[: len(owned)] = owned
+    tables = random.choice(stale, (len(turns), int(num_columns.max()) + 2, k)).astype(np.int32)
+    for table, owned in zip(tables, np.split(blocks[:num_owned], np.cumsum(num_columns)[:-1] * k), strict=True):
+        table[: len(owned) // k] = owned.reshape(-1, k)
 
-    _, num_kv_heads, head_dim = turns[0][0].keys.shape
-    sizes = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": turns[0][0].keys.dtype}
-    pool = KVPool(num_layers=NUM_LAYERS, num_blocks=len(blocks), block_size=block_size, **sizes)
+    pool = _pool(turns[0][0], parts, is_even, num_blocks=len(blocks), block_size=block_size)
     pool.poison(torch.arange(pool.num_blocks))
-
     positions, slot_mapping = [], []
     for i, (sequence, done, stop) in enumerate(turns):
         at = np.arange(stop)
-        slots = torch.from_numpy(tables[i].astype(np.int64)[at // block_size] * block_size + at % block_size)
-        kept = slice(0 if window is None else max(0, done - window + 1), done)
-        pool.write_kv(LAYER, slots[kept], sequence.keys[kept], sequence.values[kept])
-        slot_mapping.append(slots[done:].numpy())
+        first = min((int(each.first_seen(np.array([done]))[0]) for each in options), default=0)
+        slots = tables[i].astype(np.int64)[at // block_size] * block_size + (at % block_size)[:, None]
+        kept = slice(first, done)
+        pool.write_kv(LAYER, torch.from_numpy(slots[kept]), sequence.keys[kept], sequence.values[kept])
+        slot_mapping.append(slots[done:])
         positions.append(at[done:])
+        tables[i, : first // block_size] = -1
     starts = np.concatenate([[0], np.cumsum(counts)])
     step = StepTokens(np.concatenate(positions), np.concatenate(slot_mapping), starts, seq_lens, tables, block_size)
+    if parts is None:
+        step = replace(step, slot_mapping=step.slot_mapping[:, 0], block_tables=tables[:, :, 0])
     queries, keys, values = (
         torch.cat([getattr(sequence, name)[done:stop] for sequence, done, stop in turns])
         for name in ("queries", "keys", "values")
     )
     return Scene(pool, step, queries, keys, values)
+
+
+def _pool(sequence: History, parts: int | None, is_even: bool, *, num_blocks: int, block_size: int) -> LayeredPool:
+    """A pool of blocks of all layers; or of blocks of so many pages, K of a layer on one and V on the next, and as much room beside them as one
+    number takes."""
+    (_, heads, key_size), dtype = sequence.keys.shape, sequence.keys.dtype
+    value_size = sequence.values.shape[2]
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
+    if parts is None:
+        return KVPool(num_layers=NUM_LAYERS, num_kv_heads=heads, head_dim=key_size, value_dim=value_size, **sizes)
+    ends = [0 if is_even else dtype.itemsize] * parts
+    layers = {}
+    for layer in range(NUM_LAYERS):
+        places = []
+        for part, size in ((layer % parts, key_size), ((layer + (not is_even)) % parts, value_size)):
+            places.append(EntryPlace(part, ends[part], heads, size))
+            ends[part] += block_size * heads * size * dtype.itemsize
+        layers[layer] = KVPlace(0, *places)
+    return LayeredPool(layers, page_bytes=max(ends), **sizes)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +221,7 @@ def draw_turn() -> Callable[..., Turn]:
 def lay_out() -> Callable[..., Scene]:
     """Puts turns, in their order, into a pool with blocks in an order drawn from a seed.
 
-    With a `window`, what no token of the step can see is gone from the pool.
+    With `options`, what no token of the step can see by any of them is gone from the pool, and from the tables. With `parts` a block has so many
+    pages, and K and V of a layer lie on two of them; or on one, pages being whole blocks of K, if `is_even`.
     """
     return _lay_out

@@ -39,19 +39,22 @@ OWN_TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2**-
 
 @dataclass(frozen=True)
 class Case:
-    """A step: for each sequence, tokens before it and tokens of its own; layers of different options share one plan."""
+    """A step: for each sequence, tokens before it and tokens of its own; layers of different options share one plan. `parts`: pages of a block;
+    None: it has all layers."""
 
     turns: list[tuple[int, int]]
     block_size: int
     sizes: dict
     num_padded: int
     options: list[LayerOptions]
+    parts: int | None
     seed: int
 
 
 # One more than, one less than and just what fills a block of a usual size, or a piece of 64.
 LENGTHS = st.integers(0, 6) | st.sampled_from([15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 140])
 WINDOWS = st.none() | st.integers(1, 4) | st.sampled_from([16, 64, 65, 1000])
+CHUNKS = st.none() | st.none() | st.sampled_from([1, 5, 16, 64, 100])
 SOFT_CAPS = st.none() | st.sampled_from([0.5, 2.0, 30.0])
 
 
@@ -68,9 +71,18 @@ def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
     return Case(
         turns,
         block_size=draw(st.sampled_from([1, 2, 16, 64]) | st.integers(1, 64)),
-        sizes={"num_kv_heads": num_kv_heads, "group": group, "head_dim": head_dim, "dtype": dtype},
+        sizes={
+            "num_kv_heads": num_kv_heads,
+            "group": group,
+            "head_dim": head_dim,
+            "value_dim": draw(st.none() | st.sampled_from([1, 8, 24, 33])),
+            "dtype": dtype,
+        },
         num_padded=draw(st.integers(0, 3)),
-        options=draw(st.lists(st.builds(LayerOptions, scales, WINDOWS, SOFT_CAPS, sinks), min_size=1, max_size=2)),
+        options=draw(
+            st.lists(st.builds(LayerOptions, scales, WINDOWS, SOFT_CAPS, sinks, CHUNKS), min_size=1, max_size=2)
+        ),
+        parts=draw(st.none() | st.integers(1, 3)),
         seed=draw(st.integers(0, 2**16)),
     )
 
@@ -81,9 +93,8 @@ def build(draw_turn, lay_out):
 
     def build(case):
         turns = [draw_turn(*turn, seed=case.seed + i, **case.sizes) for i, turn in enumerate(case.turns)]
-        windows = [options.window for options in case.options]
-        window = None if None in windows else max(windows)
-        return turns, lay_out(turns, block_size=case.block_size, seed=case.seed, window=window)
+        scene = lay_out(turns, block_size=case.block_size, seed=case.seed, options=case.options, parts=case.parts)
+        return turns, scene
 
     return build
 
@@ -100,6 +111,8 @@ def dense(turn, options):
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     distances = positions[done:, None] - positions
     is_seen = (distances >= 0) & (distances < (options.window or stop + 1))
+    if options.chunk is not None:
+        is_seen &= positions[done:, None] // options.chunk == positions // options.chunk
     scores = scores.masked_fill(~is_seen, -torch.inf)
     weights = scores.exp()
     total = weights.sum(-1, keepdim=True)
@@ -137,6 +150,22 @@ def test_a_backend_gives_what_the_reference_gives(name, invariant, build, data):
         assert_close(found, wanted, TOLERANCES)
 
 
+@each_backend
+@each_mode
+@pytest.mark.parametrize("block_size", [1, 48, 128])
+@pytest.mark.parametrize("reach", [{"window": 20}, {"chunk": 70}], ids=["window", "chunk"])
+def test_a_front_far_behind_the_start_is_found_in_blocks_of_any_size(
+    name, invariant, block_size, reach, draw_turn, lay_out
+):
+    options = LayerOptions(0.3, **reach)
+    turns = [draw_turn(300, 1, seed=0), draw_turn(290, 3, seed=1)]
+    scene = lay_out(turns, block_size=block_size, options=[options])
+    (expected,), (found,) = (
+        scene.attend(each, options) for each in (REFERENCE, get_backend(name, invariant=invariant))
+    )
+    assert_close(found, expected, TOLERANCES)
+
+
 @pytest.fixture(params=["reference", *(f"{name}-{mode}" for name in NAMES for mode in ("fast", "invariant"))])
 def backend(request):
     """Each backend in each of its modes, the reference included."""
@@ -170,6 +199,12 @@ def test_equal_scores_give_the_mean_of_what_is_in_the_window_the_token_itself_in
 ):
     scene = lay_out([(count_up(6, num_kv_heads=1, group=1), 2, 6)], block_size=4)
     assert attend(scene, backend, window=window).flatten().tolist() == means
+
+
+@pytest.mark.parametrize(("chunk", "means"), [(1, [2.0, 3.0, 4.0, 5.0]), (3, [1.0, 3.0, 3.5, 4.0])])
+def test_equal_scores_give_the_mean_of_what_is_in_the_token_s_chunk(backend, count_up, lay_out, chunk, means):
+    scene = lay_out([(count_up(6, num_kv_heads=1, group=1), 2, 6)], block_size=4)
+    assert attend(scene, backend, chunk=chunk).flatten().tolist() == means
 
 
 def test_heads_of_a_group_read_one_head_of_k_and_v(backend, count_up, lay_out):

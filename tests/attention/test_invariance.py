@@ -30,8 +30,13 @@ each_backend = pytest.mark.parametrize("backend", INVARIANT.values(), ids=INVARI
 # Heads of K and V, query heads for each, and their size.
 SHAPES = st.sampled_from([(2, 2, 8), (1, 1, 1), (3, 1, 7), (2, 7, 64), (1, 4, 128)])
 SIZES = st.builds(
-    lambda shape, dtype: dict(zip(("num_kv_heads", "group", "head_dim"), shape, strict=True), dtype=dtype),
+    lambda shape, value_dim, dtype: {
+        **dict(zip(("num_kv_heads", "group", "head_dim"), shape, strict=True)),
+        "value_dim": value_dim,
+        "dtype": dtype,
+    },
     SHAPES,
+    st.none() | st.sampled_from([5, 32]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
 )
 OPTIONS = st.builds(
@@ -41,6 +46,7 @@ OPTIONS = st.builds(
     st.none() | st.sampled_from([1.0, 30.0]),
     # For the most heads of any shape; the others have the first of them.
     st.none() | st.integers(0, 9).map(lambda seed: torch.randn(14, generator=torch.Generator().manual_seed(seed))),
+    st.none() | st.none() | st.sampled_from([1, 50, 64]),
 )
 
 
@@ -81,13 +87,20 @@ def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, 
 
 @each_backend
 @settings(max_examples=60, derandomize=True)
-@given(SIZES, OPTIONS, BLOCK_SIZES, st.lists(SPANS, min_size=1, max_size=6), st.integers(0, 99))
+@given(
+    SIZES,
+    OPTIONS,
+    BLOCK_SIZES,
+    st.lists(SPANS, min_size=1, max_size=6),
+    st.none() | st.integers(1, 3),
+    st.integers(0, 99),
+)
 def test_a_sequence_gets_what_it_gets_alone_in_whatever_blocks(
-    backend, draw_turn, lay_out, sizes, options, block_size, spans, seed
+    backend, draw_turn, lay_out, sizes, options, block_size, spans, parts, seed
 ):
     sizes, options = fitting(backend, sizes, options)
     turns = [draw_turn(*span, seed=i, **sizes) for i, span in enumerate(spans)]
-    crowd = results(lay_out(turns, block_size=block_size, seed=seed), backend, options)
+    crowd = results(lay_out(turns, block_size=block_size, seed=seed, options=[options], parts=parts), backend, options)
     for i, found in enumerate(crowd):
         (alone,) = results(lay_out([turns[i]], block_size=16), backend, options)
         assert torch.equal(found, alone), i

@@ -42,10 +42,10 @@ TOLERANCE = 2 * 2**-10
 def build(draw_turn, lay_out):
     """The scene of a step: for each sequence how many tokens were there and how many come; blocks in an order of `seed`."""
 
-    def build(*turns, block_size=16, group=2, num_kv_heads=2, head_dim=16, seed=0):
+    def build(*turns, block_size=16, group=2, num_kv_heads=2, head_dim=16, seed=0, **layout):
         sizes = {"num_kv_heads": num_kv_heads, "group": group, "head_dim": head_dim, "dtype": torch.float16}
         drawn = [draw_turn(*turn, seed=seed + i, **sizes) for i, turn in enumerate(turns)]
-        return lay_out(drawn, block_size=block_size, seed=seed)
+        return lay_out(drawn, block_size=block_size, seed=seed, **layout)
 
     return build
 
@@ -93,6 +93,12 @@ def test_layers_with_and_without_a_window_share_a_plan(build, block_size, window
     assert_as_reference(scene, *(LayerOptions(0.25, window) for window in windows))
 
 
+def test_layers_on_pages_of_their_own_are_read_by_the_tables_of_that_page(build):
+    scene = build((100, 1), (30, 7), parts=2, is_even=True)
+    assert scene.pool.layer(1).keys.part == 1
+    assert_as_reference(scene, *(LayerOptions(0.25, window) for window in (None, 20)))
+
+
 @pytest.mark.parametrize(("done", "count"), [(100, 1), (100, 5), (106, 20)])
 def test_blocks_in_front_of_the_window_may_be_somebody_elses(build, done, count):
     scene = build((done, count))
@@ -126,8 +132,12 @@ def test_a_step_of_padding_alone_gives_zeros(build):
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [({"soft_cap": 30.0}, "a soft cap on scores; the backends"), ({"sinks": torch.zeros(4)}, "attention sinks; the")],
-    ids=["soft cap", "sinks"],
+    [
+        ({"soft_cap": 30.0}, "a soft cap on scores; the backends"),
+        ({"sinks": torch.zeros(4)}, "attention sinks; the"),
+        ({"chunk": 16}, "attention within chunks; the"),
+    ],
+    ids=["soft cap", "sinks", "chunk"],
 )
 def test_what_it_cannot_do_is_refused_before_anything_is_computed(build, option, message):
     with pytest.raises(UnsupportedByBackend, match=message):

@@ -71,6 +71,9 @@ ON_CPU += 'the backends "native",'
         ({"device": CPU}, ON_CPU),
         ({"has_soft_cap": True}, "a soft cap on scores; the backends"),
         ({"has_sinks": True}, 'attention sinks; the backends "torch_gather" and "reference" can'),
+        ({"has_chunks": True}, "attention within chunks; the backends"),
+        ({"head_dim": 128, "value_dim": 64}, "keys of 128 and values of 64 a head; the backends"),
+        ({"is_even": False}, "pages that are no whole number of a layer's blocks; the backends"),
     ],
 )
 def test_a_shape_that_the_operator_does_not_take_is_refused_with_those_that_it_takes(monkeypatch, changes, message):

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from paged.attention import StepTokens
-from paged.model.capacity import layered_pool_for, plan_of
+from paged.errors import UnsupportedModel
+from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
+from paged.model.hook import _mask, under_way
+from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
 
@@ -168,6 +171,75 @@ def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, lo
     found = run(model, chunks=(5, 1, 8, 3), backend=backend, batch_invariant=batch_invariant)
     assert found.texts == generated(architecture)
     assert min(len(set(text)) for text in found.texts) >= 4
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *WITH_STATES])
+def test_the_plan_keeps_what_the_configuration_says(architecture, loaded):
+    model = loaded(architecture)
+    plan, said = plan_of(model, block_size=16), kept_layers(model.module.config, Sizes(element=4, state=4))
+    assert {(group.kind, group.reach) for group in plan.groups} == {(each.kind, each.reach) for each in said}
+    for length in (1, 5, 64, 100):
+        # Units of states are rounded up.
+        kept = sum(each.kept_bytes(length) for each in said)
+        assert kept <= plan.kept_bytes(length) <= 1.02 * kept
+
+
+def test_a_decoder_of_llama_s_family_with_windows_alone_is_one_call(loaded, monkeypatch):
+    model = loaded("mistral")
+    memory = Memory(model)
+    runner = runner_for(model, memory.pool)
+    monkeypatch.setattr(runner.backend, "attend", None)
+    assert [group.kind for group in memory.plan.groups] == ["window"]
+    step = memory.step({0: 5})
+    assert runner.forward(step, np.arange(3, 8, dtype=np.int32), np.ones(5, np.bool_)).isfinite().all()
+
+
+class Refused(Exception):
+    """What a layer wants."""
+
+
+def refused(what):
+    raise Refused(what)
+
+
+def test_a_mask_says_chunks_by_the_configuration_and_what_may_be_either_is_refused():
+    chunks, both = SimpleNamespace(attention_chunk_size=8), SimpleNamespace(attention_chunk_size=8, sliding_window=8)
+    assert _mask(config=chunks, local_size=8) == (None, 8)
+    assert _mask(config=chunks, local_size=5) == (5, None)
+    assert _mask(config=SimpleNamespace(), local_size=8) == (8, None)
+    with under_way(SimpleNamespace(refuse=refused)), pytest.raises(Refused, match="a window and chunks of one size"):
+        _mask(config=both, local_size=8)
+
+
+@pytest.mark.parametrize("architecture", ["gemma4_text", "mamba2"])
+def test_blocks_of_all_layers_are_refused_where_layers_are_not_alike(architecture, loaded):
+    for ask in (lambda model: pool_for(model, num_blocks=1, block_size=4), lambda model: bytes_per_block([model], 4)):
+        with pytest.raises(
+            UnsupportedModel, match="its layers keep states, K and V of several shapes, or attend through"
+        ):
+            ask(loaded(architecture))
+
+
+def test_a_batch_brings_tables_and_states_by_group(loaded):
+    model = loaded("lfm2")
+    memory = Memory(model)
+    runner = runner_for(model, memory.pool, backend="torch_gather")
+    step = memory.step({0: 5, 1: 3})
+    i = memory.pool.state_group
+    groups = [SimpleNamespace(tables=each) for each in step.tables]
+    groups[i] = SimpleNamespace(read=step.states[0], write=step.states[1])
+    batch = SimpleNamespace(
+        groups=tuple(groups),
+        positions=step.positions,
+        query_start_loc=step.query_start_loc,
+        seq_lens=step.seq_lens,
+        token_ids=np.arange(3, 11, dtype=np.int32),
+        samples=np.array([True, False]),
+        num_drafts=np.zeros(2, np.int64),
+        num_scheduled_tokens=8,
+    )
+    every = runner.forward(step, batch.token_ids, np.ones(8, np.bool_))
+    assert torch.equal(runner.logits(batch), every[4:5])
 
 
 @pytest.mark.parametrize(("architecture", "backend"), [each for each in CASES if each[1] != "reference"])

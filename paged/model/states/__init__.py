@@ -1,7 +1,7 @@
 """State layers of transformers' modules, on states that lie in our memory.
 
     follow_states(module)       as a model is loaded: its state layers go by the forward pass under way from now on
-    one pass of one token       each layer learns its pieces and how it may be called (`layer.py`)
+    one pass of one token       each layer learns its pieces and how it may be called (`trial.py`)
     check_plan, layers_of       what they keep, against the configuration and for a plan of pages (`plan.py`)
     hook.under_way(pass)        a forward pass of tokens of many rows, one after the other: `pass.attend` has the attention layers, and
                                 `pass.states`, a `RowStates`, the states of the rows before and behind their tokens (`memory.py`)
@@ -10,7 +10,7 @@ So a runner calls the whole module once for all tokens of a pass, with `use_cach
 through the model. A state layer alone is called several times in its place, for the tokens of a row or a token of each of several rows, with a
 cache object of ours that knows this one layer (`seams.py`).
 
-What is batch-invariant: a pass has a fixed number of places, at most `layer.LONGEST_CHUNK`, and a row's state goes on from pass to pass by what its
+What is batch-invariant: a pass has a fixed number of places, at most `trial.LONGEST_CHUNK`, and a row's state goes on from pass to pass by what its
 pages hold. Layers are called token by token then, unless trials gave chunks the same bits: convolutions and lightning attention lose nothing, and
 gated delta rules, Mamba 1 and 2 take several times as long for a prompt as chunks do.
 """

@@ -13,22 +13,18 @@ rounds for every length that a pass may have; LFM2's convolutions and MiniMax's 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from paged.model.hook import now_under_way
+from paged.model.states.calls import Call, Cut
+from paged.model.states.projections import Projections
 from paged.model.states.seams import Piece, Seam, seam_of
-
-# What rounding may make of a number, of the largest.
-CLOSE = 1e-3
-# Rows of a round in its trials, and tokens of a chunk: up to those of a tile.
-TRIED = (2, 3, 5, 8, 16, 32)
-LONGEST_CHUNK = 32
+from paged.model.states.trial import CLOSE, LONGEST_CHUNK, Trial, Ways
 
 
 class RowStates(Protocol):
@@ -55,35 +51,21 @@ class RowStates(Protocol):
         ...
 
 
-class _Ways(NamedTuple):
-    """How a layer may be called; what trials found.
-
-    takes_rows    a round may have many rows
-    keeps_bits    a round of many rows gives each the bits that it has alone
-    goes_on       a chunk may begin with a state
-    is_in_order   a chunk gives the bits of rounds
-    """
-
-    takes_rows: bool
-    keeps_bits: bool
-    goes_on: bool
-    is_in_order: bool
-
-
 class StateLayer:
     """One module with a state. It takes the place of the module's forward function, which it calls with states that the forward pass under way has.
 
     `unit` counts a model's state layers; `layer` is the layer of the model that it is in; `pieces` are known once it was called.
     """
 
-    def __init__(self, unit: int, path: str, module: nn.Module, seam: Seam, ways: dict[Any, _Ways]) -> None:
+    def __init__(self, unit: int, path: str, module: nn.Module, seam: Seam, ways: dict[Any, Ways]) -> None:
         self.unit, self.path = unit, path
         number = getattr(module, "layer_idx", getattr(module, "layer_id", None))
         self.layer = int(re.findall(r"\d+", path)[0] if number is None else number)
-        self._kind = type(module)
+        self._module = module
         self._seam = seam
         self._all_ways = ways
-        self._ways: _Ways | None = None
+        self._ways: Ways | None = None
+        self._projections: Projections | None = None
         forward: Any = self
         module.forward = forward
 
@@ -92,7 +74,7 @@ class StateLayer:
         return self._seam.pieces
 
     @property
-    def ways(self) -> _Ways:
+    def ways(self) -> Ways:
         assert self._ways is not None, "it was called"
         return self._ways
 
@@ -102,145 +84,47 @@ class StateLayer:
             self._ways = self._learned(arguments)
         states = now_under_way().states
         assert states is not None, "a pass of a model with state layers has states"
-        call = _Call(self._seam, arguments)
-        rows = range(len(states.is_new))
         held = [states.read(self.unit, k) for k in range(len(self.pieces))]
-        new = [row for row in rows if states.is_new[row]]
+        new = [row for row, is_new in enumerate(states.is_new) if is_new]
         for piece, state in zip(self.pieces, held, strict=True):
             state[new] = piece.start
-        counts = [states.starts[row + 1] - states.starts[row] for row in rows]
-        whole = [row for row in rows if counts[row] > 1 and self._goes_whole(states, row)]
-        for row in whole:
-            is_first = states.is_new[row] and not states.is_invariant
-            call.run([row], [[*range(states.starts[row], states.starts[row + 1])]], held, is_first=is_first)
+        outputs = Call(self._seam, arguments, held).run(self._cuts(states), self._projections)
+        for k, state in enumerate(held):
+            states.write(self.unit, k, state)
+        return self._seam.returned(outputs)
+
+    def _cuts(self, states: RowStates) -> list[Cut]:
+        """The chunks and rounds of a pass."""
+        starts, rows = states.starts, range(len(states.is_new))
+        counts = [starts[row + 1] - starts[row] for row in rows]
+        whole = [row for row in rows if counts[row] > 1 and self._goes_whole(states, row, counts[row])]
+        cuts = [
+            Cut([row], [[*range(starts[row], starts[row + 1])]], states.is_new[row] and not states.is_invariant)
+            for row in whole
+        ]
         single = sorted(set(rows).difference(whole), key=lambda row: -counts[row])
-        together = self._ways.keeps_bits if states.is_invariant else self._ways.takes_rows
+        together = self.ways.keeps_bits if states.is_invariant else self.ways.takes_rows
         for turn in range(max((counts[row] for row in single), default=0)):
             going = [row for row in single if counts[row] > turn]
             for some in [going] if together else [[row] for row in going]:
-                call.run(some, [[states.starts[row] + turn] for row in some], held)
-        for k, state in enumerate(held):
-            states.write(self.unit, k, state)
-        return self._seam.returned(call.outputs())
+                cuts.append(Cut(some, [[starts[row] + turn] for row in some], False))
+        return cuts
 
-    def _goes_whole(self, states: RowStates, row: int) -> bool:
+    def _goes_whole(self, states: RowStates, row: int, count: int) -> bool:
         if states.is_invariant:
-            return self.ways.is_in_order
+            return self.ways.is_in_order and count <= LONGEST_CHUNK
         return self.ways.goes_on or bool(states.is_new[row])
 
-    def _learned(self, arguments: dict[str, Any]) -> _Ways:
+    def _learned(self, arguments: dict[str, Any]) -> Ways:
         """Call the layer for two tokens that have no state before them, so that its pieces are known, and try its ways unless another layer of
         its kind did."""
-        trial = _Trial(self._seam, arguments)
-        key = (self._kind, self.pieces)
+        trial = Trial(self._seam, arguments)
+        self._projections = trial.projections(self._module)
+        key = (type(self._module), self.pieces)
         if key not in self._all_ways:
             apart = trial.rows_apart()
-            self._all_ways[key] = _Ways(apart < CLOSE, apart == 0, trial.goes_on(), trial.is_in_order())
+            self._all_ways[key] = Ways(apart < CLOSE, apart == 0, trial.goes_on(), trial.is_in_order())
         return self._all_ways[key]
-
-
-class _Call:
-    """A call of a state layer for the T places of a pass, cut into calls of its module for some of them."""
-
-    def __init__(self, seam: Seam, arguments: dict[str, Any]) -> None:
-        self._seam = seam
-        self._arguments = arguments
-        self._hidden: Tensor = next(iter(arguments.values()))
-        self._found: list[Tensor] = []
-
-    def run(self, rows: list[int], places: list[list[int]], held: list[Tensor], *, is_first: bool = False) -> None:
-        """Run these places of each of these rows, and put the states behind them into `held`. `is_first`: by what the module does without a state."""
-        at = torch.tensor(rows, device=self._hidden.device)
-        picked = torch.tensor(places, device=self._hidden.device)
-        outputs, states = self._seam.run(
-            of_places(self._arguments, picked, self._hidden.shape[1]), None if is_first else [each[at] for each in held]
-        )
-        if not self._found:
-            self._found = [each.new_zeros(1, self._hidden.shape[1], *each.shape[2:]) for each in outputs]
-        for found, output in zip(self._found, outputs, strict=True):
-            found[0, picked.flatten()] = output.flatten(0, 1)
-        for all_rows, state in zip(held, states, strict=True):
-            all_rows[at] = state.to(all_rows.dtype)
-
-    def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(self._found)
-
-
-def of_places(value: Any, places: Tensor, count: int) -> Any:
-    """A call's arguments for these places, int64 [rows, tokens], of its `count`: whatever has a place a token, [1, count, ...], is cut."""
-    if isinstance(value, Tensor):
-        return value[0][places] if value.shape[:2] == (1, count) else value
-    if isinstance(value, tuple | list):
-        return type(value)(of_places(each, places, count) for each in value)
-    if isinstance(value, dict):
-        return {name: of_places(each, places, count) for name, each in value.items()}
-    return value
-
-
-class _Trial:
-    """Calls of a layer with random hidden states, to find how it may be called."""
-
-    def __init__(self, seam: Seam, arguments: dict[str, Any]) -> None:
-        self._seam = seam
-        self._arguments = arguments
-        self._hidden: Tensor = next(iter(arguments.values()))
-        self._drawn = torch.Generator().manual_seed(0)
-        self._call(self._tokens(1, 2), None)
-
-    def rows_apart(self) -> float:
-        """By how much rows of one call differ from what each gives alone, of the largest number; infinity where they have another shape."""
-        most, worst = max(TRIED), 0.0
-        tokens, states = self._tokens(most, 1), self._states(most)
-        alone = [self._call(tokens[row : row + 1], [each[row : row + 1] for each in states]) for row in range(most)]
-        for rows in TRIED:
-            together = self._call(tokens[:rows], [each[:rows] for each in states])
-            for k, found in enumerate((*together[0], *together[1])):
-                expected = torch.cat([(*its[0], *its[1])[k] for its in alone[:rows]])
-                if found.shape != expected.shape:
-                    return math.inf
-                if not torch.equal(found, expected):
-                    worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
-        return worst
-
-    def goes_on(self) -> bool:
-        """Whether every piece of the state before a chunk makes a difference to it."""
-        tokens, states = self._tokens(1, 2), self._states(1)
-        outputs, _ = self._call(tokens, states)
-        for k in range(len(states)):
-            others = [torch.zeros_like(each) if i == k else each for i, each in enumerate(states)]
-            if all(map(torch.equal, self._call(tokens, others)[0], outputs)):
-                return False
-        return True
-
-    def is_in_order(self) -> bool:
-        """Whether chunks have the bits of single tokens, whatever their length."""
-        tokens, first = self._tokens(1, LONGEST_CHUNK), self._states(1)
-        states, singles = first, []
-        for count in range(1, LONGEST_CHUNK + 1):
-            outputs, states = self._call(tokens[:, count - 1 : count], states)
-            singles.append(outputs)
-            whole = self._call(tokens[:, :count], first)
-            expected = [torch.cat(each, 1) for each in zip(*singles, strict=True)]
-            if not all(map(torch.equal, (*whole[0], *whole[1]), (*expected, *states))):
-                return False
-        return True
-
-    def _call(self, tokens: Tensor, states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Outputs, and the states behind these tokens."""
-        places = torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
-        arguments = of_places(self._arguments, places, self._hidden.shape[1])
-        handed = None if states is None else [each.clone() for each in states]
-        return self._seam.run(arguments | {next(iter(arguments)): tokens}, handed)
-
-    def _tokens(self, rows: int, count: int) -> Tensor:
-        drawn = torch.randn(rows, count, self._hidden.shape[-1], generator=self._drawn)
-        return drawn.to(self._hidden)
-
-    def _states(self, rows: int) -> list[Tensor]:
-        return [
-            torch.randn(rows, *piece.shape, generator=self._drawn).to(self._hidden.device, piece.dtype)
-            for piece in self._seam.pieces
-        ]
 
 
 class FirstToken:
@@ -262,7 +146,7 @@ class FirstToken:
 def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:
     """Make a decoder's state layers go by the states of the forward pass under way, and return them in the order of its modules."""
     _rescale(module)
-    ways: dict[Any, _Ways] = {}
+    ways: dict[Any, Ways] = {}
     found: list[StateLayer] = []
     for path, each in module.named_modules():
         seam = seam_of(each)

@@ -32,11 +32,6 @@ class Piece(NamedTuple):
     start: float = 0.0
     tail: bool = False
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one row keeps."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
-
 
 class Seam:
     """A layer with a state. `run` calls it for tokens of rows that have a state each, or none at all."""
