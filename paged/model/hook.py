@@ -18,6 +18,8 @@ from paged.attention import LayerOptions
 
 # The name under which transformers knows our function.
 ATTENTION = "paged"
+# What some modules hand to attention beside this, and what changes an answer.
+_OTHERS = ("position_bias", "block_indices", "sinks")
 
 
 class Mask(NamedTuple):
@@ -78,6 +80,9 @@ def _paged_attention(
         forward_pass.refuse("attention to what comes later, as an encoder's do")
     if key.shape[-1] != value.shape[-1]:
         forward_pass.refuse(f"keys of {key.shape[-1]} and values of {value.shape[-1]} a head")
+    for name in _OTHERS:
+        if others.get(name) is not None:
+            forward_pass.refuse(f"{name} in its attention")
     if isinstance(attention_mask, Mask):
         # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
         sliding_window = attention_mask.window
