@@ -13,7 +13,7 @@ from typing import Any
 VOCABULARY, LONGEST = 128, 64
 # Names of numbers, and what each becomes. A number is never made larger.
 _WIDTHS = {
-    r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_size|projection_dim": 64,
+    r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_size|projection_dim|lru_width": 64,
     r"num_attention_heads|n_heads?|num_heads": 4,
     r".*(intermediate_size|ffn_dim|ffn_hidden_size)(_mlp)?|n_inner|d_ff|mlp_dim|.*expert_dim": 96,
     r".*lora_rank|.*low_rank_dim": 16,
@@ -23,7 +23,7 @@ _WIDTHS = {
 _COUNTS = {
     r"vocab_size(_per_layer_input)?": VOCABULARY,
     r".*num_.*experts|n_routed_experts|moe_num_experts|expert_num": 8,
-    r"(moe_)?num_experts_per_tok|moe_k|moe_topk|num_selected_experts|experts_per_token|n_shared_experts": 2,
+    r"(moe_)?num_experts_per_tok(en)?|moe_k|moe_topk|num_selected_experts|experts_per_token|n_shared_experts": 2,
     r"n_group|num_expert_group": 2,
     r"zero_expert_num|first_k_dense_replace|moe_layer_start_index": 2,
 }
@@ -31,8 +31,8 @@ _HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
 _KV_HEADS = r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|num_global_key_value_heads"
 _LAYERS = r"num_(hidden_)?layers|n_layers?"
 # Of so many layers, in turn, one is of another kind.
-_PERIOD = r".*(_interval|_step|_freq|_pattern)"
-_MAX_LENGTH = r"max_position_embeddings|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
+_PERIOD = r".*(_interval|_step|_freq|_pattern|_period)"
+_MAX_LENGTH = r"max_position_embeddings|model_max_length|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
 _LENGTH = rf"{_MAX_LENGTH}|.*sliding_window|.*window_size|attention_window|.*chunk_size|original_max_position_embeddings|floor_scale"
 # A limit on length, in the order of what they were: prompts of up to LONGEST lie on both sides of each.
 _FIRST_LIMIT, _NEXT_LIMIT = 9, 6
@@ -69,7 +69,8 @@ class Shrunk:
         for name, value in values.items():
             small[name] = self._value(name, value, heads, scale)
         if _is_number(small.get("topk_group")):
-            small["topk_group"] = 1 if values["topk_group"] < values["n_group"] else small["n_group"]
+            groups = "n_group" if "n_group" in values else "num_expert_group"
+            small["topk_group"] = 1 if values["topk_group"] < values[groups] else small[groups]
         return small
 
     def _value(self, name: str, value: Any, heads: Any, scale: float) -> Any:
