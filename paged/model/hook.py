@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # The name under which transformers knows our function.
 ATTENTION = "paged"
+# What some modules hand to attention beside this, and what changes an answer.
+_OTHERS = ("position_bias", "block_indices", "sinks")
 
 
 # An attribute of ours of modules that expand latents.
@@ -101,6 +103,9 @@ def _paged_attention(
     if query.shape[0] != 1:
         # Rows of a state layer come as a batch; attention has them one after the other.
         forward_pass.refuse("to attend within a layer that keeps a state")
+    for name in _OTHERS:
+        if others.get(name) is not None:
+            forward_pass.refuse(f"{name} in its attention")
     chunk = None
     if isinstance(attention_mask, Mask):
         # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -189,10 +190,12 @@ def _check_architecture(config: Any, folder: Path) -> None:
             raise UnsupportedModel(
                 f"{folder}: its weights are quantised ({method}), which is not supported; a checkpoint in {', '.join(DTYPES)} is."
             )
-    # The lookup imports the architecture's module.
+    # The lookup imports the architecture's module. Some classes use the interface and do not say so.
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # Most models with states do not say that they support it, and do; a trial run tells.
-    if not (architecture._supports_attention_backend or getattr(architecture, "_is_stateful", False)):
+    uses_it = hasattr(sys.modules[architecture.__module__], "ALL_ATTENTION_FUNCTIONS")
+    is_stateful = getattr(architecture, "_is_stateful", False)
+    if not (uses_it or is_stateful or getattr(architecture, "_supports_attention_backend", False)):
         raise UnsupportedModel(
             f"{folder}: {architecture.__name__} ignores transformers' attention interface, so its KV cannot be paged; "
             "Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, OPT and others do not."

@@ -13,35 +13,28 @@ from typing import Any
 VOCABULARY, LONGEST = 128, 64
 # Names of numbers, and what each becomes. A number is never made larger.
 _WIDTHS = {
-    r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_(size|dim)|projection_dim": 64,
+    r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_(size|dim)|projection_dim|lru_width": 64,
     r"num_attention_heads|n_heads?|num_heads": 4,
     r".*(intermediate_size|ffn_dim|ffn_hidden_size)(_mlp)?|n_inner|d_ff|mlp_dim|.*expert_dim": 96,
     r".*lora_rank|.*low_rank_dim": 16,
     r".*hidden_size_per_layer_input|mamba_d_head": 16,
-    r"mamba_n_heads": 8,
+    r"mamba_n_heads|mamba_num_heads|n_mamba_heads": 8,
 }
 _COUNTS = {
     r"vocab_size(_per_layer_input)?": VOCABULARY,
     r".*num_.*experts|n_routed_experts|moe_num_experts|expert_num": 8,
-    r"(moe_)?num_experts_per_tok|moe_k|moe_topk|num_selected_experts|experts_per_token|n_shared_experts": 2,
+    r"(moe_)?num_experts_per_tok(en)?|moe_k|moe_topk|num_selected_experts|experts_per_token|n_shared_experts": 2,
     r"n_group|num_expert_group": 2,
     r"zero_expert_num|first_k_dense_replace|moe_layer_start_index": 2,
-}
-# Numbers of a kind of model that are made small together, since they have to fit one another.
-_TOGETHER = {
-    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
-    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16},
-    "xlstm": {"hidden_size": 128, "embedding_dim": 128},
-    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32},
-    "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 8, "mamba_headdim": 16},
 }
 _HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
 _KV_HEADS = r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|num_global_key_value_heads"
 _LAYERS = r"num_(hidden_)?layers|n_layers?|num_blocks"
 # Of so many layers, in turn, one is of another kind.
-_PERIOD = r".*(_interval|_step|_freq|_pattern)"
-_MAX_LENGTH = r"max_position_embeddings|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
+_PERIOD = r".*(_interval|_step|_freq|_pattern|_period)"
+# Numbers of the layers that are of another kind.
+_NUMBERS = r".*layer_(ids|indices)|.*attn_idxs|moe_layers|mlp_only_layers"
+_MAX_LENGTH = r"max_position_embeddings|model_max_length|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
 _LENGTH = rf"{_MAX_LENGTH}|.*sliding_window|.*window_size|attention_window|.*chunk_size|original_max_position_embeddings|floor_scale"
 # A limit on length, in the order of what they were: prompts of up to LONGEST lie on both sides of each.
 _FIRST_LIMIT, _NEXT_LIMIT = 9, 6
@@ -54,7 +47,9 @@ class Shrunk:
     def __init__(self, config: Any, *, is_narrow: bool) -> None:
         values = config.to_dict()
         text = config.get_text_config()
-        self._num_layers = int(text.num_hidden_layers)
+        # Some only list their layers, and count them in a property.
+        counts = (v for k, v in text.to_dict().items() if re.fullmatch(_LAYERS, k))
+        self._num_layers = next(counts, None) or text.num_hidden_layers
         self.layers = _layers(text.to_dict(), self._num_layers)
         found = sorted({v for k, v in _pairs(values) if re.fullmatch(_LENGTH, k) and _is_number(v)})
         longest = [v for k, v in _pairs(values) if re.fullmatch(_MAX_LENGTH, k) and _is_number(v)]
@@ -77,11 +72,11 @@ class Shrunk:
             scale = _head_scale(sizes) if self._is_narrow else 1.0
         for name, value in values.items():
             small[name] = self._value(name, value, heads, scale)
-        if self._is_narrow:
-            small |= _TOGETHER.get(values.get("model_type", ""), {})
-        groups = next((name for name in ("n_group", "num_expert_group") if _is_number(small.get(name))), None)
-        if _is_number(small.get("topk_group")) and groups is not None:
+        if _is_number(small.get("topk_group")):
+            groups = "n_group" if "n_group" in values else "num_expert_group"
             small["topk_group"] = 1 if values["topk_group"] < values[groups] else small[groups]
+        if self._is_narrow:
+            _match_sizes(small, values)
         return small
 
     def _value(self, name: str, value: Any, heads: Any, scale: float) -> Any:
@@ -94,10 +89,10 @@ class Shrunk:
                 return {new: self._small({"num_attention_heads": heads} | its, scale) for new, its in kept}
             return self._small(value) if "model_type" in value else value
         if isinstance(value, list):
+            if re.fullmatch(_NUMBERS, name):
+                return [new for new, old in enumerate(self.layers) if old in value]
             if len(value) == self._num_layers:
                 value = [value[each] for each in self.layers]
-            if name.endswith("layer_ids"):
-                return [new for new, old in enumerate(self.layers) if old in value]
             return [self._value(name, each, heads, scale) for each in value]
         if name.endswith(("token_id", "token_index")):
             return _special_id(name, value)
@@ -136,8 +131,15 @@ class Shrunk:
 
 def _layers(values: dict[str, Any], count: int) -> list[int]:
     """The first two layers of every kind, by all that the configuration lists a layer; the first four, or two of its periods, where that is more."""
-    lists = [value for value in values.values() if isinstance(value, list) and len(value) == count]
+    lists = [
+        value
+        for name, value in values.items()
+        if isinstance(value, list) and len(value) == count and not re.fullmatch(_NUMBERS, name)
+    ]
     lists.append([layer >= count - (values.get("num_kv_shared_layers") or 0) for layer in range(count)])
+    for name, value in values.items():
+        if isinstance(value, list) and re.fullmatch(_NUMBERS, name):
+            lists.append([layer in value for layer in range(count)])
     seen: dict[tuple[Any, ...], int] = {}
     chosen = []
     for layer in range(count):
@@ -148,6 +150,20 @@ def _layers(values: dict[str, Any], count: int) -> list[int]:
     periods = [v for k, v in values.items() if re.fullmatch(_PERIOD, k) and _is_number(v) and v <= _LONGEST_PERIOD]
     least = max([4, *(2 * period for period in periods)]) if len(lists) == 1 else 4
     return chosen if len(chosen) >= least else list(range(min(count, least)))
+
+
+def _match_sizes(small: dict[str, Any], values: dict[str, Any]) -> None:
+    """Sizes that a class computes from others, or checks against them, follow those."""
+    wide = small.get("hidden_size")
+    if _is_number(small.get("expand")) and "num_heads" in small and "num_attention_heads" not in small:
+        small["num_heads"] = small["expand"] * wide // small["head_dim"]
+    if _is_number(small.get("mamba_d_ssm")) and _is_number(small["mamba_d_head"]):
+        small["mamba_d_ssm"] = small["mamba_n_heads"] * small["mamba_d_head"]
+    if _is_number(small.get("attention_hidden_size")):
+        small["attention_hidden_size"] = values["attention_hidden_size"] * wide // values["hidden_size"]
+        small["attention_head_dim"] = small["attention_hidden_size"] // small["num_attention_heads"]
+    if _is_number(small.get("mamba_headdim")):
+        small["mamba_headdim"] = small["mamba_expand"] * wide // small["n_mamba_heads"]
 
 
 def _head_scale(sizes: list[int]) -> float:

@@ -29,12 +29,17 @@ FAMILIES = {
     "qwen3": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "starcoder2": {"sliding_window": WINDOW},
     "mixtral": {"sliding_window": WINDOW},
-    **{each: {} for each in ("gemma3_text", "cohere2", "olmo3", "granite")},
+    # The last two do not say that they use transformers' attention interface.
+    **{each: {} for each in ("gemma3_text", "cohere2", "olmo3", "granite", "biogpt", "stablelm")},
     **dict.fromkeys(("youtu", "longcat_flash"), LATENT),
 }
 REFUSED = {
     "diffllama": ({}, r"model\.layers\.0\.self_attn wants to attend twice in a pass"),
     "doge": ({"sliding_window": WINDOW}, r"model\.layers\.0\.self_attn fails with attention on paged memory"),
+    "inkling_text": (
+        {},
+        r"model\.layers\.0\.self_attn wants position_bias in its attention, which no backend here does",
+    ),
     "deepseek_v32": ({}, r"model\.layers\.0\.self_attn fails .* \(TypeError: "),
     "jetmoe": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
     "moshi": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
