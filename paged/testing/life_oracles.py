@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paged.testing import invariants
 from paged.testing.books import ExpectedRequest, generate_alone
+from paged.testing.naive_layers import pages_for
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
@@ -39,7 +40,7 @@ def violations(rig: SchedulerRig) -> list[str]:
     # The moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them. So does a batch that loads for a
     # request which was aborted.
     moves = rig.carries_moves or any(len(f.batch.moves) or f.loading for f in rig.flights)
-    found += invariants.memory_violations(rig.manager, may_hold=bool(moves))
+    found += invariants.memory_violations(rig.manager, may_hold=bool(moves), groups=rig.world.groups)
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 
 
@@ -108,6 +109,9 @@ def ended_outside(rig: SchedulerRig, id: str, outputs: dict[int, tuple[list[int]
 def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
     """Blocks for all tokens of a request's live sequences; equal full blocks count once where content is shared."""
     book, size = rig.books[id], rig.world.block_size
+    if rig.world.groups:
+        live = [sequence for sequence in book.sequences if sequence.reason is None]
+        return sum(pages_for(rig.world.groups, len(sequence.tokens), size) for sequence in live)
     distinct: set[object] = set()
     for number, sequence in enumerate(s for s in book.sequences if s.reason is None):
         for end in range(0, len(sequence.tokens), size):

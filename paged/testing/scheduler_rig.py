@@ -22,6 +22,9 @@ from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.figures import Figures
 from paged.testing.flight import Flight, Key, Mirror, Source
+from paged.testing.invariants import held_pages
+from paged.testing.naive_layers import has_states
+from paged.testing.shadow_groups import ShadowGroups, views_of
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.violation import Call, Program, Violation, told
 from paged.testing.world import Builder, World, build_scheduler
@@ -45,7 +48,9 @@ class SchedulerRig:
         self.world = world
         self.scheduler: Any = held_to("StepScheduler", build(world))
         self.manager: Any = self.scheduler.manager
-        self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        self.shadow: Any = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        if world.groups:
+            self.shadow = ShadowGroups(world.groups, world.num_blocks, world.block_size)
         self.events_read = EventWatch(self.manager, world.event_stride)
         self.books: dict[str, ExpectedRequest] = {}
         self.flights: list[Flight] = []
@@ -238,7 +243,8 @@ class SchedulerRig:
         flight.apply_changes(self.mirror)
         found, tables = flight.mirrored(self.mirror, self.world.block_size)
         self._fail_on(found)
-        found, flight.attended = self.shadow.run(flight.batch, tables, flight.known)
+        seen = flight.views if self.world.groups else tables
+        found, flight.attended = self.shadow.run(flight.batch, seen, flight.known)
         self._fail_on(found)
         flight.has_run = True
         later = self.flights[self.flights.index(flight) + 1 :]
@@ -275,6 +281,8 @@ class SchedulerRig:
                 plans[key] = (self.books[key[0]].namespace, tokens)
         tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
         flight = Flight(batch, keys, tables, [], plans)
+        if self.world.groups:
+            flight.views = views_of(batch, self.world.groups)
         for place, key in enumerate(keys):
             if (num_drafts := flight.drafts(place)) and key in plans:
                 last = int(batch.query_start_loc[place + 1])
@@ -343,7 +351,10 @@ class SchedulerRig:
         self._note("cancel", moved)
         flight = self.flights.pop()
         self.figures.cancelled(flight.batch)
-        if moved:
+        if moved and self.world.groups:
+            flight.apply_changes(self.mirror)
+            self.shadow.spoil(flight.batch, flight.views)
+        elif moved:
             self._move(flight)
             flight.apply_changes(self.mirror)
             # Half a forward pass has written anything to the slots that it was given, before whatever came later.
@@ -373,7 +384,11 @@ class SchedulerRig:
                 self.asked[id] = load.num_tokens
         for index, key in enumerate(flight.keys):
             start = int(flight.batch.seq_lens[index] - flight.batch.num_tokens[index])
-            if start > (self.progress(key) or 0):
+            if start and has_states(self.world.groups):
+                # Nobody knows what its states are now: the request begins anew.
+                self.events["cancel of states"] += key in self.computed
+                self._forget_progress(key[0])
+            elif start > (self.progress(key) or 0):
                 # It began behind what it shared, which may be gone.
                 self.computed.pop(key, None)
         self._check()
@@ -609,6 +624,9 @@ class SchedulerRig:
         if flight.has_moved:
             return
         flight.has_moved = True
+        if self.world.groups:
+            self._fail_on([f"moves {flight.batch.moves} of layers of several kinds"] if len(flight.batch.moves) else [])
+            return
         moves = flight.batch.moves
         for earlier in self.flights:
             if earlier.number < flight.number:
@@ -662,7 +680,12 @@ class SchedulerRig:
                 if reason is not None:
                     self._make_void(id, [sequence])
                 elif count != 1:
-                    self._make_void(id, [sequence], len(self.known(id, sequence)[1]))
+                    is_void = self._make_void(id, [sequence], len(self.known(id, sequence)[1]))
+                    if is_void and has_states(self.world.groups):
+                        # The state has seen a token that there is not.
+                        self.events["state is void"] += 1
+                        self._forget_progress(id, sequence)
+                        flight.lose(id, sequence)
         return tokens, given, expected
 
     def _refuse_several(self, flight: Flight, place: int) -> None:
@@ -697,25 +720,31 @@ class SchedulerRig:
         self._fail_on(found)
         return delivered
 
-    def _make_void(self, id: str, sequences: Iterable[int], beyond: int = 0) -> None:
-        """What batches that are out compute of these sequences past their first `beyond` tokens counts for nothing."""
-        keys = [(id, sequence) for sequence in sequences]
+    def _make_void(self, id: str, sequences: Iterable[int], beyond: int = 0) -> bool:
+        """What batches that are out compute of these sequences past their first `beyond` tokens counts for nothing. Returns whether there is
+        any."""
+        keys, num_void = [(id, sequence) for sequence in sequences], 0
         for flight in self.flights:
             before = len(flight.void)
             flight.make_void(keys, beyond)
-            self.events["void"] += len(flight.void) > before
+            num_void += len(flight.void) > before
+        self.events["void"] += num_void
+        return num_void > 0
 
     def _poison_free(self) -> None:
         """Once nothing is between decision and execution, blocks without content are poisoned, as a debug build would."""
         is_between = all(flight.has_run for flight in self.flights) and not self.carries_moves
-        if is_between and not self.loads:
+        if is_between and self.world.groups:
+            held = {page for pages in held_pages(self.manager, self.world.groups).values() for page in pages}
+            self.shadow.poison(set(range(self.world.num_blocks)) - held)
+        elif is_between and not self.loads:
             self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
 
-    def _forget_progress(self, id: str) -> None:
-        for sequence in range(len(self.books[id].sequences)):
+    def _forget_progress(self, id: str, only: int | None = None) -> None:
+        for sequence in range(len(self.books[id].sequences)) if only is None else [only]:
             self.computed.pop((id, sequence), None)
         for flight in self.flights:
-            flight.lose(id)
+            flight.lose(id, only)
 
     def _num_evicted(self) -> int:
         """Blocks of content that have left the device, where that is asked for: while copies wait, and the host would take it."""
