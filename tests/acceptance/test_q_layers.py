@@ -1,0 +1,222 @@
+"""Layers of several kinds in one pool of pages: states beside windows and full layers, refusals, and what a whole life leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged import LayerGroup, Policy
+from paged.errors import InvalidConfig, NeverFits, UnknownRow, UnsupportedByLayers
+
+HYBRID = (LayerGroup("full"), LayerGroup("state", pages=3))
+
+
+def test_Q16_who_gives_way_with_a_state_gives_way_whole(make_scheduler, request_of, step):
+    # 4 blocks and 2 states of a page each.
+    groups = [LayerGroup("full"), LayerGroup("state")]
+    scheduler = make_scheduler(6, 4, groups=groups, prefix_caching=False, policy="vllm")
+    for id in ("first", "second"):
+        scheduler.add(request_of(id, 4, max_tokens=8))
+    for _ in range(5):
+        step(scheduler)
+    assert scheduler.manager.device.num_free == 0
+    taken = step(scheduler)
+    assert taken.tokens == {"first": 1}
+    assert taken.batch.preempted == (("second", "recompute"),)
+    assert scheduler.status("second") == "waiting"
+    (row,) = scheduler.manager.rows.live.tolist()
+    assert scheduler.manager.device.num_used == 4 and len(scheduler.manager.table(row)) == 3
+
+
+def test_a_state_is_read_from_nowhere_at_first_and_written_in_place_then(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 6, max_tokens=3))
+    reads, writes = [], []
+    for _ in range(3):
+        batch = scheduler.schedule()
+        state = batch.groups[1]
+        reads.append(state.read.tolist())
+        writes.append(state.write.tolist())
+        scheduler.update(batch, np.array([7]))
+    assert np.array(writes).shape == (3, 1, 3)
+    assert reads == [[[-1, -1, -1]], writes[0], writes[0]]
+    assert writes[0] == writes[1] == writes[2]
+
+
+def test_Q_a_cancelled_share_leaves_no_state_and_its_request_begins_anew(make_scheduler, request_of, run):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 6, max_tokens=3))
+    scheduler.update(scheduler.schedule(), np.array([7]))
+    scheduler.cancel(scheduler.schedule())
+    assert (scheduler.status("r"), scheduler.manager.device.num_used) == ("waiting", 0)
+    batch = scheduler.schedule()
+    assert (batch.num_tokens.tolist(), batch.groups[1].read.tolist()) == ([7], [[-1, -1, -1]])
+    (output,) = scheduler.update(batch, np.array([8]))
+    assert output.token_ids == [8]
+    run(scheduler)
+    assert scheduler.stats().recomputed_tokens == 6
+
+
+def test_a_cancelled_first_share_costs_nothing(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 6, max_tokens=3))
+    scheduler.cancel(scheduler.schedule())
+    assert scheduler.schedule().num_tokens.tolist() == [6]
+    assert scheduler.stats().recomputed_tokens == 0
+
+
+def test_a_state_larger_than_the_pool_never_fits(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4, groups=[LayerGroup("full"), LayerGroup("state", pages=10)], prefix_caching=False)
+    with pytest.raises(NeverFits, match="needs 11 blocks .* the pool has 8") as refused:
+        scheduler.add(request_of("r", 3))
+    assert (refused.value.blocks_needed, refused.value.num_blocks) == (11, 8)
+
+
+def test_a_window_makes_room_for_what_would_never_fit(make_scheduler, request_of, run):
+    # 40 tokens of 4 a block; full layers alone would take 10 blocks, and here 6 hold two groups.
+    with pytest.raises(NeverFits):
+        make_scheduler(6, 4, prefix_caching=False).add(request_of("r", 40))
+    windows = [LayerGroup("window", 4), LayerGroup("window", 5)]
+    scheduler = make_scheduler(6, 4, groups=windows, prefix_caching=False, max_chunk=4)
+    scheduler.add(request_of("r", 40, max_tokens=2))
+    run(scheduler)
+    assert scheduler.manager.device.num_free == 6
+
+
+def test_pages_go_to_whichever_group_needs_them(make_manager, compute):
+    groups = [LayerGroup("full", pages=2), LayerGroup("window", 2, pages=1), LayerGroup("state", pages=4)]
+    manager = make_manager(12, 2, groups=groups, prefix_caching=False)
+    row = manager.add(range(8))
+    compute(manager, row, 2)
+    assert manager.device.num_used == 2 + 1 + 4
+    compute(manager, row, 2)
+    # The window's first block went back.
+    assert manager.device.num_used == 2 * 2 + 1 + 4
+    manager.free(row)
+    other = manager.add(range(20))
+    compute(manager, other, 4)
+    pages = [manager.group_pages(number, other) for number in range(3)]
+    assert [each.shape for each in pages] == [(2, 2), (2, 1), (1, 4)]
+    assert manager.device.num_free == 12 - 9
+
+
+def test_all_is_back_after_an_abort_in_flight(make_scheduler, request_of):
+    groups = [*HYBRID, LayerGroup("window", 4, pages=2)]
+    scheduler = make_scheduler(30, 4, groups=groups, prefix_caching=False)
+    for id in "ab":
+        scheduler.add(request_of(id, 9, max_tokens=9))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    scheduler.abort("a")
+    scheduler.update(first, np.array([7, 7]))
+    scheduler.abort("b")
+    scheduler.abort("b")
+    scheduler.update(second, np.array([7, 7]))
+    assert scheduler.manager.device.num_free == 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "reach", "pages", "why"),
+    [
+        ("window", 0, 1, "reach of window layers .* got 0"),
+        ("chunk", 0, 1, "reach of chunk layers .* got 0"),
+        ("window", -1, 1, "reach of window layers"),
+        ("window", True, 1, "reach of window layers"),
+        ("full", 5, 1, "reach of full layers .* got 5"),
+        ("state", 5, 1, "reach of state layers .* got 5"),
+        ("full", 0, 0, "pages of full layers .* got 0"),
+        ("state", 0, -1, "pages of state layers"),
+        ("ring", 4, 1, "full, window, chunk or state; got kind 'ring'"),
+        (None, 0, 1, "got kind None"),
+    ],
+)
+def test_a_layer_group_that_makes_no_sense_is_refused(kind, reach, pages, why):
+    with pytest.raises(InvalidConfig, match=why):
+        LayerGroup(kind, reach, pages)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [],
+        [LayerGroup("full"), LayerGroup("full", pages=2)],
+        [LayerGroup("window", 4), LayerGroup("full"), LayerGroup("window", 4, pages=3)],
+        LayerGroup("full"),
+        ["full"],
+        None,
+    ],
+)
+def test_groups_that_contradict_each_other_are_refused(make_manager, groups):
+    with pytest.raises(InvalidConfig, match="groups ha(s|ve) to be"):
+        make_manager(8, 4, groups=groups, prefix_caching=False)
+
+
+def test_several_states_and_windows_of_several_lengths_are_no_contradiction(make_manager):
+    groups = [
+        LayerGroup("state"),
+        LayerGroup("state"),
+        LayerGroup("window", 4),
+        LayerGroup("window", 5),
+        LayerGroup("chunk", 4),
+    ]
+    assert make_manager(8, 4, groups=groups, prefix_caching=False).num_blocks == 8
+
+
+@pytest.mark.parametrize("group", [LayerGroup("window", 4), LayerGroup("chunk", 4), LayerGroup("state")])
+def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_scheduler, request_of, group):
+    groups = [LayerGroup("full"), group]
+    with pytest.raises(
+        UnsupportedByLayers, match=f"a host tier .host_blocks. is not possible with {group.kind} layers"
+    ):
+        make_manager(8, 4, groups=groups, prefix_caching=False, host_blocks=4)
+    manager = make_manager(8, 4, groups=groups, prefix_caching=False)
+    row = manager.add([1, 2, 3])
+    with pytest.raises(UnsupportedByLayers, match=f"a fork is not possible with {group.kind} layers"):
+        manager.fork(row)
+    with pytest.raises(
+        UnsupportedByLayers, match="policy orca-max, which draws what a request may become, is not possible"
+    ):
+        make_scheduler(8, 4, groups=groups, prefix_caching=False, policy="orca-max")
+    scheduler = make_scheduler(8, 4, groups=groups, prefix_caching=False)
+    with pytest.raises(UnsupportedByLayers, match=f"num_computed .* is not possible with {group.kind} layers"):
+        scheduler.add(request_of("r", 3, num_computed=2))
+    assert scheduler.counts()["submitted"] == 0
+    assert (manager.device.num_used, scheduler.manager.device.num_used) == (0, 0)
+
+
+def test_a_draft_is_refused_where_a_state_would_see_it(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 3))
+    scheduler.update(scheduler.schedule(), np.array([7]))
+    with pytest.raises(UnsupportedByLayers, match="a draft is not possible with state layers"):
+        scheduler.schedule(drafts={("r", 0): [1, 2]})
+    # Nothing was decided: the step can be asked for again.
+    assert scheduler.schedule().num_tokens.tolist() == [1]
+
+
+def test_pages_are_asked_for_by_group_and_row(make_manager):
+    manager = make_manager(12, 4, groups=HYBRID, prefix_caching=False)
+    row = manager.add([1, 2, 3])
+    assert [manager.group_pages(number, row).tolist() for number in range(2)] == [[], [[-1, -1, -1]]]
+    for group in (-1, 2, True, None):
+        with pytest.raises(InvalidConfig, match="group"):
+            manager.group_pages(group, row)
+    with pytest.raises(UnknownRow):
+        manager.group_pages(0, row + 1)
+
+
+@pytest.mark.parametrize(
+    "policy", ["paged", "vllm", "trtllm-guaranteed-no-evict", Policy(name="mine", max_preemptions=1)]
+)
+def test_requests_that_are_in_each_others_way_all_get_their_answers(make_scheduler, request_of, run, policy):
+    groups = [LayerGroup("full"), LayerGroup("window", 6, pages=2), LayerGroup("state", pages=2)]
+    # 14 pages hold one of full length, and not two.
+    scheduler = make_scheduler(14, 4, groups=groups, prefix_caching=False, policy=policy)
+    for id in "abcd":
+        scheduler.add(request_of(id, 5, max_tokens=9))
+    tokens: dict[str, int] = {}
+    for each in run(scheduler):
+        for id, output in each.outputs.items():
+            tokens[id] = tokens.get(id, 0) + len(output.token_ids)
+    assert tokens == dict.fromkeys("abcd", 9)
+    assert scheduler.manager.device.num_free == 14
