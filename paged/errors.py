@@ -132,9 +132,6 @@ class UnsupportedByLayers(PagedError, ValueError):
         self.what, self.kinds = what, kinds
         super().__init__(f"{what} is not possible with {kinds} layers.")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.what, self.kinds)
-
 
 class MemoryClaimed(PagedError, RuntimeError):
     """`call`, on memory that a scheduler has claimed, would change it behind the scheduler's back."""
