@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from .flights import Flights
 from .layout import Layout
 from .pool import NO_BLOCKS, Pool
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, Run
+from .runs import DEVICE, HOST, NUM_PLACES, Run
 from .tables import Tables
 
 if TYPE_CHECKING:
@@ -24,14 +25,15 @@ def violations_of(
     index: PrefixIndex,
     tiers: Tiers,
     held: Sequence[Mapping[int, int]],
-    sides: tuple[Pool, Layout],
+    sides: tuple[Pool, Layout, Sequence[int]],
 ) -> list[str]:
     """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` counts the
-    references beyond the tables (loads and copies), by place and block. `sides`: the pool and layout of their tables."""
-    pools = index.pools if sides[0] in index.pools else (sides[0], *index.pools)
+    references beyond the tables (loads and copies), by place and block. `sides`: the pool and layout of their tables,
+    and the blocks of states that batches read and no table names."""
+    pools = {id(pool): pool for pool in (sides[0], *index.pools)}.values()
     found = [violation for pool in pools for violation in _free_lists(pool)]
     found += [*_table_lengths(tables, tiers), *_shares(tables, flights), *_sides(tables, sides[1])]
-    found += _references(tables, tiers, index.pools, held, sides)
+    found += _references(tables, tiers, index.pools[:NUM_PLACES], held, sides)
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
@@ -45,7 +47,8 @@ def _free_lists(pool: Pool) -> Iterator[str]:
         kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
         if (kept != level).any():
             yield f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}."
-    if len(cached) != pool.num_cached or pool.num_cached != sum(queue.num_cached for queue in pool.queues):
+    num_cached = len(pool.all_pages_of(cached))
+    if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
     used = (pool.ref_count > 0).nonzero()[0]
     pages = np.concatenate([plain, pool.all_pages_of(cached), pool.all_pages_of(used)])
@@ -63,12 +66,12 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 def _references(
     tables: Tables,
     tiers: Tiers,
-    pools: tuple[Pool, Pool],
+    pools: Sequence[Pool],
     held: Sequence[Mapping[int, int]],
-    sides: tuple[Pool, Layout],
+    sides: tuple[Pool, Layout, Sequence[int]],
 ) -> Iterator[str]:
     counted, pinned = (np.zeros(pool.num_blocks, np.int64) for pool in pools)
-    device, layout = sides
+    device, layout, read = sides
     beside = counted if device is pools[DEVICE] else np.zeros(device.num_blocks, np.int64)
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
@@ -78,6 +81,8 @@ def _references(
         for side in layout.sides:
             stop = min(1, len(blocks)) if side.is_state else len(blocks)
             np.add.at(beside, tables.blocks[side.table, row, tables.first[side.table, row] : stop], 1)
+    for block in read:
+        beside[block] += 1
     if beside is not counted and (beside != device.ref_count).any():
         wrong = (beside != device.ref_count).nonzero()[0].tolist()
         yield f"2: {device.tier} blocks {wrong} have other ref counts than references."
@@ -164,8 +169,15 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield f"5: run {run.id} counts children {run.children}; there are {children.get(run)}."
         if run.row < 0:
             yield from _closed_run(run)
+    num_nodes = Counter[int]()
     for place, pool in enumerate(index.pools):
         yield from _residence(index, place, pool)
+        held = [blocks for run in index.runs.values() if (blocks := run.blocks[place]) is not None]
+        num_nodes[id(pool)] += sum(int(np.count_nonzero(blocks >= 0)) for blocks in held)
+    for pool in index.pools:
+        carrying = int(pool.has_content(slice(None)).sum())
+        if carrying != num_nodes[id(pool)]:
+            yield f"4: {carrying} {pool.tier} blocks carry a node; {num_nodes[id(pool)]} nodes say that they reside there."
 
 
 def _residence(index: PrefixIndex, place: int, pool: Pool) -> Iterator[str]:
@@ -189,14 +201,12 @@ def _residence(index: PrefixIndex, place: int, pool: Pool) -> Iterator[str]:
             if kept.tolist() != wanted:
                 yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}."
     spans = [(blocks, nodes) for queue in pool.queues for blocks, nodes in queue.live() if nodes is not None]
-    for listed, (run, first, stop) in spans:
+    # Only those of the full group are queued as nodes.
+    for listed, (run, first, stop) in spans if place < NUM_PLACES else ():
         there = run.blocks[place]
         of_nodes = [] if there is None else there[first:stop][::-1].tolist()
         if listed.tolist() != of_nodes:
             yield f"4: {pool.tier} blocks {listed.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
-    carrying = int(pool.has_content(slice(None)).sum())
-    if carrying != len(holder):
-        yield f"4: {carrying} {pool.tier} blocks carry a node; {len(holder)} nodes say that they reside there."
 
 
 def _closed_run(run: Run) -> Iterator[str]:

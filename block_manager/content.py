@@ -12,6 +12,7 @@ from paged.errors import UnknownContent
 from .events import EventLog
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Path, first_of, num_nodes
+from .side_content import SideContent
 from .tables import Tables
 from .tiers import Offload
 
@@ -28,8 +29,12 @@ class Hit(NamedTuple):
 class Content:
     """The content of both tiers."""
 
-    def __init__(self, tables: Tables, index: PrefixIndex, offload: Offload | None) -> None:
+    def __init__(self, tables: Tables, index: PrefixIndex, offload: Offload | None, pages: int) -> None:
         self._tables, self._index, self._offload = tables, index, offload
+        # As in Sharing.
+        self.sides: SideContent | None = None
+        # Pages of a block of the full group.
+        self._pages = pages
         self.retentions = index.retentions
         # None until events are read.
         self._events: EventLog | None = None
@@ -39,7 +44,8 @@ class Content:
         if not self.has_first(tokens, root):
             # Without a copy of the tokens.
             return NOTHING
-        return self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        found = self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        return found if self.sides is None else self.sides.restart(found, 0)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes and counts nothing."""
@@ -64,7 +70,7 @@ class Content:
         blocks = self._index.blocks_of(DEVICE, match.spans)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
-        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0))
+        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._pages
 
     def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""

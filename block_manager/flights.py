@@ -42,6 +42,8 @@ class Flight:
         self.held: NDArray[np.int64] | None = None
         self.is_fork: NDArray[np.bool_] | None = None
         self.has_drafts = False
+        # Rows that read their states from other blocks than they write: row -> (its uid, those blocks).
+        self.reads: dict[int, tuple[int, tuple[int, ...]]] = {}
         # Shares placed one by one and not packed yet, by row.
         self._single: dict[int, tuple[int, int]] = {}
 

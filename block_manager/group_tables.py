@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,9 +34,11 @@ class GroupTables:
         group: int,
         rows: Rows,
         starts: NDArray[np.int64] = _NOWHERE,
+        reads: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._tables, self._device, self._group = tables, device, layout.groups[group]
         self._table, self._rows, self._starts = layout.table_of(group), rows, starts
+        self._reads = reads
 
     @property
     def tables(self) -> NDArray[np.int32]:
@@ -51,4 +56,6 @@ class GroupTables:
     @property
     def read(self) -> NDArray[np.int32]:
         pages: NDArray[np.int32] = np.where(self._starts[:, None] == 0, np.int32(-1), self.write)
+        for row, block in self._reads.items():
+            pages[self._rows == row] = self._device.pages_of(np.array([block]), self._group.pages)
         return pages

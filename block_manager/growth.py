@@ -13,6 +13,7 @@ from .layout import Layout
 from .moves import Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
+from .side_content import SideContent
 from .tables import Rows, Tables
 
 
@@ -40,6 +41,8 @@ class Growth:
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
+        # What is kept of windows, chunks and states; None without a prefix cache, or without any.
+        self.content: SideContent | None = None
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
@@ -93,7 +96,7 @@ class Growth:
         have = self._tables.num_blocks[rows]
         short: NDArray[np.int64] = np.maximum(-(-ends // self._tables.block_size) - have, 0)
         if not self._layout.is_plain:
-            is_first = (short > 0) & (have == 0)
+            is_first = ((short > 0) & (have == 0)) | self._tables.moves_state[rows]
             short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
         return short
 
@@ -103,9 +106,10 @@ class Growth:
         if self._layout.is_plain:
             return held
         pages = held * self._layout.full_pages
-        for side in self._layout.sides:
-            most = 1 if side.is_state else held
-            pages += np.minimum(held - self._tables.first[side.table, rows], most) * side.pages
+        for side in self._layout.bounded:
+            pages += (held - self._tables.first[side.table, rows]) * side.pages
+        # States that must not be overwritten are read once more, and then let go.
+        pages += ((held > 0) & ~self._tables.moves_state[rows]) * np.int64(self._layout.state_pages)
         return pages
 
     @property
@@ -177,11 +181,17 @@ class Growth:
             begins = tables.first[side.table, rows]
             ends = np.minimum(side.first_column(tables.num_computed[rows]), tables.num_blocks[rows])
             moved = (ends > begins).nonzero()[0]
-            if len(moved):
-                counts, which = ends[moved] - begins[moved], rows[moved]
-                columns = rising_from(begins[moved], counts)
-                self._device.release(tables.blocks[side.table, which.repeat(counts), columns])
-                tables.first[side.table, which] = ends[moved]
+            if not len(moved):
+                continue
+            begins, ends, which = begins[moved], ends[moved], rows[moved]
+            tables.first[side.table, which] = ends
+            if self.content is not None:
+                is_wanted = begins < tables.wanted[:, which].max(axis=0)
+                for i in is_wanted.nonzero()[0].tolist():
+                    self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
+                begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
+            counts = ends - begins
+            self._device.release(tables.blocks[side.table, which.repeat(counts), rising_from(begins, counts)])
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
         """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are

@@ -55,29 +55,33 @@ class Side:
     """A group beside the full one, and the index of its table. `most`: blocks that a row holds at most, one of them
     still in flight."""
 
-    def __init__(self, group: LayerGroup, table: int, block_size: int) -> None:
+    def __init__(self, group: LayerGroup, table: int, block_size: int, *, keeps: bool) -> None:
         self.kind, self.reach, self.pages, self.table = group.kind, group.reach, group.pages, table
         self.is_state = group.kind == "state"
-        self._size = block_size
+        self._size, self._keeps = block_size, keeps
         span = group.reach - 1 if group.kind == "window" else group.reach
         self.most = 1 if self.is_state else -(-span // block_size) + 2
 
     def first_column(self, computed: Any) -> Any:
-        """The first column that a row with so many computed tokens still reads, int or int64 [n]."""
+        """The first column that a row with so many computed tokens still reads, int or int64 [n]; where content is kept,
+        also from the end of its last full block, where it can begin again."""
+        if self._keeps:
+            computed = computed // self._size * self._size
         if self.kind == "window":
             return np.maximum(computed - self.reach + 1, 0) // self._size
         return computed // self.reach * self.reach // self._size
 
 
 class Layout:
-    """The groups of a model, and counts of pages. `sides`: all but the full one.
+    """The groups of a model, and counts of pages. `sides`: all but the full one. `keeps`: their content is kept.
 
     block_pages   pages that a row draws with one more block, over all groups that have blocks
     full_pages    of them those of the full group; 0 without one
     state_pages   pages that a row draws with its first block besides
+    spare_pages   pages that a row may need for a moment, beyond what it holds: where content is kept, other states
     """
 
-    def __init__(self, groups: Sequence[LayerGroup], block_size: int) -> None:
+    def __init__(self, groups: Sequence[LayerGroup], block_size: int, *, keeps: bool = False) -> None:
         full = [group for group in groups if group.kind == "full"]
         kinds = [(group.kind, group.reach) for group in groups if group.kind != "state"]
         if not groups or len(set(kinds)) < len(kinds):
@@ -86,11 +90,12 @@ class Layout:
         self.block_size = block_size
         self.full_pages = full[0].pages if full else 0
         others = [group for group in groups if group.kind != "full"]
-        self.sides = tuple(Side(group, table, block_size) for table, group in enumerate(others, 1))
+        self.sides = tuple(Side(group, table, block_size, keeps=keeps) for table, group in enumerate(others, 1))
         self.bounded = tuple(side for side in self.sides if not side.is_state)
         self.states = tuple(side for side in self.sides if side.is_state)
         self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)
         self.state_pages = sum(side.pages for side in self.states)
+        self.spare_pages = self.state_pages if keeps else 0
         self.most_pages = max(group.pages for group in groups)
         self.is_plain = not self.sides and self.full_pages == 1
 
@@ -134,7 +139,7 @@ class Layout:
         if self.is_plain:
             return num_pages * self.block_size
         # pages_for rises with the blocks: the last number of them that fits, by halves.
-        fits, over = 0, self.num_main_blocks(num_pages) + 1
+        fits, over, num_pages = 0, self.num_main_blocks(num_pages) + 1, num_pages - self.spare_pages
         while over - fits > 1:
             middle = (fits + over) // 2
             if self.pages_for(middle * self.block_size) <= num_pages:
@@ -142,11 +147,6 @@ class Layout:
             else:
                 over = middle
         return fits * self.block_size
-
-    def tokens_at_once(self, num_pages: int) -> int:
-        """Tokens that a new row can have in flight in so many pages, before any window gives its front back."""
-        room = num_pages - self.state_pages
-        return room // self.block_pages * self.block_size if self.block_pages else 2**31 * (room >= 0)
 
     def side_slots(self, num_tokens: Counts) -> Counts:
         """What the sides of sequences with so many tokens hold, in slots of the full group, int64 [n]."""

@@ -24,6 +24,7 @@ from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .sharing import Sharing
+from .side_content import SideContent
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
 from .views import RowView
@@ -63,7 +64,7 @@ class Memory:
         host_caching: bool,
         groups: Sequence[LayerGroup] = PLAIN,
     ) -> None:
-        self.layout = layout = Layout(groups, block_size)
+        self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = host_blocks
@@ -75,14 +76,19 @@ class Memory:
         self.host = Pool(self.num_host_blocks, "host")
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
-        self.index = PrefixIndex(self.tables, self.flights, self.blocks, self.host)
+        self.index = PrefixIndex(self.tables, self.flights, self.blocks, self.host, [self.device] * len(layout.sides))
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.tiers = Tiers(self.tables, self.growth, self.index, self.offload)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
-        self.content = Content(self.tables, self.index, self.offload)
+        self.content = Content(self.tables, self.index, self.offload, layout.full_pages)
+        # What is kept of windows, chunks and states.
+        self.sides: SideContent | None = None
+        if prefix_caching and layout.sides:
+            self.sides = SideContent(self.tables, self.index, self.device, layout)
+            self.growth.content = self.sharing.sides = self.content.sides = self.sides
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -106,6 +112,8 @@ class Memory:
         self._longest = max(self._longest, num_tokens)
         reads = reads and self.prefix_caching
         self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
+        if self.sides is not None:
+            self.sides.begin(row, num_tokens)
         if not reads:
             return row
         try:
@@ -129,6 +137,8 @@ class Memory:
             if num_tokens > self._longest:
                 self._longest = num_tokens
             path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
+            if self.sides is not None:
+                self.sides.begin(row, num_tokens)
             if key:
                 index.open_run(row, path, key)
                 self.sharing.count_lookup(num_tokens, 0)
@@ -139,11 +149,25 @@ class Memory:
             row = self.add_counted(tokens, root, first_is_known=is_known)
             computed = self.tables.num_computed.item(row)
         end = min(computed + most, num_tokens)
+        if not self.layout.is_plain:
+            # What a long chunk has in windows goes back only when it is computed.
+            end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
         have, wanted = computed // size, -(-end // size)
         if wanted > have:
             self.growth.promise_one(row, have, wanted)
+        if self.tables.moves_state[row]:
+            self._move_states(np.array([row]))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
+
+    def next_end(self, row: int, start: int, end: int) -> int:
+        """Where a share of the row that begins at token `start` should end, at most at `end`."""
+        return self.sides.next_end(row, start, end) if self.sides is not None and self.layout.states else end
+
+    def _move_states(self, rows: Rows) -> None:
+        if self.sides is not None and self.tables.moves_state[rows].any():
+            self.growth.draw_promised()
+            self.sides.move_states(rows, self.flights.composed)
 
     def take_moves(self) -> Moves:
         return NO_MOVES if self.offload is None else self.offload.take_moves()
@@ -190,8 +214,12 @@ class Memory:
         if growth.any_shared_tail:
             num_grown = len(short) if wanted is None else int((wanted - have[short]).sum())
             moves = growth.copy_shared_tails(rows, num_grown)
+        if self.layout.states and tables.moves_state[rows].any():
+            self.device.require(growth.num_promised + int(growth.lacking(rows, ends).sum()))
         if len(short):
             growth.promise(rows[short], have[short], wanted)
+        if self.layout.states:
+            self._move_states(rows)
         self._launch(rows, starts, ends)
         return moves
 
@@ -209,6 +237,8 @@ class Memory:
             tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
             self.growth.draw_promised()
+        if self.layout.states:
+            self._move_states(np.array([row]))
         self._launch_one(row, start, start + count)
         return NO_MOVES
 
@@ -301,6 +331,8 @@ class Memory:
         number, moves = self.batch, self.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
         is_empty = not (flight.is_used or has_more or len(moves))
+        if not is_empty and self.sides is not None and self.layout.states:
+            self.sides.keep_states(flight)
         if not is_empty:
             # No engine runs an empty batch: the changes wait for the next one.
             changes = self.growth.take_changes()
@@ -334,15 +366,33 @@ class Memory:
         if self.layout.is_plain:
             return None
         groups = range(len(self.layout.groups))
-        return tuple(GroupTables(self.tables, self.device, self.layout, g, flight.rows, flight.starts) for g in groups)
+        reads = (
+            {side.table: self.sides.reads(flight, side) for side in self.layout.states}
+            if self.sides is not None
+            else {}
+        )
+        return tuple(
+            GroupTables(
+                self.tables,
+                self.device,
+                self.layout,
+                g,
+                flight.rows,
+                flight.starts,
+                reads.get(self.layout.table_of(g), {}),
+            )
+            for g in groups
+        )
 
     def pages_of_rows(self, rows: list[int]) -> int:
         """Pages that these rows hold, each counted once."""
-        kept = {block for row in rows for block in self.rows.table(row).tolist()}
-        beside = (
-            self.growth.pages_held(np.array(rows, np.int64)) - self.tables.num_blocks[rows] * self.layout.full_pages
-        )
-        return len(kept) * self.layout.full_pages + int(beside.sum())
+        tables = self.tables
+        pages = len({block for row in rows for block in self.rows.table(row).tolist()}) * self.layout.full_pages
+        for side in self.layout.sides:
+            stops = np.minimum(tables.num_blocks, 1) if side.is_state else tables.num_blocks
+            firsts, blocks = tables.first[side.table], tables.blocks[side.table]
+            pages += len({b for row in rows for b in blocks[row, firsts[row] : stops[row]].tolist()}) * side.pages
+        return pages
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:
         """Pages that become free with each of the row's blocks, int64 [n]; of shared ones none."""
@@ -356,7 +406,7 @@ class Memory:
         have, layout = self.tables.num_blocks.item(row), self.layout
         if layout.is_plain:
             return (have + num_pages) * self.block_size
-        room = num_pages - (0 if have else layout.state_pages)
+        room = num_pages - (layout.state_pages if not have or self.tables.moves_state[row] else 0)
         more = room // layout.block_pages if layout.block_pages and room > 0 else 0
         if not layout.block_pages and room >= 0:
             more = self.blocks.num_available
@@ -436,6 +486,8 @@ class Memory:
         if self.layout.bounded:
             self.growth.give_back_fronts(rows)
         index.confirm(flight.number)
+        if self.sides is not None:
+            self.sides.settle(flight)
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
@@ -452,8 +504,9 @@ class Memory:
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
+        stand = self.sides.take_back(flight) if self.sides is not None else ()
         for share in shares:
-            self._fall_back(share.row, share.start)
+            self._fall_back(share.row, share.start, stands=share.row in stand)
         for share in shares:
             # After the releases: only then is it known which tails are shared.
             self.growth.note_shared_tail(share.row)
@@ -462,13 +515,11 @@ class Memory:
         self.sharing.hand_down(flight.number)
         return lost_hits
 
-    def _fall_back(self, row: int, stays: int) -> None:
-        """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside."""
+    def _fall_back(self, row: int, stays: int, *, stands: bool = False) -> None:
+        """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside.
+        `stands`: it is known to be able to stand there."""
         tables, size = self.tables, self.block_size
-        if not self.growth.is_restart(row, stays):
-            # What a state was at that length is overwritten.
-            stays = 0
-            self.flights.clip(row, 0)
+        breaks = not stands and not self.growth.is_restart(row, stays)
         if tables.is_swapped[row] and stays % size and self.tiers.tail_is_node(row, stays // size):
             # A private tail must not lie in a node's block.
             stays -= stays % size
@@ -479,10 +530,15 @@ class Memory:
         if tables.is_swapped[row]:
             self.tiers.trim(row, keep)
         self.growth.give_back(row, max(keep, int(tables.reserved[row])))
+        if breaks:
+            # What a state was at that length is overwritten.
+            self.sharing.truncate(row, 0)
 
     def release(self, row: int) -> None:
         tables = self.tables
         num_blocks = tables.num_blocks.item(row)
+        if self.sides is not None:
+            self.sides.keep_all(row)
         first, computed, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
@@ -549,7 +605,8 @@ class Memory:
     def check(self) -> list[str]:
         held = self.device.kept + Counter(self.growth.copied)
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        sides = self.device, self.layout
+        read = [block for flight in self.flights.all for _, blocks in flight.reads.values() for block in blocks]
+        sides = self.device, self.layout, read
         found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")

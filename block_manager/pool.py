@@ -113,7 +113,7 @@ class Pool:
         """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice. With
         `for_nodes` they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
         if self._width is not None:
-            return self._draw_wide(count, pages, self._width)
+            return self._draw_wide(count, pages, self._width, for_nodes)
         num_free = self.num_free
         if count <= num_free:
             blocks = self._take_free(count)
@@ -133,15 +133,34 @@ class Pool:
         self.state[blocks] = _CONTENT + 1 if for_nodes else 1
         return blocks
 
-    def _draw_wide(self, count: int, pages: int, width: NDArray[np.int16]) -> Blocks:
+    def _draw_wide(self, count: int, pages: int, width: NDArray[np.int16], for_nodes: bool) -> Blocks:
         """`draw` where blocks may take several pages."""
         self.require(count * pages)
+        while (missing := count * pages - self.num_free) > 0:
+            self._evict(-(-missing // (1 + self._rest.shape[1])))
         drawn = self._take_free(count * pages).reshape(count, pages)
         blocks = drawn[:, 0].copy()
         width[blocks] = pages
         self._rest[blocks, : pages - 1] = drawn[:, 1:]
-        self.state[blocks] = 1
+        self.state[blocks] = _CONTENT + 1 if for_nodes else 1
         return blocks
+
+    def _evict(self, count: int) -> None:
+        """Evict the next `count` cached blocks, or all: they become free."""
+        taken = self._take_cached(min(count, sum(queue.num_cached for queue in self.queues)))
+        blocks = np.concatenate([evicted for evicted, _, _ in taken])
+        self.num_evicted += self._num_pages(blocks)
+        self.idle_steps += sum(self._num_pages(evicted) * (self._step - released) for evicted, _, released in taken)
+        if self._forget is not None:
+            self._forget(taken, blocks)
+        if self.level is not None:
+            self.level[blocks] = 0
+        self.state[blocks] = 0
+        self.run[blocks] = None
+        self._put_free(blocks)
+
+    def _num_pages(self, blocks: Blocks) -> int:
+        return len(blocks) if self._width is None else int(self._width[blocks].sum())
 
     def pages_of(self, blocks: NDArray[Any], pages: int) -> NDArray[np.int32]:
         """int32 [..., pages]: the pages of blocks that take so many; -1 where there is no block (-1)."""
@@ -168,7 +187,6 @@ class Pool:
 
     def _take_cached(self, count: int) -> list[Taken]:
         """Remove the next `count` cached blocks, one part a segment; they must be there."""
-        self.num_cached -= count
         taken: list[Taken] = []
         for queue in self.queues:
             if part := min(count, queue.num_cached):
@@ -176,6 +194,7 @@ class Pool:
                 count -= part
             if not count:
                 break
+        self.num_cached -= sum([self._num_pages(blocks) for blocks, _, _ in taken])
         return taken
 
     def hold(self, blocks: Blocks) -> None:
@@ -184,7 +203,7 @@ class Pool:
         is_cached = state < 0
         num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
-            self.num_cached -= num_cached
+            self.num_cached -= num_cached if self._width is None else self._num_pages(blocks[is_cached])
             # Their new state takes them out of their queues.
             state[is_cached] = _CONTENT
             if self.level is None:
@@ -194,10 +213,11 @@ class Pool:
                     self.queues[level].num_cached -= count
         self.state[blocks] = state + 1
 
-    def release(self, blocks: NDArray[Any], run: Run | None = None) -> None:
+    def release(self, blocks: NDArray[Any], run: Run | None = None, *, is_next: bool = False) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
         before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, int64
-        [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64."""
+        [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64. `is_next`: what becomes cached is
+        evicted before all that is."""
         if run is None:
             if len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
                 # Most often a partial tail.
@@ -221,7 +241,7 @@ class Pool:
                     self._put_cached(blocks, (run, 0, len(blocks)))
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
-                self._put_cached(blocks)
+                self._put_cached(blocks, is_next=is_next)
                 return
         if run is not None:
             held |= _CONTENT
@@ -236,7 +256,7 @@ class Pool:
         if len(free):
             self._put_free(free)
         if len(cached):
-            self._put_cached(cached)
+            self._put_cached(cached, is_next=is_next)
 
     def _put_free(self, blocks: Blocks) -> None:
         """Add blocks without content, last one first: the first is drawn next."""
@@ -246,15 +266,15 @@ class Pool:
         self.num_free = top + len(blocks)
         self._stack[top : self.num_free] = blocks[::-1]
 
-    def _put_cached(self, blocks: Blocks, nodes: Span | None = None) -> None:
+    def _put_cached(self, blocks: Blocks, nodes: Span | None = None, *, is_next: bool = False) -> None:
         """Add blocks with content, last one first, at their levels. `nodes`: all of them, of a run that is not retained."""
-        self.num_cached += len(blocks)
+        self.num_cached += self._num_pages(blocks)
         if self.level is None or nodes is not None:
-            self.queues[0].put(blocks, nodes, self._step)
+            self.queues[0].put(blocks, nodes, self._step, is_next=is_next)
             return
         levels = self.level[blocks]
         for level in np.unique(levels).tolist():
-            self.queues[level].put(blocks[levels == level], None, self._step)
+            self.queues[level].put(blocks[levels == level], None, self._step, is_next=is_next)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
         """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
@@ -293,7 +313,8 @@ class Pool:
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks; none may be used."""
-        cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _, _ in self._take_cached(self.num_cached))])
+        num_cached = sum(queue.num_cached for queue in self.queues)
+        cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _, _ in self._take_cached(num_cached))])
         self.state[cached] = 0
         self._put_free(cached[::-1])
         self.run[:] = None
@@ -326,11 +347,16 @@ class CachedQueue:
         self._segments: deque[Segment] = deque()
         self._num_entries = 0
 
-    def put(self, blocks: Blocks, nodes: Span | None, step: int) -> None:
-        """Append blocks, the last one evicted first, and their nodes if these are one span. Keeps the array."""
+    def put(self, blocks: Blocks, nodes: Span | None, step: int, *, is_next: bool = False) -> None:
+        """Append blocks, the last one evicted first, and their nodes if these are one span, or put them in front of all
+        (`is_next`). Keeps the array."""
         number, count = next(self._numbers), len(blocks)
         self._state[blocks] = -number
-        self._segments.append((number, blocks[::-1], nodes, step))
+        segment = number, blocks[::-1], nodes, step
+        if is_next:
+            self._swept.appendleft(segment)
+        else:
+            self._segments.append(segment)
         self.num_cached += count
         self._num_entries += count
         if self._num_entries > 2 * self.num_cached + 64:

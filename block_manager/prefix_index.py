@@ -5,7 +5,7 @@ A lookup compares token ids. Each row has a path through the content, which is o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import NO_BLOCKS, Pool, Taken
 from .retention import Retentions
-from .runs import DEVICE, NO_CONTENT, Blocks, Node, Path, Run, Span, upwards
+from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, upwards
 from .tables import Tables
 
 
@@ -42,10 +42,11 @@ NOTHING = Match([], 0, -1)
 
 
 class PrefixIndex:
-    def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool) -> None:
+    def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool, sides: Sequence[Pool] = ()) -> None:
         self._tables = tables
         self._flights = flights
-        self.pools = (device, host)
+        # By place: what follows the host is of windows, chunks and states, which lie in one pool.
+        self.pools = (device, host, *sides)
         self.retentions = Retentions(self.pools)
         self._block_size = tables.block_size
         self.block_bytes = 4 * tables.block_size
@@ -61,8 +62,10 @@ class PrefixIndex:
         self._next_run = 0
         # None until events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
-        for place, pool in enumerate(self.pools):
+        for place, pool in ((DEVICE, device), (HOST, host)):
             pool.on_eviction(partial(self._evict, place))
+        if sides:
+            sides[0].on_eviction(self._evict_any)
 
     def listen(self, log: Listener) -> None:
         """Report to `log` from now on."""
@@ -116,7 +119,7 @@ class PrefixIndex:
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
-        size, place = self.block_bytes, [pool.tier for pool in self.pools].index(tier)
+        size, place = self.block_bytes, ("device", "host").index(tier)
         found: set[tuple[bytes, ...]] = set()
         for run in self.runs.values():
             length = self.confirmed_length(run)
@@ -349,7 +352,7 @@ class PrefixIndex:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run)
         self._put(place, run, first, blocks)
-        if self.log is not None:
+        if self.log is not None and place < NUM_PLACES:
             self.log.came([(run, first, first + len(blocks))], place)
 
     def draw_for(self, place: int, spans: list[Span], count: int) -> Blocks:
@@ -445,6 +448,8 @@ class PrefixIndex:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
         run = Run(self._next_run, key, parent, at, row, self.batch)
+        if len(self.pools) > NUM_PLACES:
+            run.blocks = [None] * len(self.pools)
         self._next_run += 1
         self.runs[key] = run
         if self.log is not None:
@@ -498,6 +503,23 @@ class PrefixIndex:
     def _evict(self, place: int, taken: list[Taken], _: Blocks) -> None:
         self.forget(place, self.nodes_in(place, taken))
 
+    def _evict_any(self, taken: list[Taken], _: Blocks) -> None:
+        """Evict from the pool of several places; a part of what is taken lies in one of them. Those of the sides go first:
+        what rests on nodes of the full group goes with them."""
+        places = [DEVICE if part[1] is not None else self._place_of(part[0].item(0)) for part in taken]
+        for place in sorted(set(places), reverse=True):
+            parts = [part for part, its_place in zip(taken, places, strict=True) if its_place == place]
+            self.forget(place, self.nodes_in(place, parts))
+
+    def _place_of(self, block: int) -> int:
+        """The place in whose terms a block of the sides' pool carries a node."""
+        pool = self.pools[NUM_PLACES]
+        run: Run = pool.run.item(block)
+        for place, there in enumerate(run.blocks):
+            if self.pools[place] is pool and there is not None and (there == block).any():
+                return place
+        return DEVICE
+
     def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
         found: list[Span] = []
@@ -522,6 +544,15 @@ class PrefixIndex:
                 start += stop - first
         return found
 
+    def _forget_beside(self, run: Run, first: int) -> None:
+        """Free what the sides hold of the run's nodes from `first` on: no prompt can begin there without the full group."""
+        for place in range(NUM_PLACES, len(self.pools)):
+            there = run.blocks[place]
+            if there is not None and first < len(there):
+                lost = there[first:]
+                run.drop(place, first, len(there))
+                self.pools[place].forget_content(lost[lost >= 0])
+
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
         pool, found = self.pools[place], list[Node | None]()
         offsets: dict[Run, dict[int, int]] = {}
@@ -534,12 +565,14 @@ class PrefixIndex:
 
     def forget(self, place: int, spans: list[Span]) -> None:
         """Remove these nodes from a place. Oldest first: children are evicted before parents."""
-        if self.log is not None:
+        if self.log is not None and place < NUM_PLACES:
             self.log.left(spans, place)
         for run, first, stop in spans:
             if place == DEVICE:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
             run.drop(place, first, stop)
+            if place == DEVICE and len(self.pools) > NUM_PLACES:
+                self._forget_beside(run, first)
             if run.row < 0:
                 self._trim(run)
 

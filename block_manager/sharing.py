@@ -15,6 +15,7 @@ from .flights import Flight, Flights
 from .growth import Growth
 from .prefix_index import Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
+from .side_content import SideContent
 from .stats import WINDOW
 from .tables import Tables
 from .tiers import Offload, Tiers
@@ -44,6 +45,8 @@ class Sharing:
         self._tables, self._flights, self._index = tables, flights, index
         self._growth, self._tiers, self._offload = growth, tiers, offload
         self._device = index.pools[DEVICE]
+        # Set where there are windows, chunks or states besides: a hit ends where they can stand, too.
+        self.sides: SideContent | None = None
         # By the batch in which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
@@ -82,6 +85,10 @@ class Sharing:
             self._growth.draw_promised()
         match = index.match(path, data, limit)
         on_host: list[Span] = []
+        if self.sides is not None:
+            found, match = match.num_blocks, self.sides.restart(match, have, row)
+            if match.num_blocks < found:
+                self.sides.note_junction(row, have + found)
         if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count) if match.num_blocks else 0
@@ -100,6 +107,8 @@ class Sharing:
         tables.ensure_columns(have + match.num_blocks)
         blocks = index.blocks_of(DEVICE, match.spans)
         self._device.hold(blocks)
+        if self.sides is not None:
+            self.sides.take(row, have, match)
         won = self._go_on(row, have, blocks, match.spans[-1])
         if match.first_pending >= 0:
             self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))

@@ -46,6 +46,8 @@ class Tables:
     slot_base     int64 [rows]                   slot less position: (blocks[0, row, c] - c) * block_size, c last column
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
+    wanted        int64 [2, rows]                numbers of blocks after which prompts may begin: what lies there is kept
+    moves_state   bool [rows]                    its next share writes its states elsewhere
     looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
     next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
     """
@@ -57,6 +59,8 @@ class Tables:
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
         self.blocks: NDArray[np.int32] = np.zeros((num_tables, num_rows, num_columns), np.int32)
         self.first = np.zeros((num_tables, num_rows), np.int64)
+        self.wanted = np.zeros((2, num_rows), np.int64)
+        self.moves_state = np.zeros(num_rows, np.bool_)
         self._num_rows = num_rows
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.reserved = np.zeros(num_rows, np.int64)
@@ -108,7 +112,8 @@ class Tables:
         self.uid[row] = self.reserved[row] = 0
         self.shares_tail[row] = self.looks_up[row] = False
         if self._num_tables > 1:
-            self.first[:, row] = 0
+            self.first[:, row] = self.wanted[:, row] = 0
+            self.moves_state[row] = False
         heapq.heappush(self._free_rows, row)
 
     def set_num_blocks(self, rows: int | Rows, num_blocks: int | NDArray[np.int64]) -> None:
@@ -199,8 +204,9 @@ class Tables:
             if isinstance(column, np.ndarray) and column.shape == (old,):
                 columns[name] = np.zeros(new, column.dtype)
                 columns[name][:old] = column
-        columns["first"] = np.zeros((self._num_tables, new), np.int64)
-        columns["first"][:, :old] = self.first
+        for name, column in (("first", self.first), ("wanted", self.wanted)):
+            columns[name] = np.zeros((len(column), new), np.int64)
+            columns[name][:, :old] = column
         vars(self).update(columns)
         self._num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()

@@ -17,7 +17,7 @@ from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import NO_BLOCKS, Taken
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, Blocks, Node, Run, Span, last_of
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
 
 # A block that holds a row's tokens, and its node if it has one.
@@ -31,7 +31,7 @@ class Offload:
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
-        device, self._host = index.pools
+        device, self._host = index.pools[:NUM_PLACES]
         device.on_eviction(self._evict)
         # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = lambda start, stop: True

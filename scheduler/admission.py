@@ -112,7 +112,7 @@ def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], 
         if has_seat and _is_ordinary(state, step, request):
             # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
             tokens, free = request.first_tokens, books.num_free() if free is None else free
-            has_room = books.blocks_for(len(tokens)) <= free
+            has_room = books.blocks_for(len(tokens)) + manager.layout.spare_pages <= free
             # One that passes draws first if anything of it may be cached.
             if has_room and not (passes and manager.content.has_first(tokens, request.root)):
                 if foresight is None or foresight.fits(request):
@@ -148,10 +148,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     if _is_ordinary(state, step, request):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known = request.first_tokens
-        most = min(step.budget, state.limits.max_chunk)
-        if not manager.layout.is_plain:
-            most = min(most, manager.layout.tokens_at_once(manager.growth.num_unpromised))
-        row, found, count = manager.admit(known, request.root, most)
+        row, found, count = manager.admit(known, request.root, min(step.budget, state.limits.max_chunk))
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()

@@ -71,8 +71,7 @@ def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[Reques
         found.append("9: the array of running rows differs from the running requests.")
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
-    held = {block for row in bounded for block in manager.rows.table(row).tolist()}
-    worst = len(held) + books.owed_to_bounded()
+    worst = manager.pages_of_rows(bounded) + books.owed_to_bounded()
     if worst > manager.num_blocks:
         found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
     return found

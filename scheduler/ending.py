@@ -297,7 +297,7 @@ def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
     broken: dict[RequestState, None] = {}
     for row, start, _ in ticket.flight.shares():
         request = state.columns.owner[row]
-        if start:
+        if start and row not in ticket.flight.reads:
             state.columns.recovering[row] = request.reach(state.columns.sequence.item(row), start)
             broken[request] = None
     return list(broken)

@@ -43,7 +43,7 @@ class Reservation:
         """Return the blocks that a group saves by sharing its prompt."""
         if num_sequences == 1 or not books.manager.prefix_caching:
             return 0
-        return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size)
+        return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size) * books.manager.layout.full_pages
 
     def has_place(self, books: Books, request: RequestState) -> bool:
         """Whether free blocks lie as a request without rows needs them; True for one with rows."""
@@ -188,9 +188,11 @@ class Books:
         live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
         totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
         if self.is_due(request):
-            return sum(self.blocks_for(max(total, request.max_total[i])) for i, total in zip(live, totals, strict=True))
-        shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
-        return sum(map(self.blocks_for, totals)) - shared
+            totals = [max(total, request.max_total[i]) for i, total in zip(live, totals, strict=True)]
+            shared = 0
+        else:
+            shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
+        return sum(map(self.blocks_for, totals)) - shared + len(live) * self.manager.layout.spare_pages
 
     def to_share(self, request: RequestState) -> int:
         """Return the blocks of a waiting request's prefix that rows hold: sharing them draws nothing."""
