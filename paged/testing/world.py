@@ -10,7 +10,7 @@ import msgspec
 
 from paged.block_manager import LayerGroup
 from paged.testing.memory_world import MemoryWorld, manager_in
-from paged.testing.naive_layers import longest_in, pages_for
+from paged.testing.naive_layers import full_pages, longest_in, pages_for, spare_pages
 from paged.testing.protocol import StepScheduler
 from paged.testing.reserving import PREALLOCATES, RESERVES, most_blocks
 
@@ -60,20 +60,27 @@ class World(MemoryWorld):
         if self.groups:
             if self.max_model_len is None and all(group.kind != "full" for group in self.groups):
                 raise ValueError("without a full group sequences are as long as max_model_len says")
+            blocks -= self.spare_pages
             most = longest_in(self.groups, blocks, self.block_size, self.max_model_len or most)
         return most if self.max_model_len is None else min(most, self.max_model_len)
 
     def can_hold(self, request: Any) -> bool:
         """Whether an empty pool holds the prompt and one output of each sequence; a group shares full blocks of the prompt."""
         num_tokens = len(request.prompt)
-        if self.groups:
-            pages = request.num_sequences * pages_for(self.groups, num_tokens + 1, self.block_size)
-            return num_tokens + 1 <= self.limit_of(request) and pages <= self.num_blocks
         shares = self.prefix_caching and self.policy not in RESERVES
         shared = (num_tokens - 1) // self.block_size if shares else 0
         each = -(-(num_tokens + 1) // self.block_size)
         blocks = request.num_sequences * (each - shared) + shared
+        if self.groups:
+            pages = request.num_sequences * pages_for(self.groups, num_tokens + 1, self.block_size)
+            num_twice = request.num_sequences * each - blocks
+            blocks = pages - num_twice * full_pages(self.groups) + self.spare_pages
         return num_tokens + 1 <= self.limit_of(request) and blocks <= self.num_blocks
+
+    @property
+    def spare_pages(self) -> int:
+        """Pages that a sequence needs besides, for a while."""
+        return spare_pages(self.groups, self.prefix_caching)
 
     @property
     def preallocates(self) -> bool:
