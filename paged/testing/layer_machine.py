@@ -18,10 +18,9 @@ class LayerMachine(SchedulerMachine):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         fork=False,
+        events=False,
         host_tier=False,
         host_content=False,
-        events=False,
-        retention=False,
         external_tokens=False,
     )
 
