@@ -79,7 +79,7 @@ class Growth:
     def promise_one(self, row: int, have: int, wanted: int) -> None:
         """`promise` for one row, unchecked: the blocks are there."""
         self._promised.append((row, have, wanted - have))
-        self.num_promised += self.pages_from(have, wanted)
+        self.num_promised += wanted - have if self._layout.is_plain else self.pages_from(have, wanted)
 
     def _pages(self, num_blocks: int, num_first: int) -> int:
         """Pages of so many more blocks, of which some are the first of their rows."""
@@ -100,16 +100,21 @@ class Growth:
             short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
         return short
 
-    def pages_held(self, rows: Rows) -> NDArray[np.int64]:
-        """Pages in each row's tables, shared ones too, int64 [n]."""
-        held: NDArray[np.int64] = self._tables.num_blocks[rows]
-        if self._layout.is_plain:
-            return held
-        pages = held * self._layout.full_pages
-        for side in self._layout.bounded:
-            pages += (held - self._tables.first[side.table, rows]) * side.pages
+    def owed(self, rows: Rows, totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages that each row lacks to have `totals` tokens at last, int64 [n]: of a window what it will hold at once, but
+        always its next block, since fronts go back later."""
+        tables, layout = self._tables, self._layout
+        wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows]
+        more: NDArray[np.int64] = np.maximum(wanted - have, 0)
+        if layout.is_plain:
+            return more
+        pages: NDArray[np.int64] = more * layout.full_pages
+        for side in layout.bounded:
+            lacks = np.minimum(wanted, side.most) - have + tables.first[side.table, rows]
+            pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
         # States that must not be overwritten are read once more, and then let go.
-        pages += ((held > 0) & ~self._tables.moves_state[rows]) * np.int64(self._layout.state_pages)
+        draws_states = ((have == 0) & (more > 0)) | tables.moves_state[rows]
+        pages += draws_states * np.int64(layout.state_pages)
         return pages
 
     @property

@@ -99,10 +99,15 @@ class Layout:
         self.most_pages = max(group.pages for group in groups)
         self.is_plain = not self.sides and self.full_pages == 1
 
-    def refuse(self, what: str, sides: Sequence[Side]) -> None:
-        """Raise UnsupportedByLayers, naming `what`, if there are any of these sides."""
-        if sides:
-            raise UnsupportedByLayers(what, " and ".join(sorted({side.kind for side in sides})))
+    def refuse(self, what: str, *, with_states: bool = False) -> None:
+        """Raise UnsupportedByLayers, naming `what`, unless all layers are full with a page a block; `with_states`: if
+        there are states."""
+        if self.states if with_states else not self.is_plain:
+            kinds = {"state"} if with_states else {side.kind for side in self.sides}
+            named = (
+                f"{' and '.join(sorted(kinds))} layers" if kinds else f"full layers of {self.full_pages} pages a block"
+            )
+            raise UnsupportedByLayers(what, named)
 
     @property
     def num_tables(self) -> int:
@@ -122,6 +127,8 @@ class Layout:
     def pages_for(self, num_tokens: int) -> int:
         """Pages of a sequence with so many tokens, while its next block is in flight."""
         blocks = -(-num_tokens // self.block_size)
+        if self.is_plain:
+            return blocks
         return blocks * self.full_pages + sum([min(blocks, side.most) * side.pages for side in self.sides])
 
     def pages_for_each(self, num_tokens: Counts) -> Counts:

@@ -111,7 +111,7 @@ class BlockManager(Uncopyable):
             num_blocks, block_size, host_blocks, prefix_caching, host_caching, _checked(groups)
         )
         if host_blocks:
-            memory.layout.refuse("a host tier (host_blocks)", memory.layout.sides)
+            memory.layout.refuse("a host tier (host_blocks)")
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 
@@ -276,7 +276,7 @@ class BlockManager(Uncopyable):
         its known tokens. The first to write a shared partial block copies it. Raises UnknownRow, RowSwapped, or
         UnsupportedByLayers unless all layers are full."""
         memory = self._own("fork")
-        memory.layout.refuse("a fork", memory.layout.sides)
+        memory.layout.refuse("a fork")
         return memory.fork_of(memory.tables.one(row))
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:

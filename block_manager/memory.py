@@ -155,7 +155,7 @@ class Memory:
         have, wanted = computed // size, -(-end // size)
         if wanted > have:
             self.growth.promise_one(row, have, wanted)
-        if self.tables.moves_state[row]:
+        if self.layout.states:
             self._move_states(np.array([row]))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
@@ -361,10 +361,8 @@ class Memory:
         """`GroupTables.tables` of these rows."""
         return GroupTables(self.tables, self.device, self.layout, group, rows).tables
 
-    def group_tables(self, flight: Flight) -> tuple[GroupTables, ...] | None:
-        """The tables of a batch's rows, one a group; None for a plain layout."""
-        if self.layout.is_plain:
-            return None
+    def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
+        """The tables of a batch's rows, one a group."""
         groups = range(len(self.layout.groups))
         reads = (
             {side.table: self.sides.reads(flight, side) for side in self.layout.states}

@@ -187,6 +187,8 @@ class Pool:
 
     def _take_cached(self, count: int) -> list[Taken]:
         """Remove the next `count` cached blocks, one part a segment; they must be there."""
+        if self._width is None:
+            self.num_cached -= count
         taken: list[Taken] = []
         for queue in self.queues:
             if part := min(count, queue.num_cached):
@@ -194,7 +196,8 @@ class Pool:
                 count -= part
             if not count:
                 break
-        self.num_cached -= sum([self._num_pages(blocks) for blocks, _, _ in taken])
+        if self._width is not None:
+            self.num_cached -= sum([self._num_pages(blocks) for blocks, _, _ in taken])
         return taken
 
     def hold(self, blocks: Blocks) -> None:
@@ -268,7 +271,7 @@ class Pool:
 
     def _put_cached(self, blocks: Blocks, nodes: Span | None = None, *, is_next: bool = False) -> None:
         """Add blocks with content, last one first, at their levels. `nodes`: all of them, of a run that is not retained."""
-        self.num_cached += self._num_pages(blocks)
+        self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
         if self.level is None or nodes is not None:
             self.queues[0].put(blocks, nodes, self._step, is_next=is_next)
             return

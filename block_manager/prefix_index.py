@@ -64,6 +64,7 @@ class PrefixIndex:
         self.log: Listener | None = None
         for place, pool in ((DEVICE, device), (HOST, host)):
             pool.on_eviction(partial(self._evict, place))
+        self._has_sides = bool(sides)
         if sides:
             sides[0].on_eviction(self._evict_any)
 
@@ -448,7 +449,7 @@ class PrefixIndex:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
         run = Run(self._next_run, key, parent, at, row, self.batch)
-        if len(self.pools) > NUM_PLACES:
+        if self._has_sides:
             run.blocks = [None] * len(self.pools)
         self._next_run += 1
         self.runs[key] = run
@@ -571,7 +572,7 @@ class PrefixIndex:
             if place == DEVICE:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
             run.drop(place, first, stop)
-            if place == DEVICE and len(self.pools) > NUM_PLACES:
+            if self._has_sides and place == DEVICE:
                 self._forget_beside(run, first)
             if run.row < 0:
                 self._trim(run)

@@ -130,7 +130,7 @@ class UnsupportedByLayers(PagedError, ValueError):
 
     def __init__(self, what: str, kinds: str) -> None:
         self.what, self.kinds = what, kinds
-        super().__init__(f"{what} is not possible with {kinds} layers.")
+        super().__init__(f"{what} is not possible with {kinds}.")
 
 
 class MemoryClaimed(PagedError, RuntimeError):

@@ -124,7 +124,8 @@ def place_chunk(
     count = min(todo, step.budget, most, holds - launched)
     if count <= 0 or step.seats <= 0:
         return 0
-    count = manager.next_end(row, launched, launched + count) - launched
+    if manager.layout.states:
+        count = manager.next_end(row, launched, launched + count) - launched
     step.move(manager.place_one(row, count))
     step.note_chunk(request, row, launched, count, is_whole=count == todo)
     return count

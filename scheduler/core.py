@@ -142,7 +142,7 @@ class Scheduler(Uncopyable):
         memory = manager.claim()
         strategies = strategies_of(chosen, manager.num_blocks, weights)
         if strategies.reservation.reserves and not strategies.reservation.is_counted:
-            memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,", memory.layout.sides)
+            memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
         self._state = State(memory, chosen, strategies, limits, self.costs, resumes_known=resumes_known)
         prices, size = self.costs, manager.block_size
@@ -170,7 +170,7 @@ class Scheduler(Uncopyable):
         if not isinstance(request, Request):
             raise InvalidRequest(f"a Request is needed; got {request!r}.")
         if request.num_computed:
-            state.manager.layout.refuse("num_computed (KV that exists elsewhere)", state.manager.layout.sides)
+            state.manager.layout.refuse("num_computed (KV that exists elsewhere)")
         arrival, limits = finite_time(now), state.limits
         prompt = validated_prompt(request, limits.vocabulary_size)
         request = with_own_integers(request)

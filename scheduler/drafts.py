@@ -55,7 +55,7 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
     if size is not None and (wrong := vocabulary_error(tokens, size)) is not None:
         raise WrongDrafts(f"drafts: {wrong}")
     if len(tokens):
-        state.manager.layout.refuse("a draft", state.manager.layout.states)
+        state.manager.layout.refuse("a draft", with_states=True)
     if not state.running_rows.holds(rows, state.running):
         _refuse(state.columns.owner, rows)
     return Drafts(rows, counts, tokens) if len(tokens) else None

@@ -55,6 +55,9 @@ class Foresight:
         self._newcomer = 0
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
+        manager = books.manager
+        # Slots of the full group if all pages were its own.
+        self._num_slots = manager.num_blocks * manager.block_size // max(manager.layout.full_pages, 1)
 
     def finished(self, *, pause: int) -> None:
         """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
@@ -122,17 +125,9 @@ class Foresight:
         manager.growth.draw_promised()
         return most <= self.capacity_with(request)
 
-    @property
-    def _num_slots(self) -> int:
-        """Slots of the full group if all pages were its own."""
-        manager = self._books.manager
-        return manager.num_blocks * manager.block_size // max(manager.layout.full_pages, 1)
-
     def _as_slots(self, held: Counts, remaining: Counts) -> tuple[Counts, Counts]:
         """Return these tokens, int64 [n] each, as slots: what the other groups hold at last is held from the start."""
         layout = self._books.manager.layout
-        if not layout.sides:
-            return held, remaining
         beside = layout.side_slots(held + remaining)
         return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
 
@@ -163,11 +158,13 @@ class Foresight:
                 left = before + wish - known
             more_held.append(known + slack)
             more_remaining.append(max(1, min(left, request.max_total[i] - known)))
-        its_held, its_remaining = self._as_slots(np.array(more_held), np.array(more_remaining))
-        held[-1], remaining[-1] = its_held[0], its_remaining[0]
-        if len(its_held) > 1:
-            held = np.concatenate([held, its_held[1:]])
-            remaining = np.concatenate([remaining, its_remaining[1:]])
+        if self._books.manager.layout.sides:
+            slots = self._as_slots(np.array(more_held), np.array(more_remaining))
+            more_held, more_remaining = slots[0].tolist(), slots[1].tolist()
+        held[-1], remaining[-1] = more_held[0], more_remaining[0]
+        if len(more_held) > 1:
+            held = np.concatenate([held, more_held[1:]])
+            remaining = np.concatenate([remaining, more_remaining[1:]])
         return peak(held, remaining)
 
     def _those_in(self) -> tuple[Counts, Counts]:
@@ -197,7 +194,8 @@ class Foresight:
             theirs[is_theirs] = most[is_theirs]
         # On average half of a last block is empty.
         held += manager.block_size // 2
-        self._moment, self._in = moment, self._as_slots(held, remaining)
+        self._moment = moment
+        self._in = self._as_slots(held, remaining) if manager.layout.sides else (held, remaining)
         return self._in
 
     def _quantile_now(self) -> float:

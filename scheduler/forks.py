@@ -32,7 +32,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         raise InvalidRequest(
             f'request "{request.id}": {state.running_rows.num} sequences run already; max_sequences is {seats}.'
         )
-    state.manager.layout.refuse("a fork", state.manager.layout.sides)
+    state.manager.layout.refuse("a fork")
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     # An outstanding batch may be cancelled: its moves would run together with copies made now.

@@ -89,7 +89,7 @@ class Packer:
             moves=moves,
             loads=loads,
             ticket=ticket,
-            groups=self._manager.group_tables(flight),
+            groups=None if self._manager.layout.is_plain else self._manager.group_tables(flight),
             has_outputs=has_outputs,
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),

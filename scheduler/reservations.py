@@ -142,6 +142,8 @@ class Books:
         self.bounded: list[RequestState] = []
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         self._owed: int | None = None
+        # Blocks that a sequence of so many tokens needs.
+        self.blocks_for = manager.layout.pages_for
 
     def running_rows(self) -> Rows:
         return self.queues.running_rows.array(self.queues.running)
@@ -166,12 +168,13 @@ class Books:
         longest = self.max_total_of(len(request.rows))
         return any(self.num_known(request, sequence) >= longest for sequence in range(len(request.rows)))
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return self.manager.layout.pages_for(num_tokens)
-
     def lacking(self, rows: Rows, ends: Counts) -> Counts:
         """Return the blocks that each row lacks to have `ends` tokens at last, int64 [n]."""
-        short: Counts = self.manager.layout.pages_for_each(ends) - self.manager.growth.pages_held(rows)
+        manager = self.manager
+        if manager.layout.is_plain:
+            short: Counts = -(-ends // manager.block_size) - manager.rows.num_blocks[rows]
+        else:
+            short = manager.growth.owed(rows, ends)
         return np.maximum(short, 0)
 
     def kept(self, rows: Rows) -> Counts:
