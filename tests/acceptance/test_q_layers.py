@@ -184,6 +184,14 @@ def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_schedu
     assert (manager.device.num_used, scheduler.manager.device.num_used) == (0, 0)
 
 
+def test_blocks_of_several_pages_are_refused_what_they_cannot_do(make_manager, make_scheduler):
+    groups = [LayerGroup("full", pages=2)]
+    with pytest.raises(UnsupportedByLayers, match="a host tier .* with full layers of 2 pages a block"):
+        make_manager(8, 4, groups=groups, host_blocks=4)
+    with pytest.raises(UnsupportedByLayers, match="policy static, .* with full layers of 2 pages a block"):
+        make_scheduler(8, 4, groups=groups, policy="static")
+
+
 def test_a_draft_is_refused_where_a_state_would_see_it(make_scheduler, request_of):
     scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
     scheduler.add(request_of("r", 3))

@@ -93,8 +93,20 @@ def test_without_full_attention_positions_cost_nothing():
     assert Layout([FULL], 4).num_main_blocks(8) == 8
 
 
-def test_a_refusal_names_the_kinds_once_and_in_order():
-    layout = Layout([LayerGroup("window", 3), STATE, LayerGroup("window", 5), FULL], 4)
-    with pytest.raises(UnsupportedByLayers, match="^a leap is not possible with state and window layers.$"):
-        layout.refuse("a leap", layout.sides)
-    layout.refuse("a leap", ())
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ([LayerGroup("window", 3), STATE, LayerGroup("window", 5), FULL], "state and window layers"),
+        ([FULL], "full layers of 2 pages a block"),
+    ],
+)
+def test_a_refusal_names_the_kinds_once_and_in_order(groups, named):
+    with pytest.raises(UnsupportedByLayers, match=f"^a leap is not possible with {named}.$"):
+        Layout(groups, 4).refuse("a leap")
+
+
+def test_what_states_cannot_do_is_refused_for_states_alone():
+    Layout(PLAIN, 4).refuse("a leap")
+    Layout([WINDOW, FULL], 4).refuse("a guess", with_states=True)
+    with pytest.raises(UnsupportedByLayers, match="^a guess is not possible with state layers.$"):
+        Layout([WINDOW, STATE], 4).refuse("a guess", with_states=True)
