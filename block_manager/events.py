@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, Run, Span, upwards
+from .runs import DEVICE, NUM_PLACES, Run, Span, upwards
 from .tables import Tables
 
 # Nodes that came to a place together (True), or left it (False).
@@ -100,7 +100,7 @@ class EventLog:
         for run in index.runs.values():
             if run.row >= 0:
                 self.opened(run.row, index.paths[run.row].published)
-            for place in range(len(run.blocks)):
+            for place in range(NUM_PLACES):
                 self.came(_residing(run, place, 0, None), place)
 
     def opened(self, row: int, first: int) -> None:

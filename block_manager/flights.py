@@ -26,6 +26,14 @@ class Share(NamedTuple):
     end: int
 
 
+class StateRead(NamedTuple):
+    """States of a sequence, `uid`, after `start` tokens, which lie in these blocks, one a state group."""
+
+    uid: int
+    start: int
+    blocks: tuple[int, ...]
+
+
 class Flight:
     """One batch: tokens `starts[i]` to `ends[i]` - 1 of `rows[i]`, int64 [n] each, in the order of their placement.
 
@@ -42,8 +50,8 @@ class Flight:
         self.held: NDArray[np.int64] | None = None
         self.is_fork: NDArray[np.bool_] | None = None
         self.has_drafts = False
-        # Rows that read their states from other blocks than they write: row -> (its uid, those blocks).
-        self.reads: dict[int, tuple[int, tuple[int, ...]]] = {}
+        # By row, those that read their states from other blocks than they write.
+        self.reads: dict[int, StateRead] = {}
         # Shares placed one by one and not packed yet, by row.
         self._single: dict[int, tuple[int, int]] = {}
 

@@ -46,8 +46,8 @@ class Growth:
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Sources of the composed batch's copies that no row holds: not drawn again before the copies ran.
-        self.copied: list[int] = []
+        # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
+        self.copied: list[tuple[int, int]] = []
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
@@ -196,7 +196,13 @@ class Growth:
                     self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
                 begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
             counts = ends - begins
-            self._device.release(tables.blocks[side.table, which.repeat(counts), rising_from(begins, counts)])
+            blocks = tables.blocks[side.table, which.repeat(counts), rising_from(begins, counts)]
+            while len(blocks):
+                # Forks pass a block that they share in one step.
+                _, places = np.unique(blocks, return_index=True)
+                places.sort()
+                self._device.release(blocks[places])
+                blocks = np.delete(blocks, places)
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
         """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are
@@ -223,38 +229,69 @@ class Growth:
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
         last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
-        `num_grown` more blocks cannot be drawn."""
-        tables, device = self._tables, self._device
-        writers: list[int] = []
-        copies: list[tuple[int, int, int]] = []
-        holders: dict[int, int] = {}
-        for row in rows[tables.shares_tail[rows]].tolist():
-            column, offset = divmod(int(tables.num_launched[row]), tables.block_size)
-            if offset:
-                writers.append(row)
-                block = int(tables.blocks[0, row, column])
-                left = holders.setdefault(block, device.num_refs(block))
-                if left > 1 or device.has_content(block):
-                    holders[block] = left - 1
-                    copies.append((row, column, block))
-        device.require(len(copies) + num_grown)
+        `num_grown` more pages cannot be drawn."""
+        tables = self._tables
+        writers = [
+            row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
+        ]
+        parts = [(0, self._layout.full_pages, self._tails_to_copy(0, self._blocks, writers))]
+        parts += [
+            (side.table, side.pages, self._tails_to_copy(side.table, self._device, writers))
+            for side in self._layout.bounded
+        ]
+        self._device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
         pairs: list[tuple[int, int]] = []
-        for (row, column, block), copy in zip(copies, device.draw(len(copies)).tolist(), strict=True):
-            if device.num_refs(block) > 1:
-                device.release(np.array([block]))
-            else:
-                self.copied.append(block)
-            self.write(row, column, np.array([copy]))
-            pairs.append((block, copy))
+        for table, pages, copies in parts:
+            pool = self._device if table else self._blocks
+            for (row, column, block), copy in zip(copies, pool.draw(len(copies), pages or 1).tolist(), strict=True):
+                if pool.num_refs(block) > 1:
+                    pool.release(np.array([block]))
+                else:
+                    self.copied.append((table, block))
+                if table:
+                    tables.blocks[table, row, column] = copy
+                else:
+                    self.write(row, column, np.array([copy]))
+                both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
+                pairs += zip(*both.tolist(), strict=True)
         tables.shares_tail[writers] = False
         self.any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
 
+    def _tails_to_copy(self, table: int, pool: Pool, writers: list[int]) -> list[tuple[int, int, int]]:
+        """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""
+        copies: list[tuple[int, int, int]] = []
+        holders: dict[int, int] = {}
+        for row in writers:
+            column = int(self._tables.num_launched[row]) // self._tables.block_size
+            block = int(self._tables.blocks[table, row, column])
+            left = holders.setdefault(block, pool.num_refs(block))
+            if left > 1 or pool.has_content(block):
+                holders[block] = left - 1
+                copies.append((row, column, block))
+        return copies
+
     def release_copied(self) -> None:
         """Release the sources of the composed batch's copies: the next batch may draw them."""
         if self.copied:
-            self._device.release(np.array(self.copied[::-1]))
+            for of_side in (False, True):
+                blocks = [block for table, block in self.copied[::-1] if bool(table) is of_side]
+                if blocks:
+                    (self._device if of_side else self._blocks).release(np.array(blocks))
             self.copied = []
+
+    def share_sides(self, row: int, child: int, num_blocks: int) -> None:
+        """Let a fork of the row hold what its sides hold, before column `num_blocks`; whoever writes a state next writes
+        another one."""
+        tables = self._tables
+        for side in self._layout.sides:
+            first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
+            blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
+            self._device.hold(blocks)
+            tables.blocks[side.table, child, first:stop] = blocks
+            tables.first[side.table, child] = first
+        if self._layout.states and num_blocks:
+            tables.moves_state[[row, child]] = True
 
     def take_changes(self) -> TableChanges:
         """Return the table entries changed since the last call, in order; the first call starts it. Read-only: a batch

@@ -77,7 +77,7 @@ class BlockManager(Uncopyable):
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
-    are not full go without host_blocks and forks so far (UnsupportedByLayers).
+    are not full go without host_blocks so far (UnsupportedByLayers).
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -123,6 +123,11 @@ class BlockManager(Uncopyable):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
         return self._memory
+
+    @property
+    def _tells_content(self) -> bool:
+        """Whether there is content of a full group, which is what readers outside are told of."""
+        return self.prefix_caching and bool(self._memory.layout.full_pages)
 
     def _own(self, call: str) -> Memory:
         """The memory, for a call that changes it. Raises MemoryClaimed."""
@@ -274,10 +279,12 @@ class BlockManager(Uncopyable):
     def fork(self, row: int) -> int:
         """Open a row with the same tokens that shares all blocks with launched tokens, and is in the same batches up to
         its known tokens. The first to write a shared partial block copies it. Raises UnknownRow, RowSwapped, or
-        UnsupportedByLayers unless all layers are full."""
+        RowInFlight past its known tokens if there are states."""
         memory = self._own("fork")
-        memory.layout.refuse("a fork")
-        return memory.fork_of(memory.tables.one(row))
+        row = memory.tables.one(row)
+        if memory.layout.states and memory.tables.content_end(row) < memory.tables.num_launched[row]:
+            raise RowInFlight(row)
+        return memory.fork_of(row)
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
         """Move the rows' blocks from column `keep` on to the host, after outstanding batches wrote them. Raises
@@ -380,20 +387,20 @@ class BlockManager(Uncopyable):
 
     def take_events(self) -> Sequence[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; empty without a
-        prefix cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the
+        prefix cache or full layers. The first call begins with all content, and changes are kept from then on. Applied from empty, the
         events give exactly the confirmed content of both tiers. Hashes are computed on reading."""
-        return self._memory.content.event_log().take() if self.prefix_caching else []
+        return self._memory.content.event_log().take() if self._tells_content else []
 
     def events_snapshot(self) -> Sequence[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
-        return self._memory.content.event_log().snapshot() if self.prefix_caching else []
+        return self._memory.content.event_log().snapshot() if self._tells_content else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
         Raises InvalidConfig for another tier."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        return self._memory.index.contents(tier)
+        return self._memory.index.contents(tier) if self._tells_content else set()
 
     def extend_hit(self, row: int) -> int:
         """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.

@@ -86,9 +86,10 @@ class Memory:
         self.content = Content(self.tables, self.index, self.offload, layout.full_pages)
         # What is kept of windows, chunks and states.
         self.sides: SideContent | None = None
-        if prefix_caching and layout.sides:
+        if layout.sides:
             self.sides = SideContent(self.tables, self.index, self.device, layout)
-            self.growth.content = self.sharing.sides = self.content.sides = self.sides
+            if prefix_caching:
+                self.growth.content = self.sharing.sides = self.content.sides = self.sides
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -112,8 +113,8 @@ class Memory:
         self._longest = max(self._longest, num_tokens)
         reads = reads and self.prefix_caching
         self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
-        if self.sides is not None:
-            self.sides.begin(row, num_tokens)
+        if self.growth.content is not None:
+            self.growth.content.begin(row, num_tokens)
         if not reads:
             return row
         try:
@@ -137,8 +138,8 @@ class Memory:
             if num_tokens > self._longest:
                 self._longest = num_tokens
             path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
-            if self.sides is not None:
-                self.sides.begin(row, num_tokens)
+            if self.growth.content is not None:
+                self.growth.content.begin(row, num_tokens)
             if key:
                 index.open_run(row, path, key)
                 self.sharing.count_lookup(num_tokens, 0)
@@ -162,7 +163,8 @@ class Memory:
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share of the row that begins at token `start` should end, at most at `end`."""
-        return self.sides.next_end(row, start, end) if self.sides is not None and self.layout.states else end
+        content = self.growth.content
+        return content.next_end(row, start, end) if content is not None and self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
         if self.sides is not None and self.tables.moves_state[rows].any():
@@ -212,8 +214,7 @@ class Memory:
         wanted = None if one_each else -(-ends[short] // self.block_size)
         moves = NO_MOVES
         if growth.any_shared_tail:
-            num_grown = len(short) if wanted is None else int((wanted - have[short]).sum())
-            moves = growth.copy_shared_tails(rows, num_grown)
+            moves = growth.copy_shared_tails(rows, int(growth.lacking(rows, ends).sum()))
         if self.layout.states and tables.moves_state[rows].any():
             self.device.require(growth.num_promised + int(growth.lacking(rows, ends).sum()))
         if len(short):
@@ -421,8 +422,9 @@ class Memory:
         self.index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
-            self.device.hold(blocks)
+            self.blocks.hold(blocks)
             self.growth.write(child, 0, blocks)
+            self.growth.share_sides(row, child, num_blocks)
         tables.set_progress(child, launched, min(launched, int(tables.num_computed[row])))
         self.flights.inherit(row, child, launched)
         if launched % self.block_size:
@@ -435,7 +437,7 @@ class Memory:
         """Fork a row that no batch computes; copy its partial block at once. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         if tables.num_launched[row] % self.block_size:
-            self.device.require(1)
+            self.device.require(self.layout.block_pages)
         shared_it_before = tables.shares_tail.item(row)
         child = self.fork_of(row)
         moves = growth.copy_shared_tails(np.array([child]), 0)
@@ -601,10 +603,11 @@ class Memory:
         self._publish(row)
 
     def check(self) -> list[str]:
-        held = self.device.kept + Counter(self.growth.copied)
+        held = self.device.kept + Counter([block for table, block in self.growth.copied if not table])
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        read = [block for flight in self.flights.all for _, blocks in flight.reads.values() for block in blocks]
-        sides = self.device, self.layout, read
+        reads = [block for flight in self.flights.all for read in flight.reads.values() for block in read.blocks]
+        reads += [block for table, block in self.growth.copied if table]
+        sides = self.device, self.layout, reads
         found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .flights import Flight
+from .flights import Flight, StateRead
 from .layout import Layout, Side
 from .pool import Pool
 from .prefix_index import Match, PrefixIndex
@@ -176,47 +176,48 @@ class SideContent:
 
     def move_states(self, rows: Rows, flight: Flight) -> None:
         """Draw other blocks for the states that these rows, being placed in the batch, must not overwrite."""
-        for row in rows[self._tables.moves_state[rows]].tolist():
-            self._move_state(row, flight)
+        tables, device = self._tables, self._device
+        for row in rows[tables.moves_state[rows]].tolist():
+            blocks = [tables.blocks.item(side.table, row, 0) for side in self._layout.states]
+            if any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
+                self._move_state(row, tables.num_launched.item(row), flight)
+            # Otherwise the others who held them have gone.
+            tables.moves_state[row] = False
 
-    def _move_state(self, row: int, flight: Flight) -> None:
+    def _move_state(self, row: int, start: int, flight: Flight) -> None:
         tables, old = self._tables, []
         for side in self._layout.states:
             old.append(tables.blocks.item(side.table, row, 0))
             tables.blocks[side.table, row, 0] = self._device.draw(1, side.pages).item()
-        flight.reads[row] = tables.uid.item(row), tuple(old)
-        tables.moves_state[row] = False
+        flight.reads[row] = StateRead(tables.uid.item(row), start, tuple(old))
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, as long as pages are free."""
         rows, starts, _ = flight.columns()
         tables, size = self._tables, self._size
         may = (starts > 0) & (starts <= tables.wanted[:, rows].max(axis=0) * size) & (starts % size == 0)
-        for row in rows[may].tolist():
+        for row, start in zip(rows[may].tolist(), starts[may].tolist(), strict=True):
             if row in flight.reads or not self._index.paths[row].writes:
                 continue
             if self._device.num_free >= self._layout.state_pages:
-                self._move_state(row, flight)
+                self._move_state(row, start, flight)
 
     def settle(self, flight: Flight) -> None:
         """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
-        if not flight.reads:
-            return
-        starts = dict(zip(flight.rows.tolist(), flight.starts.tolist(), strict=True))
-        for row, (uid, blocks) in flight.reads.items():
+        for row, (uid, start, blocks) in flight.reads.items():
             is_live = self._tables.uid[row] == uid
-            is_wanted = is_live and starts[row] // self._size in self._tables.wanted[:, row]
+            is_wanted = is_live and start // self._size in self._tables.wanted[:, row]
             for side, block in zip(self._layout.states, blocks, strict=True):
                 is_new = not self._device.has_content(block)
-                if is_live and is_new and self._tables.num_computed[row] >= starts[row]:
-                    self._keep_state(side, row, starts[row], np.array([block]))
+                if is_live and is_new and start % self._size == 0 and self._tables.num_computed[row] >= start:
+                    self._keep_state(side, row, start, np.array([block]))
                 self._device.release(np.array([block]), is_next=is_new and not is_wanted)
 
     def take_back(self, flight: Flight) -> set[int]:
         """Give rows the states that the batch, which did not run, was to read. Returns the rows that stand where they
         stood before it."""
         stand: set[int] = set()
-        for row, (uid, blocks) in flight.reads.items():
+        for row, (uid, _, blocks) in flight.reads.items():
             if self._tables.uid[row] != uid:
                 for block in blocks:
                     self._device.release(np.array([block]))
@@ -231,4 +232,4 @@ class SideContent:
     def reads(self, flight: Flight, side: Side) -> dict[int, int]:
         """row -> the block that the batch reads its state from, where that is not the one that it writes."""
         place = self._layout.states.index(side)
-        return {row: blocks[place] for row, (_, blocks) in flight.reads.items()}
+        return {row: read.blocks[place] for row, read in flight.reads.items()}

@@ -32,7 +32,6 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         raise InvalidRequest(
             f'request "{request.id}": {state.running_rows.num} sequences run already; max_sequences is {seats}.'
         )
-    state.manager.layout.refuse("a fork")
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     # An outstanding batch may be cancelled: its moves would run together with copies made now.
@@ -47,6 +46,6 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.books.lift_bound(request)
     state.running_rows.unsettle()
     state.columns.advance_unevenly()
-    if len(moves):
-        state.carried.add_copy(*moves.device_to_device[0].tolist())
+    for source, copy in moves.device_to_device.tolist():
+        state.carried.add_copy(source, copy)
     return number
