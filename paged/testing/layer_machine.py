@@ -14,10 +14,9 @@ from paged.testing.world import World
 
 
 class LayerMachine(SchedulerMachine):
-    """Its worlds have `groups`. No host tier and no fork, which are refused for such layers."""
+    """Its worlds have `groups`. No host tier, which is refused for such layers."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        fork=False,
         events=False,
         host_tier=False,
         host_content=False,

@@ -42,7 +42,7 @@ def violations(rig: SchedulerRig) -> list[str]:
     moves = rig.carries_moves or any(len(f.batch.moves) or f.loading for f in rig.flights)
     groups = rig.world.groups
     # A state that a batch reads, and not in place, is held until it ends.
-    moves |= bool(rig.flights) and rig.world.prefix_caching and has_states(groups)
+    moves |= bool(rig.flights) and has_states(groups)
     found += invariants.memory_violations(rig.manager, may_hold=bool(moves), groups=groups)
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 

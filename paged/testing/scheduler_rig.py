@@ -354,12 +354,12 @@ class SchedulerRig:
         self._note("cancel", moved)
         flight = self.flights.pop()
         self.figures.cancelled(flight.batch)
-        if moved and self.world.groups:
-            flight.apply_changes(self.mirror)
-            self.shadow.spoil(flight.batch, flight.views)
-        elif moved:
+        if moved:
             self._move(flight)
             flight.apply_changes(self.mirror)
+        if moved and self.world.groups:
+            self.shadow.spoil(flight.batch, flight.views, flight.rewritten)
+        elif moved:
             # Half a forward pass has written anything to the slots that it was given, before whatever came later.
             slots = flight.batch.slot_mapping
             is_its_own = ~np.isin(slots // self.world.block_size, list(flight.rewritten))
@@ -480,13 +480,14 @@ class SchedulerRig:
         can &= policy is None or policy.reservation == "prompt"
         can &= book.request.reads_cache and book.request.writes_cache and self.num_running() < self.world.max_sequences
         before = self._table_of(id, sequence) if can else []
+        tails = self._tails(id, sequence) if can else []
         try:
             with self._blaming(PagedError):
                 number = self.scheduler.fork(id, sequence)
         except RequestInFlight:
             self._fail_on([] if self.in_flight(id) else [f"{id} is not in flight, and yet fork says so"])
         except OutOfBlocks as error:
-            is_full = error.free == 0 and self.computed.get((id, sequence), 0) % self.world.block_size
+            is_full = error.free < len(tails) and self.computed.get((id, sequence), 0) % self.world.block_size
             self._fail_on([] if is_full else [f"a fork of {id}/{sequence}: {error}"])
             self.events["fork refused for want of a block"] += 1
         except PagedError as error:
@@ -507,18 +508,28 @@ class SchedulerRig:
                 self._fail_on(
                     [f"{id}/{sequence} and its fork both write {before[-1:]}"] if table[-1:] == before[-1:] else []
                 )
-                self._carry(before[-1], table[-1])
+                self._carry(tails, self._tails(id, number))
             self.events["fork"] += 1
         self._check()
 
-    def _carry(self, source: int, copy: int) -> None:
-        """A copy for a fork is to run: with those that are to run already, unless one of them reads or writes what another one does."""
+    def _tails(self, id: str, sequence: int) -> list[int]:
+        """The pages of a sequence's last block, over all groups."""
+        if not self.world.groups:
+            return self._table_of(id, sequence)[-1:]
+        row, pages = self._row_of(id, sequence), []
+        for number, group in enumerate(self.world.groups):
+            if group.kind != "state":
+                pages += self.manager.group_pages(number, row)[-1:].reshape(-1).tolist()
+        return pages
+
+    def _carry(self, sources: list[int], copies: list[int]) -> None:
+        """Copies for a fork are to run: with those that are to run already, unless one of them reads or writes what another one does."""
         pairs = dict(self.carried[-1] or {}) if self.carried else {}
-        pairs[copy] = pairs.get(source, source)
+        pairs |= {copy: pairs.get(source, source) for source, copy in zip(sources, copies, strict=True)}
         if self.carried and self.carried[-1] is not None and not pairs.keys() & set(pairs.values()):
             self.carried[-1] = pairs
         else:
-            self.carried.append({copy: source})
+            self.carried.append(dict(zip(copies, sources, strict=True)))
 
     def num_running(self) -> int:
         """Sequences of the requests that run."""
@@ -527,9 +538,11 @@ class SchedulerRig:
 
     def _table_of(self, id: str, sequence: int) -> list[int]:
         """The blocks of a live sequence whose request has rows."""
+        return list(self.manager.table(self._row_of(id, sequence)).tolist())
+
+    def _row_of(self, id: str, sequence: int) -> int:
         live = [number for number, each in enumerate(self.books[id].sequences) if each.reason is None]
-        rows = self.scheduler.rows_of(id)
-        return list(self.manager.table(rows[live.index(sequence)]).tolist())
+        return int(self.scheduler.rows_of(id)[live.index(sequence)])
 
     def loaded(self, id: str, num_tokens: int) -> None:
         """The KV that exists elsewhere has arrived: `num_tokens` of those that a loading request asked for, first ones first."""
@@ -627,9 +640,6 @@ class SchedulerRig:
         if flight.has_moved:
             return
         flight.has_moved = True
-        if self.world.groups:
-            self._fail_on([f"moves {flight.batch.moves} of layers of several kinds"] if len(flight.batch.moves) else [])
-            return
         moves = flight.batch.moves
         for earlier in self.flights:
             if earlier.number < flight.number:

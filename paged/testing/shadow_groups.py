@@ -11,7 +11,7 @@ block of another group, two parts exchanged, and a state that is too old or too 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paged.testing.content import POISON, Contents
 from paged.testing.naive_layers import Groups, front
-from paged.testing.shadow_kv import Share, Slots, shares_of
+from paged.testing.shadow_kv import Share, Slots, outside, pairs_of, shares_of
 
 Pages = NDArray[np.integer]
 Place = tuple[int, int]
@@ -84,12 +84,29 @@ class ShadowGroups:
             found += self._mismatches(share, views)
         return found, {} if found else {share.place: share.expected for share in shares}
 
-    def spoil(self, batch: Any, views: Sequence[View]) -> None:
-        """The forward pass stopped half way: anything may stand where it writes."""
+    def move(self, moves: Any) -> list[str]:
+        """Copy pages of one pool, all at once. Returns violations: what is no page, a page written twice, or read and written."""
+        pairs = pairs_of(moves, "device_to_device")
+        found = [
+            f"a copy of page {page}; there are {len(self.pages)}"
+            for page in outside(pairs.reshape(-1), len(self.pages))
+        ]
+        if len(moves) > len(pairs):
+            found.append(f"moves between tiers of layers of several kinds: {moves}")
+        written = pairs[:, 1].tolist()
+        if len(set(written)) < len(written) or set(written) & set(pairs[:, 0].tolist()):
+            found.append(f"copies of pages get into each other's way: {pairs.tolist()}")
+        if not found:
+            self.pages[written] = self.pages[pairs[:, 0]]
+        return found
+
+    def spoil(self, batch: Any, views: Sequence[View], but: Collection[int] = ()) -> None:
+        """The forward pass stopped half way: anything may stand where it writes, `but` for pages that were written after it."""
         for place, end in enumerate(batch.seq_lens.tolist()):
             share = Share(place, "", end - int(batch.num_tokens[place]), np.full(end, POISON))
             for written, _ in self._writes(share, views):
-                self.pages[written] = POISON
+                if written[0] not in but:
+                    self.pages[written] = POISON
 
     def poison(self, pages: Iterable[int]) -> None:
         """Pages that nobody holds: whoever reads them now reads POISON."""

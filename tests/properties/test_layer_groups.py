@@ -10,21 +10,23 @@ import pytest
 from paged.testing.machines import LayerMachine, run_machine
 
 SHARES = {
-    0.1: "computes what nobody knows, void, several outstanding, cancel behind another, none sampled, append",
-    0.05: "preempted by recompute, abort in flight, cancel of states, drafts accepted, drafts rejected",
-    0.02: "became paused, state is void, preempted in flight",
+    0.15: "preempted by recompute, switch, void, none sampled, append, several outstanding, computes what nobody knows",
+    0.06: "drafts accepted, drafts rejected",
+    0.04: "hit, fork, copy on write, abort in flight, cancel behind another",
+    0.02: "cancel of states, state is void, finish, follow",
+    0.01: "became paused",
 }
 
 
 @pytest.fixture(scope="module")
 def reached(reached_by):
     reached = reached_by(LayerMachine)
-    run_machine(reached.machine, few=120, steps=15)
+    run_machine(reached.machine, few=90, steps=15)
     return reached
 
 
 def test_whatever_is_called_every_read_finds_what_the_rules_of_its_group_promise(reached):
-    assert reached.num_examples >= 100
+    assert reached.num_examples >= 80
 
 
 def test_the_machine_reaches_what_matters(reached):
