@@ -170,9 +170,6 @@ def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_schedu
     ):
         make_manager(8, 4, groups=groups, prefix_caching=False, host_blocks=4)
     manager = make_manager(8, 4, groups=groups, prefix_caching=False)
-    row = manager.add([1, 2, 3])
-    with pytest.raises(UnsupportedByLayers, match=f"a fork is not possible with {group.kind} layers"):
-        manager.fork(row)
     with pytest.raises(
         UnsupportedByLayers, match="policy orca-max, which draws what a request may become, is not possible"
     ):
@@ -228,3 +225,125 @@ def test_requests_that_are_in_each_others_way_all_get_their_answers(make_schedul
             tokens[id] = tokens.get(id, 0) + len(output.token_ids)
     assert tokens == dict.fromkeys("abcd", 9)
     assert scheduler.manager.device.num_free == 14
+
+
+def begun(scheduler, request):
+    """Serve the request to its end; where each of its shares began, and the states that they read and wrote."""
+    scheduler.add(request)
+    starts, states = [], []
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        starts += (batch.seq_lens - batch.num_tokens).tolist()
+        states += [(group.read[0].tolist(), group.write[0].tolist()) for group in batch.groups[-1:]]
+        scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
+        assert scheduler.check() == []
+    return starts, states
+
+
+ALIKE = [LayerGroup("full"), LayerGroup("state")]
+
+
+def test_Q8_a_state_is_kept_at_a_prompts_last_block_and_read_by_the_next_one(make_scheduler, request_of):
+    scheduler = make_scheduler(30, 2, groups=ALIKE)
+    starts, states = begun(scheduler, request_of("a", [1, 2, 3, 4, 5, 6, 7], max_tokens=1))
+    # A chunk ends where a state is wanted.
+    assert starts == [0, 6]
+    kept = states[0][1]
+    assert states[1][0] == kept != states[1][1]
+    for id, last in (("b", 8), ("c", 9)):
+        starts, states = begun(scheduler, request_of(id, [1, 2, 3, 4, 5, 6, last, last], max_tokens=1))
+        assert starts == [6]
+        # It stays what it was for the one after.
+        assert states[0][0] == kept != states[0][1]
+
+
+def test_Q9_full_blocks_alone_are_of_no_use_when_the_states_are_gone(make_scheduler, request_of):
+    scheduler = make_scheduler(7, 4, groups=ALIKE)
+    first = list(range(1, 9))
+    begun(scheduler, request_of("a", first, max_tokens=1))
+    # 13 tokens in 4 blocks, and 2 states: one page is left of what was there.
+    begun(scheduler, request_of("b", list(range(11, 24)), max_tokens=1))
+    starts, _ = begun(scheduler, request_of("c", first, max_tokens=1))
+    assert starts[0] == 0
+
+
+def test_Q11_a_hit_ends_where_a_state_is_kept_though_more_blocks_are_there(make_scheduler, request_of):
+    scheduler = make_scheduler(60, 16, groups=ALIKE)
+    prompt = list(range(40))
+    begun(scheduler, request_of("a", prompt, max_tokens=12))
+    # 48 tokens of it were computed, in three full blocks; its prompt's last full block ends at 32.
+    starts, _ = begun(scheduler, request_of("b", prompt + [7] * 10, max_tokens=1))
+    assert starts[0] == 32
+
+
+def test_Q12_the_whole_prompt_again_begins_at_its_last_kept_state(make_scheduler, request_of):
+    # A peer keeps a state at 33, in the middle of a block; ours are kept at the ends of blocks.
+    scheduler = make_scheduler(60, 16, groups=ALIKE)
+    prompt = list(range(70))
+    begun(scheduler, request_of("a", prompt, max_tokens=1))
+    for id in "bc":
+        starts, _ = begun(scheduler, request_of(id, prompt, max_tokens=1))
+        assert starts == [64]
+    assert scheduler.manager.device.num_used == 0
+
+
+def test_Q15_chunks_end_where_a_state_is_wanted_and_nowhere_over_it(make_scheduler, request_of):
+    for budget in (1600, 1000, 364, 331, 1599, 1601, 2531):
+        scheduler = make_scheduler(500, 16, groups=ALIKE, max_tokens_per_step=budget)
+        starts, _ = begun(scheduler, request_of(f"r{budget}", 3602, max_tokens=1))
+        assert 3600 in starts
+        whole = [start for start in starts if start < 3600]
+        assert whole == list(range(0, 3600, budget))
+
+
+def test_Q18_pages_of_one_kind_become_those_of_another(make_scheduler, request_of):
+    groups = [LayerGroup("full"), LayerGroup("state", pages=3)]
+    scheduler = make_scheduler(15, 2, groups=groups)
+    begun(scheduler, request_of("a", 12, max_tokens=1))
+    manager = scheduler.manager
+    assert (manager.device.num_cached, manager.device.num_free) == (12, 3)
+    starts, _ = begun(scheduler, request_of("b", 8, max_tokens=1))
+    # Its 4 blocks and a state were wanted, and 3 pages were free.
+    assert starts[0] == 0
+    assert manager.device.num_used == 0
+
+
+def test_forks_read_one_state_and_write_one_each(make_manager, compute):
+    groups = [LayerGroup("full"), LayerGroup("window", 3, pages=2), LayerGroup("state", pages=2)]
+    manager = make_manager(40, 4, groups=groups, prefix_caching=False)
+    row = manager.add(range(6))
+    compute(manager, row)
+    child = manager.fork(row)
+    before = [manager.group_pages(number, row).tolist() for number in range(3)]
+    assert [manager.group_pages(number, child).tolist() for number in range(3)] == before
+    used = manager.device.num_used
+    manager.append(row, [7])
+    manager.append(child, [8])
+    moves = manager.allocate([row, child], [1, 1])
+    # The partial block of 1 + 2 pages is copied for one of them.
+    assert len(moves.device_to_device) == 3
+    states = [manager.group_pages(2, each).tolist() for each in (row, child)]
+    assert states[0] != states[1] and before[2] not in states
+    # Until the batch has run, what both read is held.
+    assert manager.device.num_used == used + 3 + 2 * 2
+    manager.confirm()
+    assert manager.device.num_used == used + 3 + 2
+    manager.free([row, child])
+    assert manager.device.num_free == 40
+
+
+def test_a_window_is_shared_from_where_it_begins(make_scheduler, request_of):
+    groups = [LayerGroup("full"), LayerGroup("window", 5, pages=2)]
+    scheduler = make_scheduler(60, 2, groups=groups)
+    prompt = list(range(12))
+    scheduler.add(request_of("a", [*prompt, 50], max_tokens=9))
+    scheduler.update(scheduler.schedule(), np.array([7]))
+    scheduler.add(request_of("b", [*prompt, 51], max_tokens=9))
+    batch = scheduler.schedule()
+    assert batch.num_tokens.tolist() == [1, 1]
+    window, full = batch.groups[1].tables, batch.groups[0].tables
+    # Four tokens before position 12 lie in columns 4 and 5.
+    assert (window[1, :6, 0] >= 0).tolist() == [False] * 4 + [True] * 2
+    assert window[0, 4:6].tolist() == window[1, 4:6].tolist()
+    assert full[0, :6].tolist() == full[1, :6].tolist()
+    assert scheduler.check() == []
