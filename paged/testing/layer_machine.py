@@ -26,7 +26,7 @@ class LayerMachine(SchedulerMachine):
     @initialize(
         world=layer_worlds(),
         opening=st.lists(wishes(), min_size=1, max_size=4),
-        is_alike=st.sampled_from([False, False, True]),
+        is_alike=st.booleans(),
     )
     def begin(self, world: World, opening: list[Wish], is_alike: bool) -> None:
         """Requests that are there from the start, together; their prompts may begin alike."""
