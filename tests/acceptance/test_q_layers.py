@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from paged import LayerGroup, Policy
-from paged.errors import InvalidConfig, NeverFits, UnknownRow, UnsupportedByLayers
+from paged.errors import InvalidConfig, NeverFits, OutOfBlocks, UnknownRow, UnsupportedByLayers
+from paged.testing.snapshots import snapshot
 
 HYBRID = (LayerGroup("full"), LayerGroup("state", pages=3))
 
@@ -81,6 +82,16 @@ def test_a_window_makes_room_for_what_would_never_fit(make_scheduler, request_of
     scheduler.add(request_of("r", 40, max_tokens=2))
     run(scheduler)
     assert scheduler.manager.device.num_free == 6
+
+
+def test_a_first_block_whose_states_find_no_page_changes_nothing(make_manager):
+    manager = make_manager(3, 4, groups=HYBRID, prefix_caching=False)
+    row = manager.add([1, 2, 3])
+    before = snapshot(manager)
+    with pytest.raises(OutOfBlocks) as refused:
+        manager.allocate(row, 1)
+    assert (refused.value.wanted, refused.value.free) == (4, 3)
+    assert snapshot(manager) == before
 
 
 def test_pages_go_to_whichever_group_needs_them(make_manager, compute):
