@@ -64,7 +64,7 @@ served: $(STAMP) ## press a server with REQUESTS requests (10,000) on a pool far
 	@PAGED_SERVED=$(REQUESTS) PAGED_EXAMPLES=1000 $(BIN)/python -m pytest tests/serving/test_pressure.py \
 		tests/serving/test_schemathesis.py --capture=no $(PYTEST)
 
-campaign: $(STAMP) ## run the state machines of manager, scheduler and engine (ours and a stand-in) for EXAMPLES examples in all (100,000; forty minutes on two cores)
+campaign: $(STAMP) ## run the state machines of manager, scheduler (layers of several kinds, too) and engine (ours and a stand-in) for EXAMPLES examples in all (100,000; forty minutes on two cores)
 	@$(BIN)/python tools/campaign.py --examples $(EXAMPLES)
 
 pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minutes) that are short of memory, bit by bit

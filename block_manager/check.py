@@ -120,7 +120,7 @@ def _sides(tables: Tables, layout: Layout) -> Iterator[str]:
             first, have = int(tables.first[side.table, row]), int(tables.num_blocks[row])
             wanted = min(int(side.first_column(tables.num_computed[row])), have)
             if first != wanted:
-                yield f"9: row {row} holds its {side.kind} of {side.reach} tokens from column {first} on, not {wanted}."
+                yield f"17: row {row} holds its {side.kind} of {side.reach} tokens from column {first} on, not {wanted}."
 
 
 def _shares(tables: Tables, flights: Flights) -> Iterator[str]:

@@ -16,7 +16,18 @@ from paged.base.extras import has_extra, import_with_extra
 from paged.errors import PagedError
 
 if TYPE_CHECKING:
-    from paged.block_manager import Admission, BlockManager, Cleared, Event, Hit, MemoryStats, Moves, Removed, Stored
+    from paged.block_manager import (
+        Admission,
+        BlockManager,
+        Cleared,
+        Event,
+        Hit,
+        LayerGroup,
+        MemoryStats,
+        Moves,
+        Removed,
+        Stored,
+    )
     from paged.engine.async_engine import AsyncEngine
     from paged.engine.config import EngineConfig
     from paged.engine.engine import Engine
@@ -73,6 +84,7 @@ __all__ = [
     "Event",
     "Explanation",
     "Hit",
+    "LayerGroup",
     "Limits",
     "LoadedModel",
     "Logprob",
@@ -105,6 +117,7 @@ _PUBLIC_NAMES = {
         "Cleared",
         "Event",
         "Hit",
+        "LayerGroup",
         "MemoryStats",
         "Moves",
         "Removed",

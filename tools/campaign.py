@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROUND = 500
-MACHINES = ("scheduler", "engine", "manager", "stand-in engine")
+MACHINES = ("scheduler", "layers", "engine", "manager", "stand-in engine")
 """The slowest first, as long as nobody has used any time."""
 
 
@@ -33,7 +33,7 @@ def run_round(name: str, examples: int) -> tuple[str, int, float, str]:
     os.environ.update(PAGED_EXAMPLES=str(examples), OMP_NUM_THREADS="1")
     os.environ.setdefault("PAGED_FAILURES", "failures")
     from paged.testing import Violation
-    from paged.testing.machines import EngineMachine, ManagerMachine, SchedulerMachine, run_machine
+    from paged.testing.machines import EngineMachine, LayerMachine, ManagerMachine, SchedulerMachine, run_machine
     from paged.testing.stand_in_engine import StandInEngine
 
     class StandInMachine(EngineMachine):
@@ -42,6 +42,7 @@ def run_round(name: str, examples: int) -> tuple[str, int, float, str]:
     machine, steps = {
         "manager": (ManagerMachine, 15),
         "scheduler": (SchedulerMachine, 15),
+        "layers": (LayerMachine, 15),
         "engine": (EngineMachine, 15),
         "stand-in engine": (StandInMachine, 20),
     }[name]

@@ -1,6 +1,6 @@
 """Planted faults: changes of the syntax tree of one function, which is found by its name.
 
-A fault is an entry of `tests/faults/faults.toml`:
+A fault is an entry of `tests/faults/faults.toml`, or of `layers.toml` beside it if it shows only with layers of several kinds:
 
     [lost-copy]
     says = "A shared partial block is replaced, and the copy is not reported."
@@ -43,15 +43,19 @@ class Fault:
     function: str
     find: str
     put: str
+    layers: bool = False
+    """It shows only where layers are of several kinds."""
 
 
 def read(table: Path) -> dict[str, Fault]:
-    """Return the faults of a table by name. Raises FaultFailed."""
+    """Return the faults of a table by name; those of one called layers.toml show only with layers of several kinds. Raises FaultFailed."""
     found = {}
     for name, entry in tomllib.loads(table.read_text(encoding="utf-8")).items():
         if not isinstance(entry, dict) or entry.keys() != KEYS:
             raise FaultFailed(f"{name}: has {sorted(entry)}; a fault has {sorted(KEYS)}.")
-        fault = Fault(name, entry["says"], entry["breaks"], entry["in"], entry["find"], entry["put"])
+        fault = Fault(
+            name, entry["says"], entry["breaks"], entry["in"], entry["find"], entry["put"], table.stem == "layers"
+        )
         if not fault.says.endswith("."):
             raise FaultFailed(f"{name}: `says` is no sentence.")
         try:

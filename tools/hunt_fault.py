@@ -19,9 +19,10 @@ from hypothesis import settings
 
 from paged import block_manager
 from paged.testing import SCENARIOS, Violation, random_program, replay, run_scenario, shrink
-from paged.testing.machines import ManagerMachine, SchedulerMachine, first_violation, settings_for
+from paged.testing.machines import LayerMachine, ManagerMachine, SchedulerMachine, first_violation, settings_for
 
 MANAGER, SCHEDULER, PROGRAMS, READY = "manager machine", "scheduler machine", "random programs", "a scenario"
+LAYERS = "layer machine"
 CALLS = 60
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ class Caught(Exception):
 
 def run_machine(machine: type[Any], most: int) -> int:
     """Up to `most` examples of a state machine; returns how many there were. Raises Caught."""
-    how = settings(settings_for(most, steps=40), max_examples=most, derandomize=True)
+    how = settings(settings_for(most, steps=15 if machine is LayerMachine else 40), max_examples=most, derandomize=True)
     violation, examples = first_violation(machine, how)
     if violation is not None:
         raise Caught(violation, examples) from violation
@@ -64,8 +65,9 @@ def run_scenarios() -> int:
     return run_each(run_scenario, list(SCENARIOS))
 
 
-def hunt(examples: int, programs: int, *, manager: bool) -> dict[str, Any]:
-    """What was found, if anything. `manager`: the memory layer by itself, too; without, only what runs the scheduler."""
+def hunt(examples: int, programs: int, *, manager: bool, layers: bool) -> dict[str, Any]:
+    """What was found, if anything. `manager`: the memory layer by itself, too; without, only what runs the scheduler. `layers`: only worlds with
+    layers of several kinds."""
     alone = [(MANAGER, lambda: run_machine(ManagerMachine, examples))] if manager else []
     longer = [(MANAGER, lambda: run_machine(ManagerMachine, 4 * examples))] if manager else []
     # Each of them for a while, and only then longer: most faults are found soon by one that looks where they are.
@@ -77,6 +79,8 @@ def hunt(examples: int, programs: int, *, manager: bool) -> dict[str, Any]:
         *longer,
         (PROGRAMS, lambda: run_programs(4 * examples)),
     ]
+    if layers:
+        ways = [(LAYERS, lambda: run_machine(LayerMachine, examples))]
     begun, tried = time.monotonic(), 0
     for way, run in ways:
         try:
@@ -119,8 +123,9 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=300, help="examples of each machine")
     parser.add_argument("--programs", type=int, default=5000, help="programs that may be run to make one short")
     parser.add_argument("--no-manager", action="store_true", help="leave the manager machine out")
+    parser.add_argument("--layers", action="store_true", help="run the layer machine, and nothing else")
     options = parser.parse_args()
-    result = hunt(options.examples, options.programs, manager=not options.no_manager)
+    result = hunt(options.examples, options.programs, manager=not options.no_manager, layers=options.layers)
     result["block_manager"] = block_manager.__file__
     options.result.write_text(json.dumps(result, indent=1))
 

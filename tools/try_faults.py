@@ -1,4 +1,4 @@
-"""Plant each fault of a table in a copy of the packages, and see whether the test kit finds it: `make faults`.
+"""Plant each fault of the tables in a copy of the packages, and see whether the test kit finds it: `make faults`.
 
 `faults.py` says what a fault is, and plants it. Last of all the unchanged packages are tried, in which nothing may be found. Each is
 tried by `hunt_fault.py` in a process of its own.
@@ -34,9 +34,11 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-TABLE = REPOSITORY / "tests" / "faults" / "faults.toml"
+TABLES = [REPOSITORY / "tests" / "faults" / name for name in ("faults.toml", "layers.toml")]
 PACKAGES = ("block_manager", "scheduler", "attention", "paged")
 CONTROL = Fault("nothing", "Nothing is wrong.", 0, "", "", "")
+CONTROL_OF_LAYERS = Fault("nothing in layers", "Nothing is wrong.", 0, "", "", "", layers=True)
+CONTROLS = (CONTROL, CONTROL_OF_LAYERS)
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def planted(fault: Fault) -> Iterator[tuple[Path, str]]:
                 symlinks=True,
                 ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"),
             )
-        changed = "" if fault is CONTROL else planting.plant(fault, folder).relative_to(folder).as_posix()
+        changed = "" if fault in CONTROLS else planting.plant(fault, folder).relative_to(folder).as_posix()
         yield folder, changed
 
 
@@ -77,6 +79,7 @@ def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[s
                 f"--programs={programs}",
             ]
             command += ["--no-manager"] if changed.startswith("scheduler/") else []
+            command += ["--layers"] if fault.layers else []
             environment = os.environ | {
                 "PYTHONPATH": str(folder),
                 "PYTHONDONTWRITEBYTECODE": "1",
@@ -102,7 +105,11 @@ def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[s
 
 def is_as_it_should_be(result: dict[str, Any]) -> bool:
     """A fault was found; where nothing is wrong, nothing was."""
-    return "problem" not in result and (result["by"] is None) == (result["fault"] == CONTROL.name)
+    return "problem" not in result and (result["by"] is None) == _is_control(result)
+
+
+def _is_control(result: dict[str, Any]) -> bool:
+    return result["fault"] in [control.name for control in CONTROLS]
 
 
 def rows(results: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -125,7 +132,7 @@ COLUMNS = ("fault", "rule", "found by", "after examples", "calls", "seconds", "w
 
 def summary(results: list[dict[str, Any]]) -> str:
     """How many were found, and the median of the shrunk programs' lengths."""
-    faults = [result for result in results if result["fault"] != CONTROL.name]
+    faults = [result for result in results if not _is_control(result)]
     lengths = [result["shrunk_calls"] for result in faults if result["by"]]
     median = (
         f"; the shrunk programs have {statistics.median(lengths):g} calls in the median, {max(lengths)} at most"
@@ -147,9 +154,10 @@ def page(results: list[dict[str, Any]], command: str, seconds: float) -> str:
         command,
         "```",
         "",
-        "Each stands in [faults.toml](../../tests/faults/faults.toml), which says what is wrong; its rule is one of",
+        "Each stands in [faults.toml](../../tests/faults/faults.toml), or [layers.toml](../../tests/faults/layers.toml) if it shows only with",
+        "layers of several kinds, and there it says what is wrong; its rule is one of",
         "[invariants.md](../../docs/invariants.md). Examples are counted until the first that failed; calls are those of the program",
-        "that was left when it had been made short; seconds are those of both. `nothing` is the unchanged source.",
+        "that was left when it had been made short; seconds are those of both. `nothing` is the unchanged source, `nothing in layers` too.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|---|--:|---|--:|--:|--:|---|",
@@ -178,7 +186,10 @@ def version(name: str) -> str:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Faults to try, by name; all, if none is named.")] = None,
-    table: Annotated[Path, typer.Option(help="Where the faults are described.", exists=True, dir_okay=False)] = TABLE,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(help="Where the faults are described; may be given again.", exists=True, dir_okay=False),
+    ] = None,
     examples: Annotated[int, typer.Option(help="Examples of each state machine before it gives up.", min=1)] = 300,
     programs: Annotated[int, typer.Option(help="Programs that may be run to make one short.", min=0)] = 5000,
     limit: Annotated[float, typer.Option(help="Seconds that one fault may take in all.", min=1)] = 900.0,
@@ -195,9 +206,10 @@ def main(
     # Not a terminal: as wide as the longest sentence, for whoever reads a log.
     console = Console(width=None if sys.stdout.isatty() else 200)
     try:
-        known = planting.read(table)
+        tables = table or TABLES
+        known = {name: fault for each in tables for name, fault in planting.read(each).items()}
         if unknown := sorted(set(names or ()) - known.keys()):
-            raise typer.BadParameter(f"no such fault in {table}: {', '.join(unknown)}.")
+            raise typer.BadParameter(f"no such fault in {', '.join(map(str, tables))}: {', '.join(unknown)}.")
         faults = [known[name] for name in names or known]
         functions = planting.functions_of(REPOSITORY)
         for fault in faults:
@@ -209,7 +221,7 @@ def main(
         console.print(f"{len(faults)} faults apply.")
         return
     if control:
-        faults = [*faults, CONTROL]
+        faults += [each for each in CONTROLS if any(fault.layers == each.layers for fault in faults)]
     begun = time.monotonic()
     results = []
     with ThreadPoolExecutor(jobs) as pool, Progress(console=console, transient=True) as progress:

@@ -7,6 +7,7 @@
     SCENARIOS, run_scenario       failures of the field, ready to run on a scheduler
     pressure_differences          what of an engine's answers is another one when memory is short
     ShadowKV, NaiveManager        two of those oracles: KV memory without tensors, the memory manager in dicts and lists
+    ShadowGroups, views_of        the first one for layers of several kinds: windows, chunks and states in one pool of pages
     INVARIANTS, memory_violations the numbered invariants, recomputed from public attributes
     expected_hits, hit_violations how many prompt tokens have to be prefix hits
     RandomEngine, random_program  random programs for a rig
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paged.testing.protocol import Capabilities, KVManager, ServingEngine, StepScheduler, capabilities_of
     from paged.testing.scenarios import SCENARIOS, Scenario, run_scenario
     from paged.testing.scheduler_rig import SchedulerRig
+    from paged.testing.shadow_groups import ShadowGroups, views_of
     from paged.testing.shadow_kv import ShadowKV
     from paged.testing.shrinking import replay, shrink
     from paged.testing.soaking import SoakReport, soak
@@ -67,6 +69,7 @@ __all__ = [
     "Scenario",
     "SchedulerRig",
     "ServingEngine",
+    "ShadowGroups",
     "ShadowKV",
     "SoakReport",
     "StandInEngine",
@@ -87,6 +90,7 @@ __all__ = [
     "shrink",
     "soak",
     "strategies",
+    "views_of",
 ]
 
 # pytest imports this package, for its plugin, wherever paged is installed; so nothing is loaded before its name is used.
@@ -104,6 +108,7 @@ _PUBLIC_NAMES = {
     "protocol": ("Capabilities", "KVManager", "ServingEngine", "StepScheduler", "capabilities_of"),
     "scenarios": ("SCENARIOS", "Scenario", "run_scenario"),
     "scheduler_rig": ("SchedulerRig",),
+    "shadow_groups": ("ShadowGroups", "views_of"),
     "shadow_kv": ("ShadowKV",),
     "shrinking": ("replay", "shrink"),
     "soaking": ("SoakReport", "soak"),

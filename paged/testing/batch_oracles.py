@@ -191,8 +191,8 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     policy, world, manager = getattr(rig.scheduler, "policy", None), rig.world, rig.manager
     if policy is None or policy.strategies is not None or (policy.reservation, policy.chunked) != ("prompt", True):
         return []
-    if world.drafts:
-        # Drafts take what is available after all else.
+    if world.drafts or world.groups:
+        # Drafts take what is available after all else; what layers of several kinds need, they need only for a while.
         return []
     if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.keys() & rig.live:
         return []
@@ -296,6 +296,11 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     """
     world, batch = rig.world, flight.batch
     found: list[str] = []
+    if world.groups:
+        # How long a hit is depends on what each group keeps, which nobody sees from outside; that it is right, every read shows.
+        for index, key in enumerate(keys_of(batch)):
+            rig.events["hit"] += rig.progress(key) is None and batch.seq_lens[index] > batch.num_tokens[index]
+        return found
     if not world.prefix_caching:
         return found
     there = before.contents & contents(rig)
@@ -344,6 +349,8 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
 
 def contents(rig: SchedulerRig) -> set[Path]:
     """Content that a row can begin behind, confirmed: on the device, and where the host keeps what leaves it, there, too."""
+    if rig.world.groups:
+        return set()
     found = set(rig.manager.cached_contents())
     # While copies of a cancelled batch are still to run, nothing else is copied.
     if rig.world.keeps_content_on_host and not rig.carries_moves:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.testing.shadow_groups import View
 from paged.testing.shadow_kv import Slots
 
 Key = tuple[str, int]
@@ -35,6 +36,8 @@ class Flight:
     loading: list[str]
     # Of each sequence, its namespace and its tokens, those that are to be sampled among them.
     plans: dict[Key, tuple[object, list[int | Source]]]
+    # Where layers are of several kinds, the pages of its rows in each group, as they were then.
+    views: list[View] = field(default_factory=list)
     has_moved: bool = False
     has_run: bool = False
     attended: dict[int, Slots] = field(default_factory=dict)
@@ -102,9 +105,11 @@ class Flight:
         gone = set(keys)
         self.void |= {place for place, key in enumerate(self.keys) if key in gone and self.end(place) > beyond}
 
-    def lose(self, id: str) -> None:
-        """The request gave up blocks."""
-        self.lost |= {place for place, key in enumerate(self.keys) if key[0] == id}
+    def lose(self, id: str, sequence: int | None = None) -> None:
+        """The request, or one sequence of it, gave up blocks."""
+        self.lost |= {
+            place for place, key in enumerate(self.keys) if key[0] == id and (sequence is None or key[1] == sequence)
+        }
 
     def rests_on(self) -> set[Source]:
         """The samples that some of its tokens are."""

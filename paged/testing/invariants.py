@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from paged.testing.naive_layers import Groups, front
+
 INVARIANTS: dict[int, tuple[str, str]] = {
     1: ("free + used + cached = all blocks, in each tier", "invariants.tiers_add_up"),
     2: ("ref count = table entries + loads + releases that wait", "invariants.references"),
@@ -29,12 +31,19 @@ INVARIANTS: dict[int, tuple[str, str]] = {
     12: ("at the end nothing is held", "invariants.memory_at_rest, life_oracles"),
     13: ("same program, same decisions", "machines and soak"),
     15: ("events replayed from empty are the contents of each tier", "event_reader"),
+    16: ("what a share reads is there in each group, and a state has seen what is before it", "shadow_groups"),
+    17: ("a window's or chunk's front goes back by computed tokens, and by nothing else", "invariants.fronts"),
 }
 """Number → the statement, and the place that checks it."""
 
 
-def memory_violations(manager: Any, *, may_hold: bool = False) -> list[str]:
-    """Invariants 1, 2, 3, 5 and 6 of a manager. `may_hold`: loads and copies may have references beyond the tables."""
+def memory_violations(manager: Any, *, may_hold: bool = False, groups: Groups = ()) -> list[str]:
+    """Invariants 1, 2, 3, 5 and 6 of a manager, with layers of several kinds 17, too. `may_hold`: loads and copies may have references beyond
+    the tables."""
+    if groups:
+        found = tiers_add_up(manager) + fronts(manager, groups)
+        found += page_references(manager, groups, may_hold=may_hold)
+        return found + table_lengths(manager)
     found = tiers_add_up(manager) + references(manager, may_hold=may_hold) + used_means_referenced(manager)
     return found + table_lengths(manager) + parents_of_contents(manager)
 
@@ -79,6 +88,63 @@ def used_means_referenced(manager: Any) -> list[str]:
     ):
         if int((counts > 0).sum()) != used or (counts < 0).any():
             found.append(f"3: {tier} ref counts {counts.tolist()}, and {used} blocks count as used")
+    return found
+
+
+def held_pages(manager: Any, groups: Groups) -> dict[int, list[int]]:
+    """The pages in the tables of all rows: of each block's first page all that the block has; a block that several tables name counts once."""
+    blocks: dict[int, list[int]] = {}
+    for row in manager.rows.live.tolist():
+        for number in range(len(groups)):
+            for pages in manager.group_pages(number, row).tolist():
+                if pages[0] >= 0:
+                    blocks[pages[0]] = pages
+    return blocks
+
+
+def page_references(manager: Any, groups: Groups, *, may_hold: bool = False) -> list[str]:
+    """1, 2 and 3 where blocks have several pages: no page is in two blocks, pages in tables are the used ones, and a block is referenced on
+    its first page, as often as tables name it."""
+    named, found = np.zeros(manager.num_blocks, np.int64), []
+    for row in manager.rows.live.tolist():
+        for number in range(len(groups)):
+            firsts = manager.group_pages(number, row)[:, 0]
+            np.add.at(named, firsts[firsts >= 0], 1)
+    pages = [page for block in held_pages(manager, groups).values() for page in block]
+    if len(set(pages)) < len(pages):
+        found.append(f"1: a page is in two blocks: {sorted(pages)}")
+    if len(pages) > manager.device.num_used or (not may_hold and len(pages) < manager.device.num_used):
+        found.append(f"1: tables name {len(pages)} pages, and {manager.device.num_used} count as used")
+    ref_counts = manager.device.ref_counts
+    beyond = ref_counts - named
+    if (beyond < 0).any() or (not may_hold and beyond.any()):
+        wrong = (beyond != 0).nonzero()[0].tolist()
+        found.append(
+            f"2: blocks {wrong} have ref counts {ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"
+        )
+    return found
+
+
+def fronts(manager: Any, groups: Groups) -> list[str]:
+    """17: in each row's tables of windows and chunks the blocks behind the first position that a token behind the computed ones attends to,
+    and none before it; of full groups all. Where content is kept, a row can begin again at the end of its last full block, and keeps what is
+    attended to from there. A state is there from a row's first block on."""
+    found, size = [], manager.block_size
+    for row in manager.rows.live.tolist():
+        computed, blocks = int(manager.rows.num_computed[row]), len(manager.table(row))
+        for number, group in enumerate(groups):
+            is_there = (manager.group_pages(number, row) >= 0).all(axis=1).tolist()
+            if group.kind == "state":
+                wanted = [blocks > 0]
+            else:
+                first = min(
+                    front(group, computed // size * size if manager.prefix_caching else computed) // size, blocks
+                )
+                wanted = [False] * first + [True] * (blocks - first)
+            if is_there != wanted:
+                found.append(
+                    f"17: row {row} with {computed} tokens computed has blocks {is_there} of {group}, not {wanted}"
+                )
     return found
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from paged.testing import invariants
 from paged.testing.books import ExpectedRequest, generate_alone
+from paged.testing.naive_layers import full_pages, has_states, pages_for
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
@@ -39,7 +40,10 @@ def violations(rig: SchedulerRig) -> list[str]:
     # The moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them. So does a batch that loads for a
     # request which was aborted.
     moves = rig.carries_moves or any(len(f.batch.moves) or f.loading for f in rig.flights)
-    found += invariants.memory_violations(rig.manager, may_hold=bool(moves))
+    groups = rig.world.groups
+    # A state that a batch reads, and not in place, is held until it ends.
+    moves |= bool(rig.flights) and has_states(groups)
+    found += invariants.memory_violations(rig.manager, may_hold=bool(moves), groups=groups)
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 
 
@@ -108,11 +112,17 @@ def ended_outside(rig: SchedulerRig, id: str, outputs: dict[int, tuple[list[int]
 def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
     """Blocks for all tokens of a request's live sequences; equal full blocks count once where content is shared."""
     book, size = rig.books[id], rig.world.block_size
+    groups = rig.world.groups
     distinct: set[object] = set()
     for number, sequence in enumerate(s for s in book.sequences if s.reason is None):
         for end in range(0, len(sequence.tokens), size):
             is_shared = rig.world.prefix_caching and end + size <= len(sequence.tokens) - 1
             distinct.add(tuple(sequence.tokens[: end + size]) if is_shared else (number, "own", end))
+    if groups:
+        sides = [group for group in groups if group.kind != "full"]
+        live = [sequence for sequence in book.sequences if sequence.reason is None]
+        beside = sum(pages_for(sides, len(sequence.tokens), size) for sequence in live)
+        return len(distinct) * full_pages(groups) + beside + rig.world.spare_pages
     return len(distinct)
 
 

@@ -1,4 +1,4 @@
-"""The three state machines, and how many examples they run: PAGED_EXAMPLES, or few enough for every test run.
+"""The state machines, and how many examples they run: PAGED_EXAMPLES, or few enough for every test run.
 
 The only module of the kit that needs Hypothesis to be imported, with the machines that it collects.
 """
@@ -14,6 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from paged.testing.adapter import ManagerAdapter
 from paged.testing.engine_machine import EngineMachine
+from paged.testing.layer_machine import LayerMachine
 from paged.testing.manager_machine import ManagerMachine
 from paged.testing.saved import kept
 from paged.testing.scheduler_machine import SchedulerMachine
@@ -23,6 +24,7 @@ from paged.testing.violation import Violation, told
 __all__ = [
     "AdapterMachine",
     "EngineMachine",
+    "LayerMachine",
     "ManagerMachine",
     "SchedulerMachine",
     "first_violation",

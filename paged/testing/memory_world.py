@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paged.testing.violation import ShortRepr
 
 if TYPE_CHECKING:
-    from paged.block_manager import BlockManager
+    from paged.block_manager import BlockManager, LayerGroup
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,9 +27,11 @@ class MemoryWorld(ShortRepr):
         return self.host_caching and self.host_blocks > 0 and self.prefix_caching
 
 
-def manager_in(world: MemoryWorld) -> BlockManager:
-    """Our own manager."""
+def manager_in(world: MemoryWorld, groups: tuple[LayerGroup, ...] = ()) -> BlockManager:
+    """Our own manager; without `groups` for layers that are all full, a page a block."""
     from paged import BlockManager
+
+    several = {"groups": groups} if groups else {}
 
     return BlockManager(
         world.num_blocks,
@@ -37,4 +39,5 @@ def manager_in(world: MemoryWorld) -> BlockManager:
         host_blocks=world.host_blocks,
         prefix_caching=world.prefix_caching,
         host_caching=world.keeps_content_on_host,
+        **several,
     )

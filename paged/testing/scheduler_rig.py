@@ -22,6 +22,9 @@ from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.figures import Figures
 from paged.testing.flight import Flight, Key, Mirror, Source
+from paged.testing.invariants import held_pages
+from paged.testing.naive_layers import has_states
+from paged.testing.shadow_groups import ShadowGroups, views_of
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.violation import Call, Program, Violation, told
 from paged.testing.world import Builder, World, build_scheduler
@@ -45,7 +48,9 @@ class SchedulerRig:
         self.world = world
         self.scheduler: Any = held_to("StepScheduler", build(world))
         self.manager: Any = self.scheduler.manager
-        self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        self.shadow: Any = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
+        if world.groups:
+            self.shadow = ShadowGroups(world.groups, world.num_blocks, world.block_size)
         self.events_read = EventWatch(self.manager, world.event_stride)
         self.books: dict[str, ExpectedRequest] = {}
         self.flights: list[Flight] = []
@@ -77,6 +82,8 @@ class SchedulerRig:
         self.decisions: list[Any] = []
         self.events: Counter[str] = Counter()
         self._roots: dict[object, bytes] = {}
+        # All pages of each block that a table of layers of several kinds ever named, by its first one.
+        self._pages: dict[int, list[int]] = {}
 
     @property
     def live(self) -> list[str]:
@@ -238,7 +245,8 @@ class SchedulerRig:
         flight.apply_changes(self.mirror)
         found, tables = flight.mirrored(self.mirror, self.world.block_size)
         self._fail_on(found)
-        found, flight.attended = self.shadow.run(flight.batch, tables, flight.known)
+        seen = flight.views if self.world.groups else tables
+        found, flight.attended = self.shadow.run(flight.batch, seen, flight.known)
         self._fail_on(found)
         flight.has_run = True
         later = self.flights[self.flights.index(flight) + 1 :]
@@ -275,6 +283,9 @@ class SchedulerRig:
                 plans[key] = (self.books[key[0]].namespace, tokens)
         tables = {row: batch.block_tables[row].astype(np.int64) for row in batch.rows.tolist()}
         flight = Flight(batch, keys, tables, [], plans)
+        if self.world.groups:
+            flight.views = views_of(batch, self.world.groups)
+            self._pages |= held_pages(self.manager, self.world.groups)
         for place, key in enumerate(keys):
             if (num_drafts := flight.drafts(place)) and key in plans:
                 last = int(batch.query_start_loc[place + 1])
@@ -346,6 +357,9 @@ class SchedulerRig:
         if moved:
             self._move(flight)
             flight.apply_changes(self.mirror)
+        if moved and self.world.groups:
+            self.shadow.spoil(flight.batch, flight.views, flight.rewritten)
+        elif moved:
             # Half a forward pass has written anything to the slots that it was given, before whatever came later.
             slots = flight.batch.slot_mapping
             is_its_own = ~np.isin(slots // self.world.block_size, list(flight.rewritten))
@@ -373,7 +387,11 @@ class SchedulerRig:
                 self.asked[id] = load.num_tokens
         for index, key in enumerate(flight.keys):
             start = int(flight.batch.seq_lens[index] - flight.batch.num_tokens[index])
-            if start > (self.progress(key) or 0):
+            if start and has_states(self.world.groups):
+                # Nobody knows what its states are now: the request begins anew.
+                self.events["cancel of states"] += key in self.computed
+                self._forget_progress(key[0])
+            elif start > (self.progress(key) or 0):
                 # It began behind what it shared, which may be gone.
                 self.computed.pop(key, None)
         self._check()
@@ -462,13 +480,14 @@ class SchedulerRig:
         can &= policy is None or policy.reservation == "prompt"
         can &= book.request.reads_cache and book.request.writes_cache and self.num_running() < self.world.max_sequences
         before = self._table_of(id, sequence) if can else []
+        tails = self._tails(id, sequence) if can else []
         try:
             with self._blaming(PagedError):
                 number = self.scheduler.fork(id, sequence)
         except RequestInFlight:
             self._fail_on([] if self.in_flight(id) else [f"{id} is not in flight, and yet fork says so"])
         except OutOfBlocks as error:
-            is_full = error.free == 0 and self.computed.get((id, sequence), 0) % self.world.block_size
+            is_full = error.free < len(tails) and self.computed.get((id, sequence), 0) % self.world.block_size
             self._fail_on([] if is_full else [f"a fork of {id}/{sequence}: {error}"])
             self.events["fork refused for want of a block"] += 1
         except PagedError as error:
@@ -489,18 +508,28 @@ class SchedulerRig:
                 self._fail_on(
                     [f"{id}/{sequence} and its fork both write {before[-1:]}"] if table[-1:] == before[-1:] else []
                 )
-                self._carry(before[-1], table[-1])
+                self._carry(tails, self._tails(id, number))
             self.events["fork"] += 1
         self._check()
 
-    def _carry(self, source: int, copy: int) -> None:
-        """A copy for a fork is to run: with those that are to run already, unless one of them reads or writes what another one does."""
+    def _tails(self, id: str, sequence: int) -> list[int]:
+        """The pages of a sequence's last block, over all groups."""
+        if not self.world.groups:
+            return self._table_of(id, sequence)[-1:]
+        row, pages = self._row_of(id, sequence), []
+        for number, group in enumerate(self.world.groups):
+            if group.kind != "state":
+                pages += self.manager.group_pages(number, row)[-1:].reshape(-1).tolist()
+        return pages
+
+    def _carry(self, sources: list[int], copies: list[int]) -> None:
+        """Copies for a fork are to run: with those that are to run already, unless one of them reads or writes what another one does."""
         pairs = dict(self.carried[-1] or {}) if self.carried else {}
-        pairs[copy] = pairs.get(source, source)
+        pairs |= {copy: pairs.get(source, source) for source, copy in zip(sources, copies, strict=True)}
         if self.carried and self.carried[-1] is not None and not pairs.keys() & set(pairs.values()):
             self.carried[-1] = pairs
         else:
-            self.carried.append({copy: source})
+            self.carried.append(dict(zip(copies, sources, strict=True)))
 
     def num_running(self) -> int:
         """Sequences of the requests that run."""
@@ -509,9 +538,11 @@ class SchedulerRig:
 
     def _table_of(self, id: str, sequence: int) -> list[int]:
         """The blocks of a live sequence whose request has rows."""
+        return list(self.manager.table(self._row_of(id, sequence)).tolist())
+
+    def _row_of(self, id: str, sequence: int) -> int:
         live = [number for number, each in enumerate(self.books[id].sequences) if each.reason is None]
-        rows = self.scheduler.rows_of(id)
-        return list(self.manager.table(rows[live.index(sequence)]).tolist())
+        return int(self.scheduler.rows_of(id)[live.index(sequence)])
 
     def loaded(self, id: str, num_tokens: int) -> None:
         """The KV that exists elsewhere has arrived: `num_tokens` of those that a loading request asked for, first ones first."""
@@ -662,7 +693,12 @@ class SchedulerRig:
                 if reason is not None:
                     self._make_void(id, [sequence])
                 elif count != 1:
-                    self._make_void(id, [sequence], len(self.known(id, sequence)[1]))
+                    is_void = self._make_void(id, [sequence], len(self.known(id, sequence)[1]))
+                    if is_void and has_states(self.world.groups):
+                        # The state has seen a token that there is not.
+                        self.events["state is void"] += 1
+                        self._forget_progress(id, sequence)
+                        flight.lose(id, sequence)
         return tokens, given, expected
 
     def _refuse_several(self, flight: Flight, place: int) -> None:
@@ -697,25 +733,32 @@ class SchedulerRig:
         self._fail_on(found)
         return delivered
 
-    def _make_void(self, id: str, sequences: Iterable[int], beyond: int = 0) -> None:
-        """What batches that are out compute of these sequences past their first `beyond` tokens counts for nothing."""
-        keys = [(id, sequence) for sequence in sequences]
+    def _make_void(self, id: str, sequences: Iterable[int], beyond: int = 0) -> bool:
+        """What batches that are out compute of these sequences past their first `beyond` tokens counts for nothing. Returns whether there is
+        any."""
+        keys, num_void = [(id, sequence) for sequence in sequences], 0
         for flight in self.flights:
             before = len(flight.void)
             flight.make_void(keys, beyond)
-            self.events["void"] += len(flight.void) > before
+            num_void += len(flight.void) > before
+        self.events["void"] += num_void
+        return num_void > 0
 
     def _poison_free(self) -> None:
         """Once nothing is between decision and execution, blocks without content are poisoned, as a debug build would."""
         is_between = all(flight.has_run for flight in self.flights) and not self.carries_moves
-        if is_between and not self.loads:
+        if is_between and self.world.groups:
+            there = self.manager.device.states.nonzero()[0].tolist()
+            held = {page for block in there for page in self._pages.get(block, [block])}
+            self.shadow.poison(set(range(self.world.num_blocks)) - held)
+        elif is_between and not self.loads:
             self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
 
-    def _forget_progress(self, id: str) -> None:
-        for sequence in range(len(self.books[id].sequences)):
+    def _forget_progress(self, id: str, only: int | None = None) -> None:
+        for sequence in range(len(self.books[id].sequences)) if only is None else [only]:
             self.computed.pop((id, sequence), None)
         for flight in self.flights:
-            flight.lose(id)
+            flight.lose(id, only)
 
     def _num_evicted(self) -> int:
         """Blocks of content that have left the device, where that is asked for: while copies wait, and the host would take it."""

@@ -5,7 +5,7 @@ that holds anything but this sequence's own prefix is reported.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,41 @@ from numpy.typing import ArrayLike, NDArray
 from paged.testing.content import POISON, Contents
 
 Slots = NDArray[np.int64]
+
+
+class Share(NamedTuple):
+    """What a batch computes of the row at `place`: all of `expected`, the contents of its tokens, from position `start` on."""
+
+    place: int
+    who: str
+    start: int
+    expected: Slots
+
+
+def shares_of(
+    batch: Any, contents: Contents, known: Callable[[str, int], tuple[object, Sequence[int]]]
+) -> tuple[list[str], list[Share]]:
+    """The shares of a batch, and where its positions and token ids are not those of its sequences. `known`: as for `ShadowKV.run`."""
+    found: list[str] = []
+    shares = []
+    for index, row in enumerate(batch.rows.tolist()):
+        first, last = int(batch.query_start_loc[index]), int(batch.query_start_loc[index + 1])
+        length = int(batch.seq_lens[index])
+        start = length - (last - first)
+        who = f"{batch.ids[index]}/{batch.sequences[index]} in row {row}"
+        namespace, tokens = known(batch.ids[index], int(batch.sequences[index]))
+        shares.append(Share(index, who, start, contents.path(namespace, tokens[:length])))
+        if batch.positions[first:last].tolist() != list(range(start, length)):
+            found.append(
+                f"{who}: positions {batch.positions[first:last].tolist()} do not end at context length {length}"
+            )
+        comes_later = (batch.source_batches[first:last] >= 0).tolist()
+        wanted = [-1 if later else token for later, token in zip(comes_later, tokens[start:length], strict=True)]
+        if batch.token_ids[first:last].tolist() != wanted:
+            found.append(
+                f"{who}: token ids {batch.token_ids[first:last].tolist()} are not its tokens {list(tokens[:length])}"
+            )
+    return found, shares
 
 
 class ShadowKV:
@@ -92,44 +127,24 @@ class ShadowKV:
         sequence, from the caller's own books, those among them that earlier batches sampled. Returns the violations, and for each row
         index of the batch the contents that it attended to, in order of position.
         """
-        found: list[str] = []
+        found, shares = shares_of(batch, self.contents, known)
         slots, contents = batch.slot_mapping, np.full(len(batch.slot_mapping), POISON, np.int64)
         attended: dict[int, Any] = {}
-        expectations: list[Slots] = []
-        for index, row in enumerate(batch.rows.tolist()):
-            start, stop = int(batch.query_start_loc[index]), int(batch.query_start_loc[index + 1])
-            length = int(batch.seq_lens[index])
-            who = f"{batch.ids[index]}/{batch.sequences[index]} in row {row}"
-            namespace, tokens = known(batch.ids[index], int(batch.sequences[index]))
-            expected = self.contents.path(namespace, tokens[:length])
-            expectations.append(expected)
-            if batch.positions[start:stop].tolist() != list(range(length - (stop - start), length)):
-                found.append(
-                    f"{who}: positions {batch.positions[start:stop].tolist()} do not end at context length {length}"
-                )
-            comes_later = (batch.source_batches[start:stop] >= 0).tolist()
-            wanted = [
-                -1 if later else token
-                for later, token in zip(comes_later, tokens[length - (stop - start) : length], strict=True)
-            ]
-            if batch.token_ids[start:stop].tolist() != wanted:
-                found.append(
-                    f"{who}: token ids {batch.token_ids[start:stop].tolist()} are not its tokens {list(tokens[:length])}"
-                )
-            positions = batch.positions[start:stop]
-            through_table = tables[row][positions // self.block_size] * self.block_size
+        for place, who, begin, expected in shares:
+            start, stop = int(batch.query_start_loc[place]), int(batch.query_start_loc[place + 1])
+            positions, table = batch.positions[start:stop], tables[int(batch.rows[place])]
+            through_table = table[positions // self.block_size] * self.block_size
             if (through_table + positions % self.block_size).tolist() != slots[start:stop].tolist():
                 found.append(f"{who}: slot mapping {slots[start:stop].tolist()} is not what its block table says")
-            contents[start:stop] = expected[length - (stop - start) :]
+            contents[start:stop] = expected[begin:]
         found += self.write(slots, contents)
         if found:
             return found, attended
-        for index, row in enumerate(batch.rows.tolist()):
-            table, expected = tables[row], expectations[index]
-            who = f"{batch.ids[index]}/{batch.sequences[index]} in row {row}"
+        for place, who, _, expected in shares:
+            table = tables[int(batch.rows[place])]
             found += self.mismatches(table, expected, who)
             if not found:
-                attended[index] = self.read(table, len(expected))
+                attended[place] = self.read(table, len(expected))
         return found, attended
 
     def _tiers(self, kind: str) -> tuple[Slots, Slots]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from paged.block_manager import LayerGroup
 from paged.scheduler import Request
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld
@@ -125,9 +126,25 @@ def _smaller_worlds(world: Any) -> Iterator[Any]:
         for fewer in dict.fromkeys([value // 2, value - 1]):
             if least <= fewer < value:
                 yield replace(world, **{name: fewer})
+    groups: tuple[LayerGroup, ...] = getattr(world, "groups", ())
+    yield from (replace(world, groups=fewer) for fewer in _simpler(groups))
     for name, usual in _WITHOUT_LIMITS.items():
-        if getattr(world, name, usual) != usual:
+        # Without it a sequence of windows or states has no end.
+        is_needed = name == "max_model_len" and bool(groups)
+        if not is_needed and getattr(world, name, usual) != usual:
             yield replace(world, **{name: usual})
+
+
+def _simpler(groups: tuple[LayerGroup, ...]) -> Iterator[tuple[LayerGroup, ...]]:
+    """Fewer layer groups, with shorter windows and fewer pages."""
+    for number, group in enumerate(groups):
+        before, after = groups[:number], groups[number + 1 :]
+        if before or after:
+            yield before + after
+        less = [replace(group, reach=group.reach - 1)] if group.reach > 1 else []
+        less += [replace(group, pages=group.pages - 1)] if group.pages > 1 else []
+        kinds = {(other.kind, other.reach) for other in before + after if other.kind != "state"}
+        yield from ((*before, smaller, *after) for smaller in less if (smaller.kind, smaller.reach) not in kinds)
 
 
 def _programs_for(smaller: Any, world: Any, calls: list[Call]) -> Iterator[list[Call]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 def snapshot(manager: Any) -> Any:
     """Rows, contents, both tiers in the order in which blocks will be taken, and figures: of ours, whose private state is read.
@@ -32,4 +34,5 @@ def _row(memory: Any, row: int) -> tuple[object, ...]:
         [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
         memory.tiers.tails[row].tolist() if row in memory.tiers.tails else None,
         index.num_published(row),
+        [memory.group_pages(group, np.array([row])).tolist() for group in range(len(memory.layout.groups))],
     )

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
+from paged.block_manager import LayerGroup
 from paged.testing.engine_world import GREEDY, EngineRequest, EngineWorld
 from paged.testing.manager_rig import ManagerWorld
+from paged.testing.naive_layers import has_states, pages_for
 from paged.testing.protocol import Capabilities
-from paged.testing.reserving import DRAWN, DRAWN_FOR_ENGINES, RESERVES
+from paged.testing.reserving import DRAWN, DRAWN_FOR_ENGINES, PREALLOCATES, RESERVES
 from paged.testing.world import World
 
 NAMESPACES = (None,) * 9 + ("a", ("a",), 1, True)
@@ -189,6 +191,70 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         preemption=st.sampled_from([None, None, "swap"]),
         max_preemptions=st.sampled_from([None, None, 1, 2]),
         known_outputs=st.sampled_from([None, 0, 2]),
+    )
+
+
+Kind = Literal["full", "window", "chunk", "state"]
+KINDS: tuple[tuple[Kind, ...], ...] = (
+    *(("full", "window"),) * 2,
+    *(("full", "state"),) * 2,
+    *(("full", "window", "state"),) * 2,
+    ("full",),
+    ("window",),
+    ("state",),
+    ("full", "chunk"),
+    ("window", "state"),
+    ("full", "window", "window"),
+    ("full", "chunk", "window", "state"),
+    ("full", "state", "state"),
+)
+"""Which groups a model has, in the order of its layers."""
+ON_DEMAND = ("paged",) * 6 + tuple(name for name in DRAWN if name not in (*PREALLOCATES, "paged"))
+"""Policies that draw blocks when tokens need them: the others are refused for layers of several kinds."""
+
+
+@st.composite
+def layer_groups(draw: st.DrawFn) -> tuple[LayerGroup, ...]:
+    """Groups of a model: windows and chunks of a few tokens, blocks of one to three pages."""
+    groups: dict[tuple[str, int, int], LayerGroup] = {}
+    for number, kind in enumerate(draw(st.sampled_from(KINDS))):
+        reach = draw(st.integers(1, 9)) if kind in ("window", "chunk") else 0
+        while (kind, reach, 0) in groups:
+            reach += 1
+        pages = draw(st.sampled_from([1, 1, 2, 3]))
+        groups[kind, reach, number if kind == "state" else 0] = LayerGroup(kind, reach, pages)
+    return tuple(groups.values())
+
+
+@st.composite
+def layer_worlds(draw: st.DrawFn) -> World:
+    """A model of several kinds of layers, and a pool in which one sequence of full length has room, and hardly two."""
+    groups, block_size, longest = draw(layer_groups()), draw(st.integers(1, 4)), draw(st.integers(4, 20))
+    num_blocks = pages_for(groups, longest, block_size) * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8])) // 4
+    has_windows = any(group.kind in ("window", "chunk") for group in groups)
+    keeps = draw(st.sampled_from([True, True, False]))
+    # What a group of sequences reserves is counted without the states that they keep.
+    policies = ON_DEMAND if not (keeps and has_states(groups)) else [name for name in ON_DEMAND if name not in RESERVES]
+    return World(
+        num_blocks=max(2, num_blocks),
+        block_size=block_size,
+        prefix_caching=keeps,
+        groups=groups,
+        max_model_len=longest,
+        policy=draw(st.sampled_from(policies)),
+        max_tokens_per_step=draw(st.sampled_from([2, 4, 8, 32, 32])),
+        max_sequences=draw(st.sampled_from([1, 2, 4, 8])),
+        max_chunk=draw(st.sampled_from([None, None, None, 1, 2, 3, 4])),
+        max_waiting=draw(st.sampled_from([None, None, None, 4])),
+        max_outstanding=draw(st.sampled_from([4, 4, 3, 1])),
+        event_stride=draw(st.sampled_from([0, 0, 1, 3])) if groups[0].kind == "full" else 0,
+        drafts=0 if has_states(groups) else draw(st.sampled_from([0, 1, 4])),
+        resumes_known=draw(st.sampled_from([False, False, True])),
+        steps_ahead=draw(st.sampled_from([0, 1, 1, 2])),
+        watermark=draw(st.sampled_from([None, None, 0.2])),
+        # A bounded request with windows holds more than was reserved for it while several batches are out.
+        max_preemptions=None if has_windows else draw(st.sampled_from([None, None, 1, 2])),
+        known_outputs=draw(st.sampled_from([None, 0, 2])),
     )
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from paged.block_manager import LayerGroup
 from paged.testing.memory_world import MemoryWorld, manager_in
+from paged.testing.naive_layers import full_pages, longest_in, pages_for, spare_pages
 from paged.testing.protocol import StepScheduler
 from paged.testing.reserving import PREALLOCATES, RESERVES, most_blocks
 
@@ -40,6 +42,8 @@ class World(MemoryWorld):
 
     known_outputs: int | None = None
     """How many have to have ended before admission looks ahead, where the policy does; None: as it says, which is more than come here."""
+    groups: tuple[LayerGroup, ...] = ()
+    """Layers of several kinds, whose blocks take pages of the pool; none: all layers are full, and a block is a page."""
 
     @property
     def longest(self) -> int:
@@ -51,7 +55,13 @@ class World(MemoryWorld):
         return self._longest_of(request.num_sequences)
 
     def _longest_of(self, num_sequences: int) -> int:
-        most = most_blocks(self.policy, self.num_blocks, num_sequences) * self.block_size
+        blocks = most_blocks(self.policy, self.num_blocks, num_sequences)
+        most = blocks * self.block_size
+        if self.groups:
+            if self.max_model_len is None and all(group.kind != "full" for group in self.groups):
+                raise ValueError("without a full group sequences are as long as max_model_len says")
+            blocks -= self.spare_pages
+            most = longest_in(self.groups, blocks, self.block_size, self.max_model_len or most)
         return most if self.max_model_len is None else min(most, self.max_model_len)
 
     def can_hold(self, request: Any) -> bool:
@@ -61,7 +71,16 @@ class World(MemoryWorld):
         shared = (num_tokens - 1) // self.block_size if shares else 0
         each = -(-(num_tokens + 1) // self.block_size)
         blocks = request.num_sequences * (each - shared) + shared
+        if self.groups:
+            pages = request.num_sequences * pages_for(self.groups, num_tokens + 1, self.block_size)
+            num_twice = request.num_sequences * each - blocks
+            blocks = pages - num_twice * full_pages(self.groups) + self.spare_pages
         return num_tokens + 1 <= self.limit_of(request) and blocks <= self.num_blocks
+
+    @property
+    def spare_pages(self) -> int:
+        """Pages that a sequence needs besides, for a while."""
+        return spare_pages(self.groups, self.prefix_caching)
 
     @property
     def preallocates(self) -> bool:
@@ -95,4 +114,6 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     if POLICIES[world.policy].foresight != "none":
         wishes["known_outputs"] = world.known_outputs
     changes = {name: wish for name, wish in wishes.items() if wish is not None}
-    return build(manager_in(world), policy=msgspec.structs.replace(POLICIES[world.policy], **changes), **limits)
+    return build(
+        manager_in(world, world.groups), policy=msgspec.structs.replace(POLICIES[world.policy], **changes), **limits
+    )

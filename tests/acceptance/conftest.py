@@ -6,13 +6,13 @@ a wrong block, a late copy or somebody else's slot shows as a wrong number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paged import Batch, BlockManager, Moves, Output, Request, Scheduler
+from paged import Batch, BlockManager, LayerGroup, Moves, Output, Request, Scheduler
 
 Tokens = dict[str, list[int]]
 
@@ -43,10 +43,16 @@ def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
         host_blocks: int = 0,
         prefix_caching: bool = True,
         host_caching: bool = False,
+        groups: Sequence[LayerGroup] = (LayerGroup("full"),),
         **options: Any,
     ) -> Scheduler:
         manager = BlockManager(
-            num_blocks, block_size, host_blocks=host_blocks, prefix_caching=prefix_caching, host_caching=host_caching
+            num_blocks,
+            block_size,
+            host_blocks=host_blocks,
+            prefix_caching=prefix_caching,
+            host_caching=host_caching,
+            groups=groups,
         )
         made.append(Scheduler(manager, **options))
         return made[-1]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged.block_manager import BlockManager
+from paged.block_manager import BlockManager, LayerGroup
 from paged.block_manager.pool import _CONTENT
 from paged.block_manager.runs import DEVICE, HOST
 from paged.scheduler import Request, Scheduler, Status
@@ -151,6 +151,39 @@ def test_the_memory_check_tells_a_planted_corruption(plant, sentence):
     }
     exec(plant, {"OWNER": OWNER, "CHILD": CHILD, "AWAY": AWAY, "DEVICE": DEVICE, "HOST": HOST, "np": np} | names)
     assert sentence in manager.check()
+
+
+LAYER_PLANTS = [
+    ("tables.first[1, 0] -= 1", "17: row 0 holds its window of 3 tokens from column 1 on, not 2."),
+    ("tables.first[1, 0] += 1", "17: row 0 holds its window of 3 tokens from column 3 on, not 2."),
+    ("tables.num_computed[0] -= 2", "17: row 0 holds its window of 3 tokens from column 2 on, not 1."),
+    ("tables.blocks[1, 0, 2] = LAST", "2: device block LAST has ref count 1 and 2 references."),
+    ("tables.blocks[2, 0, 0] = LAST", "2: device block STATE has ref count 1 and 0 references."),
+    ("device.state[STATE] = 0", "2: device block STATE has ref count 0 and 1 references."),
+    ("device._width[STATE] = 1", "1: 8 free + 0 cached + 7 used device blocks are not 20."),
+    ("device._rest[STATE, 0] = LAST", "1: 8 free + 0 cached + 7 used device blocks are not 20."),
+]
+
+
+@pytest.mark.parametrize(("plant", "sentence"), LAYER_PLANTS)
+def test_the_memory_check_tells_a_corruption_of_layers_of_several_kinds(plant, sentence):
+    groups = [LayerGroup("full", pages=2), LayerGroup("window", 3), LayerGroup("state", pages=2)]
+    manager = BlockManager(20, 2, groups=groups, prefix_caching=False)
+    compute(manager, manager.add(range(7)))
+    tables, device = manager._memory.tables, manager._memory.device
+    assert (manager.check(), device.num_free) == ([], 8)
+    names = {"LAST": tables.blocks.item(1, 0, 3), "STATE": tables.blocks.item(2, 0, 0)}
+    exec(plant, {"tables": tables, "device": device} | names)
+    for name, block in names.items():
+        sentence = sentence.replace(name, str(block))
+    assert sentence in manager.check()
+
+
+def test_the_memory_check_tells_a_lost_reference_where_no_group_is_full():
+    manager = BlockManager(8, 2, groups=[LayerGroup("window", 3)], prefix_caching=False)
+    compute(manager, manager.add(range(3)))
+    manager._memory.device.state[1] = 2
+    assert "2: device blocks [1] have other ref counts than references." in manager.check()
 
 
 @pytest.mark.parametrize("row", [0, 1])

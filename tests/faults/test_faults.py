@@ -14,8 +14,10 @@ sys.path.insert(0, str(REPOSITORY / "tools"))
 import faults  # noqa: E402
 
 TABLE = faults.read(REPOSITORY / "tests" / "faults" / "faults.toml")
+OF_LAYERS = faults.read(REPOSITORY / "tests" / "faults" / "layers.toml")
 # Each is found within a few seconds: some of each machine, and of a rule each.
 FOUND_SOON = ["lost-copy", "switch-releases-the-wrong-block", "truncation-leaves-computed", "preempted-token-lost"]
+FOUND_SOON += ["front-forgotten", "state-read-before-the-first-token"]
 
 
 def try_faults(*arguments):
@@ -42,8 +44,15 @@ def room(tmp_path):
     return plant
 
 
-def test_every_fault_has_one_place_in_the_sources_of_today(functions):
-    assert {faults.place_of(fault, functions)[0].file.is_file() for fault in TABLE.values()} == {True}
+@pytest.mark.parametrize("fault", [*TABLE.values(), *OF_LAYERS.values()], ids=lambda fault: fault.name)
+def test_every_fault_has_one_place_in_the_sources_of_today(functions, fault):
+    assert faults.place_of(fault, functions)[0].file.is_file()
+
+
+def test_faults_of_layers_are_other_ones_and_each_breaks_a_rule():
+    assert 15 <= len(OF_LAYERS) <= 40 and OF_LAYERS.keys().isdisjoint(TABLE)
+    assert {fault.breaks for fault in OF_LAYERS.values()} <= set(range(1, 18))
+    assert all(fault.layers for fault in OF_LAYERS.values()) and not any(fault.layers for fault in TABLE.values())
 
 
 def test_the_table_has_faults_of_both_rooms_and_each_breaks_a_rule(functions):

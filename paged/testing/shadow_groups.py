@@ -1,0 +1,183 @@
+"""KV memory of layers of several kinds without tensors: pages that any group may use, each slot of which says what lies there.
+
+A slot of an attention group's page holds the prefix that a real K or V would have been computed from, and of which group and which part of
+a block it is. A page of a state holds the prefix that the state has seen. So a read sees a wrong token, a page that went to somebody else, a
+block of another group, two parts exchanged, and a state that is too old or too new.
+
+    shadow = ShadowGroups(groups, num_pages, block_size)
+    views = views_of(batch)                                    # when it is scheduled: they are valid until the next `schedule`
+    found, _ = shadow.run(batch, views, known)                 # when it runs, before or after others have been scheduled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.testing.content import POISON, Contents
+from paged.testing.naive_layers import Groups, front
+from paged.testing.shadow_kv import Share, Slots, outside, pairs_of, shares_of
+
+Pages = NDArray[np.integer]
+Place = tuple[int, int]
+"""A page and a slot in it."""
+
+
+class View(NamedTuple):
+    """The pages of a batch's rows in one group, as `paged.Batch.groups` gives them: of a state those it is read from and written to, int
+    [rows, pages] each, of all others the tables, int [rows, columns, pages]."""
+
+    tables: Pages | None
+    read: Pages | None = None
+    write: Pages | None = None
+
+
+def views_of(batch: Any, groups: Groups) -> list[View]:
+    """What a batch says of its rows' pages, copied: later changes of the tables are not seen in it. A batch without
+    `groups` has block tables, whose blocks are pages."""
+    if batch.groups is None:
+        return [View(batch.block_tables[batch.rows][..., None].copy())]
+    return [
+        View(None, each.read.copy(), each.write.copy()) if group.kind == "state" else View(each.tables.copy())
+        for group, each in zip(groups, batch.groups, strict=True)
+    ]
+
+
+class ShadowGroups:
+    """`num_pages` pages, int64 [pages, block_size]: what lies in each slot, POISON where nothing does."""
+
+    def __init__(self, groups: Groups, num_pages: int, block_size: int) -> None:
+        self.groups, self.block_size = tuple(groups), block_size
+        self.contents = Contents()
+        self.pages: Slots = np.full((num_pages, block_size), POISON, np.int64)
+        # Parts of blocks are numbered over all groups: `_first[g]` is the first one of group g.
+        widths = [group.pages for group in self.groups]
+        self._first = [sum(widths[:number]) for number in range(len(widths))]
+        self._num_parts = sum(widths)
+
+    def run(
+        self, batch: Any, views: Sequence[View], known: Callable[[str, int], tuple[object, Sequence[int]]]
+    ) -> tuple[list[str], dict[int, Slots]]:
+        """The forward pass of a batch, as `ShadowKV.run`: states are read, all is written, then every row attends."""
+        found, shares = shares_of(batch, self.contents, known)
+        if found:
+            return found, {}
+        for share in shares:
+            found += self._stale_states(share, views)
+        writes: dict[Place, tuple[int, str]] = {}
+        for share in shares:
+            for place, value in self._writes(share, views):
+                if not 0 <= place[0] < len(self.pages):
+                    found.append(f"{share.who}: writes to page {place[0]}; there are {len(self.pages)}")
+                elif place in writes:
+                    found.append(f"{share.who}: writes slot {place[1]} of page {place[0]}, as {writes[place][1]} does")
+                writes[place] = value, share.who
+        found += self._overwritten_states(shares, views, writes)
+        if found:
+            return found, {}
+        for place, (value, _) in writes.items():
+            self.pages[place] = value
+        for share in shares:
+            found += self._mismatches(share, views)
+        return found, {} if found else {share.place: share.expected for share in shares}
+
+    def move(self, moves: Any) -> list[str]:
+        """Copy pages of one pool, all at once. Returns violations: what is no page, a page written twice, or read and written."""
+        pairs = pairs_of(moves, "device_to_device")
+        found = [
+            f"a copy of page {page}; there are {len(self.pages)}"
+            for page in outside(pairs.reshape(-1), len(self.pages))
+        ]
+        if len(moves) > len(pairs):
+            found.append(f"moves between tiers of layers of several kinds: {moves}")
+        written = pairs[:, 1].tolist()
+        if len(set(written)) < len(written) or set(written) & set(pairs[:, 0].tolist()):
+            found.append(f"copies of pages get into each other's way: {pairs.tolist()}")
+        if not found:
+            self.pages[written] = self.pages[pairs[:, 0]]
+        return found
+
+    def spoil(self, batch: Any, views: Sequence[View], but: Collection[int] = ()) -> None:
+        """The forward pass stopped half way: anything may stand where it writes, `but` for pages that were written after it."""
+        for place, end in enumerate(batch.seq_lens.tolist()):
+            share = Share(place, "", end - int(batch.num_tokens[place]), np.full(end, POISON))
+            for written, _ in self._writes(share, views):
+                if written[0] not in but:
+                    self.pages[written] = POISON
+
+    def poison(self, pages: Iterable[int]) -> None:
+        """Pages that nobody holds: whoever reads them now reads POISON."""
+        self.pages[list(pages)] = POISON
+
+    def _value(self, content: int, group: int, part: int) -> int:
+        return content if content == POISON else content * self._num_parts + self._first[group] + part
+
+    def _writes(self, share: Share, views: Sequence[View]) -> Iterator[tuple[Place, int]]:
+        """Each slot that a row writes in a batch, and what it writes there."""
+        for number, view in enumerate(views):
+            if view.write is not None:
+                for part, page in enumerate(view.write[share.place].tolist()):
+                    for slot in range(self.block_size):
+                        yield (page, slot), self._value(int(share.expected[-1]), number, part)
+                continue
+            assert view.tables is not None, "a group has tables, or is a state"
+            for position in range(share.start, len(share.expected)):
+                for part, page in enumerate(_pages_at(view.tables[share.place], position // self.block_size)):
+                    value = self._value(int(share.expected[position]), number, part)
+                    yield (page, position % self.block_size), value
+
+    def _stale_states(self, share: Share, views: Sequence[View]) -> Iterator[str]:
+        """States that a row reads and that have not seen exactly the tokens before its share."""
+        for number, view in enumerate(views):
+            if view.read is None:
+                continue
+            for part, page in enumerate(view.read[share.place].tolist()):
+                if not share.start:
+                    if page >= 0:
+                        yield f"{share.who}: reads a state from page {page} before its first token"
+                    continue
+                wanted = self._value(int(share.expected[share.start - 1]), number, part)
+                yield from self._unlike(f"{share.who}: its state {number} at {share.start}", page, 0, wanted)
+
+    def _overwritten_states(
+        self, shares: Sequence[Share], views: Sequence[View], writes: dict[Place, tuple[int, str]]
+    ) -> Iterator[str]:
+        """States that one row reads and another one, or another part, writes in the same batch: they run side by side."""
+        for share in shares:
+            for view in views:
+                if view.read is None or view.write is None or not share.start:
+                    continue
+                for page, target in zip(view.read[share.place].tolist(), view.write[share.place].tolist(), strict=True):
+                    if page != target and (page, 0) in writes:
+                        yield f"{share.who}: reads a state from page {page}, which {writes[page, 0][1]} writes"
+
+    def _mismatches(self, share: Share, views: Sequence[View]) -> Iterator[str]:
+        """Every position that a row attends to and whose slots do not hold what it put there."""
+        for number, (group, view) in enumerate(zip(self.groups, views, strict=True)):
+            if view.tables is None:
+                continue
+            for position in range(front(group, share.start), len(share.expected)):
+                column, slot = divmod(position, self.block_size)
+                for part, page in enumerate(_pages_at(view.tables[share.place], column)):
+                    who = f"{share.who}: position {position} of its {group.kind} group {number}"
+                    yield from self._unlike(who, page, slot, self._value(int(share.expected[position]), number, part))
+
+    def _unlike(self, who: str, page: int, slot: int, wanted: int) -> Iterator[str]:
+        held = int(self.pages[page, slot]) if 0 <= page < len(self.pages) else POISON
+        if held != wanted or page < 0:
+            yield f"{who} (page {page}) should hold {self._told(wanted)} but holds {self._told(held)}"
+
+    def _told(self, value: int) -> str:
+        if value == POISON:
+            return "poison"
+        content, number = divmod(value, self._num_parts)
+        group = max(g for g, first in enumerate(self._first) if first <= number)
+        return f"part {number - self._first[group]} of group {group} at {self.contents.describe(content)}"
+
+
+def _pages_at(table: Pages, column: int) -> list[int]:
+    """The pages of a block; -1 behind the end of the table."""
+    return [-1] * table.shape[1] if column >= len(table) else list(table[column].tolist())

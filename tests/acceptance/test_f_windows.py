@@ -1,0 +1,160 @@
+"""Sliding windows and chunks: what lies before them goes back by computed tokens, and the table keeps its length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged import LayerGroup
+from paged.errors import OutOfBlocks
+
+
+def given_back(manager, row, group=0):
+    """Columns in front that the group gave back; behind them every block is there."""
+    is_there = (manager.group_pages(group, row) >= 0).all(axis=1)
+    count = len(is_there) - int(is_there.sum())
+    assert is_there.tolist() == [False] * count + [True] * (len(is_there) - count)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("group", "computed", "dropped"),
+    [
+        # F1 and Q1
+        (LayerGroup("window", 4), [0, 4, 5, 6, 7, 11], [0, 0, 1, 1, 2, 4]),
+        # Q2
+        (LayerGroup("chunk", 4), [0, 4, 6, 12], [0, 2, 2, 6]),
+    ],
+)
+def test_F1_Q1_Q2_a_front_goes_back_as_tokens_are_computed_and_the_table_keeps_its_length(
+    make_manager, group, computed, dropped
+):
+    manager = make_manager(11, 2, groups=[group], prefix_caching=False)
+    row = manager.add(range(22))
+    manager.reserve(row, 11)
+    found = []
+    for before, after in zip([0, *computed], computed, strict=False):
+        if after > before:
+            manager.allocate(row, after - before)
+            manager.confirm()
+        found.append(given_back(manager, row))
+        assert manager.group_pages(0, row).shape == (11, 1)
+        assert manager.device.num_free == found[-1]
+    assert found == dropped
+
+
+def test_F2_a_window_of_one_token_keeps_the_block_that_the_next_token_is_written_to(make_manager, compute):
+    manager = make_manager(4, 2, groups=[LayerGroup("window", 1)], prefix_caching=False)
+    row = manager.add(range(8))
+    compute(manager, row, 3)
+    assert given_back(manager, row) == 1
+    compute(manager, row, 1)
+    # The next token is the first of a block that is not there yet.
+    assert given_back(manager, row) == 2
+    assert manager.device.num_used == 0
+
+
+def test_F4_a_prompt_in_chunks_holds_a_bounded_number_of_blocks(make_manager):
+    manager = make_manager(8, 16, groups=[LayerGroup("window", 64)], prefix_caching=False)
+    row = manager.add(range(400))
+    held = []
+    for _ in range(8):
+        manager.allocate(row, 50)
+        held.append(manager.device.num_used)
+        manager.confirm()
+    assert held == [4, 7, 8, 8, 8, 8, 8, 8]
+    assert len(manager.table(row)) == 25
+
+
+def test_F4_a_prompt_goes_through_a_pool_that_holds_its_window_and_two_blocks(make_scheduler, request_of, step):
+    # 63 tokens before the next one lie in 5 blocks at most; 6 hold them and what is computed.
+    scheduler = make_scheduler(6, 16, groups=[LayerGroup("window", 64)], prefix_caching=False)
+    scheduler.add(request_of("long", 400, max_tokens=2))
+    lengths = []
+    while scheduler.has_unfinished:
+        lengths += step(scheduler).tokens.values()
+        assert len(lengths) < 100
+    assert sum(lengths) == 401
+    assert scheduler.manager.device.num_free == 6
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_F6_Q5_what_is_said_to_be_lacking_is_what_is_drawn(make_manager, pages):
+    groups = [LayerGroup("full"), LayerGroup("window", 8, pages)]
+    manager = make_manager(20 * (1 + pages), 2, groups=groups, prefix_caching=False)
+    row, other = manager.add(range(16)), manager.add([1])
+    for length in (4, 8, 12, 16):
+        # Somebody else leaves less than the two blocks that come take.
+        manager.reserve(other, manager.device.num_free // (1 + pages) - 1)
+        left = manager.device.num_free
+        assert left < 2 * (1 + pages)
+        with pytest.raises(OutOfBlocks) as refused:
+            manager.allocate(row, 4)
+        assert (refused.value.wanted, refused.value.free) == (2 * (1 + pages), left)
+        manager.truncate(other, 0)
+        before = manager.device.num_free
+        manager.allocate(row, 4)
+        assert before - manager.device.num_free == refused.value.wanted
+        manager.confirm()
+        assert manager.rows.num_computed[row] == length
+
+
+@pytest.mark.parametrize(
+    ("group", "dropped"),
+    [
+        # Q3: (100 - 15) // 16
+        (LayerGroup("window", 16), 5),
+        # Q4: 96 // 16
+        (LayerGroup("chunk", 32), 6),
+    ],
+)
+def test_Q3_Q4_a_step_ahead_frees_nothing_until_the_prompts_update(make_scheduler, request_of, group, dropped):
+    scheduler = make_scheduler(20, 16, groups=[group], prefix_caching=False)
+    scheduler.add(request_of("r", 100, max_tokens=5))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert (first.num_tokens.tolist(), second.num_tokens.tolist()) == ([100], [1])
+    (row,) = second.rows.tolist()
+    found = [given_back(scheduler.manager, row)]
+    scheduler.update(first, np.array([7]))
+    found.append(given_back(scheduler.manager, row))
+    scheduler.update(second, np.array([7]))
+    found.append(given_back(scheduler.manager, row))
+    assert found == [0, dropped, dropped]
+
+
+def test_a_cancel_gives_nothing_of_a_window_back_that_its_row_still_reads(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 2, groups=[LayerGroup("window", 4)], prefix_caching=False)
+    scheduler.add(request_of("r", 8, max_tokens=5))
+    batch = scheduler.schedule()
+    scheduler.update(batch, np.array([7]))
+    (row,) = batch.rows.tolist()
+    before = scheduler.manager.group_pages(0, row).tolist()
+    for _ in range(3):
+        scheduler.cancel(scheduler.schedule())
+        assert scheduler.manager.group_pages(0, row).tolist() == before
+    assert given_back(scheduler.manager, row) == 2
+
+
+def test_a_batch_names_the_pages_of_each_group(make_scheduler, request_of):
+    groups = [LayerGroup("window", 4, pages=2), LayerGroup("full", pages=3)]
+    scheduler = make_scheduler(40, 2, groups=groups, prefix_caching=False)
+    scheduler.add(request_of("a", 8, max_tokens=5))
+    scheduler.add(request_of("b", 3, max_tokens=5))
+    scheduler.update(scheduler.schedule(), np.array([7, 7]))
+    batch = scheduler.schedule()
+    window, full = (group.tables for group in batch.groups)
+    assert (window.dtype, full.dtype) == (np.int32, np.int32)
+    assert (window.shape, full.shape) == ((2, 5, 2), (2, 5, 3))
+    # Row a: 8 tokens computed, 9 launched; its next token attends to those from 5 on. Row b: 3 and 4, all of which it attends to.
+    assert (window[:, :, 0] >= 0).tolist() == [[False, False, True, True, True], [True, True, False, False, False]]
+    assert (full[:, :, 0] >= 0).tolist() == [[True] * 5, [True, True, False, False, False]]
+    pages = [page for table in (window, full) for page in table.reshape(-1).tolist() if page >= 0]
+    assert len(set(pages)) == len(pages) == scheduler.manager.device.num_used
+    assert max(pages) < 40
+
+
+def test_a_plain_model_has_block_tables_alone(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 2)
+    scheduler.add(request_of("r", 3))
+    assert scheduler.schedule().groups is None

@@ -1,0 +1,360 @@
+"""Layers of several kinds in one pool of pages: states beside windows and full layers, refusals, and what a whole life leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged import LayerGroup, Policy
+from paged.errors import InvalidConfig, NeverFits, OutOfBlocks, UnknownRow, UnsupportedByLayers
+from paged.testing.snapshots import snapshot
+
+HYBRID = (LayerGroup("full"), LayerGroup("state", pages=3))
+
+
+def test_Q16_who_gives_way_with_a_state_gives_way_whole(make_scheduler, request_of, step):
+    # 4 blocks and 2 states of a page each.
+    groups = [LayerGroup("full"), LayerGroup("state")]
+    scheduler = make_scheduler(6, 4, groups=groups, prefix_caching=False, policy="vllm")
+    for id in ("first", "second"):
+        scheduler.add(request_of(id, 4, max_tokens=8))
+    for _ in range(5):
+        step(scheduler)
+    assert scheduler.manager.device.num_free == 0
+    taken = step(scheduler)
+    assert taken.tokens == {"first": 1}
+    assert taken.batch.preempted == (("second", "recompute"),)
+    assert scheduler.status("second") == "waiting"
+    (row,) = scheduler.manager.rows.live.tolist()
+    assert scheduler.manager.device.num_used == 4 and len(scheduler.manager.table(row)) == 3
+
+
+def test_a_state_is_read_from_nowhere_at_first_and_written_in_place_then(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 6, max_tokens=3))
+    reads, writes = [], []
+    for _ in range(3):
+        batch = scheduler.schedule()
+        state = batch.groups[1]
+        reads.append(state.read.tolist())
+        writes.append(state.write.tolist())
+        scheduler.update(batch, np.array([7]))
+    assert np.array(writes).shape == (3, 1, 3)
+    assert reads == [[[-1, -1, -1]], writes[0], writes[0]]
+    assert writes[0] == writes[1] == writes[2]
+
+
+def test_Q_a_cancelled_share_leaves_no_state_and_its_request_begins_anew(make_scheduler, request_of, run):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 6, max_tokens=3))
+    scheduler.update(scheduler.schedule(), np.array([7]))
+    scheduler.cancel(scheduler.schedule())
+    assert (scheduler.status("r"), scheduler.manager.device.num_used) == ("waiting", 0)
+    batch = scheduler.schedule()
+    assert (batch.num_tokens.tolist(), batch.groups[1].read.tolist()) == ([7], [[-1, -1, -1]])
+    (output,) = scheduler.update(batch, np.array([8]))
+    assert output.token_ids == [8]
+    run(scheduler)
+    assert scheduler.stats().recomputed_tokens == 6
+
+
+def test_a_cancelled_first_share_costs_nothing(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 6, max_tokens=3))
+    scheduler.cancel(scheduler.schedule())
+    assert scheduler.schedule().num_tokens.tolist() == [6]
+    assert scheduler.stats().recomputed_tokens == 0
+
+
+def test_a_state_larger_than_the_pool_never_fits(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4, groups=[LayerGroup("full"), LayerGroup("state", pages=10)], prefix_caching=False)
+    with pytest.raises(NeverFits, match="needs 11 blocks .* the pool has 8") as refused:
+        scheduler.add(request_of("r", 3))
+    assert (refused.value.blocks_needed, refused.value.num_blocks) == (11, 8)
+
+
+def test_a_window_makes_room_for_what_would_never_fit(make_scheduler, request_of, run):
+    # 40 tokens of 4 a block; full layers alone would take 10 blocks, and here 6 hold two groups.
+    with pytest.raises(NeverFits):
+        make_scheduler(6, 4, prefix_caching=False).add(request_of("r", 40))
+    windows = [LayerGroup("window", 4), LayerGroup("window", 5)]
+    scheduler = make_scheduler(6, 4, groups=windows, prefix_caching=False, max_chunk=4)
+    scheduler.add(request_of("r", 40, max_tokens=2))
+    run(scheduler)
+    assert scheduler.manager.device.num_free == 6
+
+
+def test_a_first_block_whose_states_find_no_page_changes_nothing(make_manager):
+    manager = make_manager(3, 4, groups=HYBRID, prefix_caching=False)
+    row = manager.add([1, 2, 3])
+    before = snapshot(manager)
+    with pytest.raises(OutOfBlocks) as refused:
+        manager.allocate(row, 1)
+    assert (refused.value.wanted, refused.value.free) == (4, 3)
+    assert snapshot(manager) == before
+
+
+def test_pages_go_to_whichever_group_needs_them(make_manager, compute):
+    groups = [LayerGroup("full", pages=2), LayerGroup("window", 2, pages=1), LayerGroup("state", pages=4)]
+    manager = make_manager(12, 2, groups=groups, prefix_caching=False)
+    row = manager.add(range(8))
+    compute(manager, row, 2)
+    assert manager.device.num_used == 2 + 1 + 4
+    compute(manager, row, 2)
+    # The window's first block went back.
+    assert manager.device.num_used == 2 * 2 + 1 + 4
+    manager.free(row)
+    other = manager.add(range(20))
+    compute(manager, other, 4)
+    pages = [manager.group_pages(number, other) for number in range(3)]
+    assert [each.shape for each in pages] == [(2, 2), (2, 1), (1, 4)]
+    assert manager.device.num_free == 12 - 9
+
+
+def test_all_is_back_after_an_abort_in_flight(make_scheduler, request_of):
+    groups = [*HYBRID, LayerGroup("window", 4, pages=2)]
+    scheduler = make_scheduler(30, 4, groups=groups, prefix_caching=False)
+    for id in "ab":
+        scheduler.add(request_of(id, 9, max_tokens=9))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    scheduler.abort("a")
+    scheduler.update(first, np.array([7, 7]))
+    scheduler.abort("b")
+    scheduler.abort("b")
+    scheduler.update(second, np.array([7, 7]))
+    assert scheduler.manager.device.num_free == 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "reach", "pages", "why"),
+    [
+        ("window", 0, 1, "reach of window layers .* got 0"),
+        ("chunk", 0, 1, "reach of chunk layers .* got 0"),
+        ("window", -1, 1, "reach of window layers"),
+        ("window", True, 1, "reach of window layers"),
+        ("full", 5, 1, "reach of full layers .* got 5"),
+        ("state", 5, 1, "reach of state layers .* got 5"),
+        ("full", 0, 0, "pages of full layers .* got 0"),
+        ("state", 0, -1, "pages of state layers"),
+        ("ring", 4, 1, "full, window, chunk or state; got kind 'ring'"),
+        (None, 0, 1, "got kind None"),
+    ],
+)
+def test_a_layer_group_that_makes_no_sense_is_refused(kind, reach, pages, why):
+    with pytest.raises(InvalidConfig, match=why):
+        LayerGroup(kind, reach, pages)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [],
+        [LayerGroup("full"), LayerGroup("full", pages=2)],
+        [LayerGroup("window", 4), LayerGroup("full"), LayerGroup("window", 4, pages=3)],
+        LayerGroup("full"),
+        ["full"],
+        None,
+    ],
+)
+def test_groups_that_contradict_each_other_are_refused(make_manager, groups):
+    with pytest.raises(InvalidConfig, match="groups ha(s|ve) to be"):
+        make_manager(8, 4, groups=groups, prefix_caching=False)
+
+
+def test_several_states_and_windows_of_several_lengths_are_no_contradiction(make_manager):
+    groups = [
+        LayerGroup("state"),
+        LayerGroup("state"),
+        LayerGroup("window", 4),
+        LayerGroup("window", 5),
+        LayerGroup("chunk", 4),
+    ]
+    assert make_manager(8, 4, groups=groups, prefix_caching=False).num_blocks == 8
+
+
+@pytest.mark.parametrize("group", [LayerGroup("window", 4), LayerGroup("chunk", 4), LayerGroup("state")])
+def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_scheduler, request_of, group):
+    groups = [LayerGroup("full"), group]
+    with pytest.raises(
+        UnsupportedByLayers, match=f"a host tier .host_blocks. is not possible with {group.kind} layers"
+    ):
+        make_manager(8, 4, groups=groups, prefix_caching=False, host_blocks=4)
+    manager = make_manager(8, 4, groups=groups, prefix_caching=False)
+    with pytest.raises(
+        UnsupportedByLayers, match="policy orca-max, which draws what a request may become, is not possible"
+    ):
+        make_scheduler(8, 4, groups=groups, prefix_caching=False, policy="orca-max")
+    scheduler = make_scheduler(8, 4, groups=groups, prefix_caching=False)
+    with pytest.raises(UnsupportedByLayers, match=f"num_computed .* is not possible with {group.kind} layers"):
+        scheduler.add(request_of("r", 3, num_computed=2))
+    assert scheduler.counts()["submitted"] == 0
+    assert (manager.device.num_used, scheduler.manager.device.num_used) == (0, 0)
+
+
+def test_blocks_of_several_pages_are_refused_what_they_cannot_do(make_manager, make_scheduler):
+    groups = [LayerGroup("full", pages=2)]
+    with pytest.raises(UnsupportedByLayers, match="a host tier .* with full layers of 2 pages a block"):
+        make_manager(8, 4, groups=groups, host_blocks=4)
+    with pytest.raises(UnsupportedByLayers, match="policy static, .* with full layers of 2 pages a block"):
+        make_scheduler(8, 4, groups=groups, policy="static")
+
+
+def test_a_draft_is_refused_where_a_state_would_see_it(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 3))
+    scheduler.update(scheduler.schedule(), np.array([7]))
+    with pytest.raises(UnsupportedByLayers, match="a draft is not possible with state layers"):
+        scheduler.schedule(drafts={("r", 0): [1, 2]})
+    # Nothing was decided: the step can be asked for again.
+    assert scheduler.schedule().num_tokens.tolist() == [1]
+
+
+def test_pages_are_asked_for_by_group_and_row(make_manager):
+    manager = make_manager(12, 4, groups=HYBRID, prefix_caching=False)
+    row = manager.add([1, 2, 3])
+    assert [manager.group_pages(number, row).tolist() for number in range(2)] == [[], [[-1, -1, -1]]]
+    for group in (-1, 2, True, None):
+        with pytest.raises(InvalidConfig, match="group"):
+            manager.group_pages(group, row)
+    with pytest.raises(UnknownRow):
+        manager.group_pages(0, row + 1)
+
+
+@pytest.mark.parametrize(
+    "policy", ["paged", "vllm", "trtllm-guaranteed-no-evict", Policy(name="mine", max_preemptions=1)]
+)
+def test_requests_that_are_in_each_others_way_all_get_their_answers(make_scheduler, request_of, run, policy):
+    groups = [LayerGroup("full"), LayerGroup("window", 6, pages=2), LayerGroup("state", pages=2)]
+    # 14 pages hold one of full length, and not two.
+    scheduler = make_scheduler(14, 4, groups=groups, prefix_caching=False, policy=policy)
+    for id in "abcd":
+        scheduler.add(request_of(id, 5, max_tokens=9))
+    tokens: dict[str, int] = {}
+    for each in run(scheduler):
+        for id, output in each.outputs.items():
+            tokens[id] = tokens.get(id, 0) + len(output.token_ids)
+    assert tokens == dict.fromkeys("abcd", 9)
+    assert scheduler.manager.device.num_free == 14
+
+
+def begun(scheduler, request):
+    """Serve the request to its end; where each of its shares began, and the states that they read and wrote."""
+    scheduler.add(request)
+    starts, states = [], []
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        starts += (batch.seq_lens - batch.num_tokens).tolist()
+        states += [(group.read[0].tolist(), group.write[0].tolist()) for group in batch.groups[-1:]]
+        scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
+        assert scheduler.check() == []
+    return starts, states
+
+
+ALIKE = [LayerGroup("full"), LayerGroup("state")]
+
+
+def test_Q8_a_state_is_kept_at_a_prompts_last_block_and_read_by_the_next_one(make_scheduler, request_of):
+    scheduler = make_scheduler(30, 2, groups=ALIKE)
+    starts, states = begun(scheduler, request_of("a", [1, 2, 3, 4, 5, 6, 7], max_tokens=1))
+    # A chunk ends where a state is wanted.
+    assert starts == [0, 6]
+    kept = states[0][1]
+    assert states[1][0] == kept != states[1][1]
+    for id, last in (("b", 8), ("c", 9)):
+        starts, states = begun(scheduler, request_of(id, [1, 2, 3, 4, 5, 6, last, last], max_tokens=1))
+        assert starts == [6]
+        # It stays what it was for the one after.
+        assert states[0][0] == kept != states[0][1]
+
+
+def test_Q9_full_blocks_alone_are_of_no_use_when_the_states_are_gone(make_scheduler, request_of):
+    scheduler = make_scheduler(7, 4, groups=ALIKE)
+    first = list(range(1, 9))
+    begun(scheduler, request_of("a", first, max_tokens=1))
+    # 13 tokens in 4 blocks, and 2 states: one page is left of what was there.
+    begun(scheduler, request_of("b", list(range(11, 24)), max_tokens=1))
+    starts, _ = begun(scheduler, request_of("c", first, max_tokens=1))
+    assert starts[0] == 0
+
+
+def test_Q11_a_hit_ends_where_a_state_is_kept_though_more_blocks_are_there(make_scheduler, request_of):
+    scheduler = make_scheduler(60, 16, groups=ALIKE)
+    prompt = list(range(40))
+    begun(scheduler, request_of("a", prompt, max_tokens=12))
+    # 48 tokens of it were computed, in three full blocks; its prompt's last full block ends at 32.
+    starts, _ = begun(scheduler, request_of("b", prompt + [7] * 10, max_tokens=1))
+    assert starts[0] == 32
+
+
+def test_Q12_the_whole_prompt_again_begins_at_its_last_kept_state(make_scheduler, request_of):
+    # A peer keeps a state at 33, in the middle of a block; ours are kept at the ends of blocks.
+    scheduler = make_scheduler(60, 16, groups=ALIKE)
+    prompt = list(range(70))
+    begun(scheduler, request_of("a", prompt, max_tokens=1))
+    for id in "bc":
+        starts, _ = begun(scheduler, request_of(id, prompt, max_tokens=1))
+        assert starts == [64]
+    assert scheduler.manager.device.num_used == 0
+
+
+def test_Q15_chunks_end_where_a_state_is_wanted_and_nowhere_over_it(make_scheduler, request_of):
+    for budget in (1600, 1000, 364, 331, 1599, 1601, 2531):
+        scheduler = make_scheduler(500, 16, groups=ALIKE, max_tokens_per_step=budget)
+        starts, _ = begun(scheduler, request_of(f"r{budget}", 3602, max_tokens=1))
+        assert 3600 in starts
+        whole = [start for start in starts if start < 3600]
+        assert whole == list(range(0, 3600, budget))
+
+
+def test_Q18_pages_of_one_kind_become_those_of_another(make_scheduler, request_of):
+    groups = [LayerGroup("full"), LayerGroup("state", pages=3)]
+    scheduler = make_scheduler(15, 2, groups=groups)
+    begun(scheduler, request_of("a", 12, max_tokens=1))
+    manager = scheduler.manager
+    assert (manager.device.num_cached, manager.device.num_free) == (12, 3)
+    starts, _ = begun(scheduler, request_of("b", 8, max_tokens=1))
+    # Its 4 blocks and a state were wanted, and 3 pages were free.
+    assert starts[0] == 0
+    assert manager.device.num_used == 0
+
+
+def test_forks_read_one_state_and_write_one_each(make_manager, compute):
+    groups = [LayerGroup("full"), LayerGroup("window", 3, pages=2), LayerGroup("state", pages=2)]
+    manager = make_manager(40, 4, groups=groups, prefix_caching=False)
+    row = manager.add(range(6))
+    compute(manager, row)
+    child = manager.fork(row)
+    before = [manager.group_pages(number, row).tolist() for number in range(3)]
+    assert [manager.group_pages(number, child).tolist() for number in range(3)] == before
+    used = manager.device.num_used
+    manager.append(row, [7])
+    manager.append(child, [8])
+    moves = manager.allocate([row, child], [1, 1])
+    # The partial block of 1 + 2 pages is copied for one of them.
+    assert len(moves.device_to_device) == 3
+    states = [manager.group_pages(2, each).tolist() for each in (row, child)]
+    assert states[0] != states[1] and before[2] not in states
+    # Until the batch has run, what both read is held.
+    assert manager.device.num_used == used + 3 + 2 * 2
+    manager.confirm()
+    assert manager.device.num_used == used + 3 + 2
+    manager.free([row, child])
+    assert manager.device.num_free == 40
+
+
+def test_a_window_is_shared_from_where_it_begins(make_scheduler, request_of):
+    groups = [LayerGroup("full"), LayerGroup("window", 5, pages=2)]
+    scheduler = make_scheduler(60, 2, groups=groups)
+    prompt = list(range(12))
+    scheduler.add(request_of("a", [*prompt, 50], max_tokens=9))
+    scheduler.update(scheduler.schedule(), np.array([7]))
+    scheduler.add(request_of("b", [*prompt, 51], max_tokens=9))
+    batch = scheduler.schedule()
+    assert batch.num_tokens.tolist() == [1, 1]
+    window, full = batch.groups[1].tables, batch.groups[0].tables
+    # Four tokens before position 12 lie in columns 4 and 5.
+    assert (window[1, :6, 0] >= 0).tolist() == [False] * 4 + [True] * 2
+    assert window[0, 4:6].tolist() == window[1, 4:6].tolist()
+    assert full[0, :6].tolist() == full[1, :6].tolist()
+    assert scheduler.check() == []

@@ -1,0 +1,112 @@
+"""What the groups of a model keep, in pages: counted by hand, and against a count block by block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged.block_manager import LayerGroup
+from paged.block_manager.layout import PLAIN, Layout
+from paged.errors import UnsupportedByLayers
+
+FULL, WINDOW, STATE = LayerGroup("full", pages=2), LayerGroup("window", 6), LayerGroup("state", pages=3)
+
+
+@pytest.fixture
+def hybrid():
+    """Four tokens a block. A block takes 2 pages of the full group and 1 of the window; a row has 3 more for its state."""
+    return Layout([WINDOW, FULL, STATE], 4)
+
+
+def test_the_full_group_has_the_first_table_wherever_it_stands(hybrid):
+    assert [hybrid.table_of(group) for group in range(3)] == [1, 0, 2]
+    assert hybrid.num_tables == 3
+    assert [(side.kind, side.table, side.pages) for side in hybrid.sides] == [("window", 1, 1), ("state", 2, 3)]
+
+
+def test_a_block_costs_pages_in_each_group_that_has_blocks(hybrid):
+    assert (hybrid.full_pages, hybrid.block_pages, hybrid.state_pages, hybrid.most_pages) == (2, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_plain"), [(PLAIN, True), ([FULL], False), ([WINDOW], False), ([LayerGroup("full"), STATE], False)]
+)
+def test_only_one_full_group_of_one_page_is_plain(groups, is_plain):
+    assert Layout(groups, 4).is_plain is is_plain
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pages"),
+    # The window's 5 tokens before the next one lie in 2 blocks, begin in a third, and a fourth is being filled.
+    [(0, 0), (1, 6), (4, 6), (5, 9), (16, 15), (17, 17), (40, 27)],
+)
+def test_the_pages_of_a_sequence_grow_with_the_full_group_alone_at_last(hybrid, tokens, pages):
+    assert hybrid.pages_for(tokens) == pages
+    assert hybrid.pages_for_each(np.array([tokens, 0])).tolist() == [pages, 0]
+
+
+@pytest.mark.parametrize(
+    "groups", [PLAIN, [FULL], [WINDOW], [STATE], [WINDOW, STATE], [FULL, LayerGroup("chunk", 5), STATE]]
+)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_longest_sequence_fits_and_one_block_more_does_not(groups, keeps):
+    layout = Layout(groups, 4, keeps=keeps)
+    for num_pages in range(3, 30):
+        tokens, room = layout.tokens_in(num_pages), num_pages - layout.spare_pages
+        assert tokens % 4 == 0
+        assert layout.pages_for(tokens) <= max(room, 0)
+        if tokens < layout.num_main_blocks(num_pages) * 4:
+            assert layout.pages_for(tokens + 1) > room
+
+
+@pytest.mark.parametrize("reach", range(1, 12))
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_first_column_is_that_of_the_first_token_that_is_attended_to(kind, reach, keeps):
+    (side,) = Layout([LayerGroup(kind, reach)], 4, keeps=keeps).sides
+    counts = np.arange(40)
+    found = side.first_column(counts)
+    for computed in counts.tolist():
+        # Kept content can be begun at from the end of the last full block.
+        stands = computed // 4 * 4 if keeps else computed
+        attended = [
+            p for p in range(stands + 1) if (stands - p < reach if kind == "window" else p // reach == stands // reach)
+        ]
+        assert found[computed] == side.first_column(computed) == attended[0] // 4
+
+
+@pytest.mark.parametrize("reach", range(1, 12))
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_a_row_that_computes_a_block_at_a_time_never_holds_more_than_is_counted(kind, reach):
+    (side,) = Layout([LayerGroup(kind, reach)], 4).sides
+    for computed in range(60):
+        for ahead in range(1, 5):
+            held = -(-(computed + ahead) // 4) - side.first_column(computed)
+            assert held <= side.most
+
+
+def test_without_full_attention_positions_cost_nothing():
+    layout = Layout([WINDOW], 4)
+    assert layout.full_pages == 0
+    assert layout.num_main_blocks(8) == 8 * 1024
+    assert layout.num_main_blocks(10**6) == 2**20
+    assert Layout([FULL], 4).num_main_blocks(8) == 8
+
+
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ([LayerGroup("window", 3), STATE, LayerGroup("window", 5), FULL], "state and window layers"),
+        ([FULL], "full layers of 2 pages a block"),
+    ],
+)
+def test_a_refusal_names_the_kinds_once_and_in_order(groups, named):
+    with pytest.raises(UnsupportedByLayers, match=f"^a leap is not possible with {named}.$"):
+        Layout(groups, 4).refuse("a leap")
+
+
+def test_what_states_cannot_do_is_refused_for_states_alone():
+    Layout(PLAIN, 4).refuse("a leap")
+    Layout([WINDOW, FULL], 4).refuse("a guess", with_states=True)
+    with pytest.raises(UnsupportedByLayers, match="^a guess is not possible with state layers.$"):
+        Layout([WINDOW, STATE], 4).refuse("a guess", with_states=True)

@@ -1,0 +1,31 @@
+"""A scheduler whose model has layers of several kinds, through every call that there is, in any order.
+
+The device is a shadow: each slot of each page knows the prefix, the group and the part of a block that were written there, each state the
+prefix that it has seen; batches run late, some are cancelled before they ran and some half way. `check()` and the invariants are looked at
+after every rule, and at the end all pages are back. `make campaign` runs the same machine for as many examples as it is told.
+"""
+
+import pytest
+
+from paged.testing.machines import LayerMachine, run_machine
+
+# Hypothesis switches rules off for many examples at a time: of a hundred, few see what is rarer.
+SHARES = {
+    0.1: "preempted by recompute, switch, void, none sampled, append, several outstanding, computes what nobody knows",
+    0.03: "hit, drafts accepted, drafts rejected, abort in flight, state is void, cancel of states",
+}
+
+
+@pytest.fixture(scope="module")
+def reached(reached_by):
+    reached = reached_by(LayerMachine)
+    run_machine(reached.machine, few=100, steps=15)
+    return reached
+
+
+def test_whatever_is_called_every_read_finds_what_the_rules_of_its_group_promise(reached):
+    assert reached.num_examples >= 80
+
+
+def test_the_machine_reaches_what_matters(reached):
+    assert reached.below(SHARES) == {}
