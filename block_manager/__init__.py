@@ -3,7 +3,7 @@
 from .content import Hit
 from .events import Cleared, Event, Removed, Stored
 from .group_tables import GroupTables
-from .layout import LayerGroup
+from .layout import LayerGroup, Layout
 from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
@@ -19,6 +19,7 @@ __all__ = [
     "GroupTables",
     "Hit",
     "LayerGroup",
+    "Layout",
     "Memory",
     "MemoryStats",
     "Moves",

@@ -37,8 +37,10 @@ class SideContent:
         self._size = tables.block_size
 
     def begin(self, row: int, num_tokens: int) -> None:
-        """Note how far the prompt of a new row goes: its last full block, one token being left to compute, is wanted."""
-        self._tables.wanted[:, row] = (num_tokens - 1) // self._size, 0
+        """Note how far the prompt of a new row goes: its last full block, one token being left to compute, is wanted; its end,
+        if that is a block's, too, while pages are free."""
+        last, end = (num_tokens - 1) // self._size, num_tokens // self._size
+        self._tables.wanted[:, row] = last, 0, end if num_tokens % self._size == 0 else 0
 
     def restart(self, match: Match, have: int, row: int = -1) -> Match:
         """The longest part of a match, which begins at column `have`, after which every group can stand. `row`: whose
@@ -128,7 +130,7 @@ class SideContent:
         and the rest as long as pages are free."""
         tables, columns = self._tables, np.arange(first, stop)
         is_wanted = np.zeros(len(columns), np.bool_)
-        for end in tables.wanted[:, row].tolist():
+        for end in tables.wanted[:2, row].tolist():
             is_wanted |= (columns >= side.first_column(end * self._size)) & (columns < end)
         blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
         bounds = [0, *((is_wanted[1:] != is_wanted[:-1]).nonzero()[0] + 1).tolist(), len(columns)]
@@ -194,13 +196,13 @@ class SideContent:
         as long as pages are free."""
         rows, starts, _ = flight.columns()
         tables, size, device, pages = self._tables, self._size, self._device, self._layout.state_pages
-        may = (starts > 0) & (starts <= (tables.wanted[:, rows].max(axis=0) + 1) * size) & (starts % size == 0)
+        may = (starts > 0) & (starts <= tables.wanted[:, rows].max(axis=0) * size) & (starts % size == 0)
         # What the rows may draw in the next step is not taken.
         spared = pages + len(rows) * self._layout.block_pages
         for row, start in zip(rows[may].tolist(), starts[may].tolist(), strict=True):
             if row in flight.reads or not self._index.paths[row].writes:
                 continue
-            is_wanted = start // size in tables.wanted[:, row]
+            is_wanted = start // size in tables.wanted[:2, row]
             if device.num_free >= pages or (is_wanted and device.num_available >= spared):
                 self._move_state(row, start, flight)
 
@@ -208,7 +210,7 @@ class SideContent:
         """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
         for row, (uid, start, blocks) in flight.reads.items():
             is_live = self._tables.uid[row] == uid
-            is_wanted = is_live and start // self._size in self._tables.wanted[:, row]
+            is_wanted = is_live and start // self._size in self._tables.wanted[:2, row]
             for side, block in zip(self._layout.states, blocks, strict=True):
                 is_new = not self._device.has_content(block)
                 if is_live and is_new and start % self._size == 0 and self._tables.num_computed[row] >= start:

@@ -46,7 +46,7 @@ class Tables:
     slot_base     int64 [rows]                   slot less position: (blocks[0, row, c] - c) * block_size, c last column
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
-    wanted        int64 [2, rows]                numbers of blocks after which prompts may begin: what lies there is kept
+    wanted        int64 [3, rows]                numbers of blocks after which prompts may begin: see `SideContent`
     moves_state   bool [rows]                    its next share writes its states elsewhere
     looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
     next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
@@ -59,7 +59,7 @@ class Tables:
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
         self.blocks: NDArray[np.int32] = np.zeros((num_tables, num_rows, num_columns), np.int32)
         self.first = np.zeros((num_tables, num_rows), np.int64)
-        self.wanted = np.zeros((2, num_rows), np.int64)
+        self.wanted = np.zeros((3, num_rows), np.int64)
         self.moves_state = np.zeros(num_rows, np.bool_)
         self._num_rows = num_rows
         self.num_blocks = np.zeros(num_rows, np.int64)

@@ -200,7 +200,9 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
             f"all answers have {verdict.distinct} different tokens, of {LEAST_DISTINCT} that say something."
         )
     preempted = set[str]()
-    grows = any(group.kind != "state" for group in Engine(model, num_blocks=500, block_size=BLOCK_SIZE).manager.layout.groups)
+    grows = any(
+        group.kind != "state" for group in Engine(model, num_blocks=500, block_size=BLOCK_SIZE).manager.layout.groups
+    )
     # Whoever is small makes no room for whoever is large: in rounds of the first kind each is the most important one.
     rounds = [(number, "recompute") for number in range(1, len(LENGTHS))] + list(enumerate(ROUNDS))
     for number, name in rounds:

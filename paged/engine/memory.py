@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from paged.attention import LayeredPool
 from paged.base.budget import as_bytes, blocks_within
-from paged.block_manager import BlockManager, LayerGroup
-from paged.block_manager.layout import Layout
+from paged.block_manager import BlockManager, LayerGroup, Layout
 from paged.engine.config import EngineConfig
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedModel
 from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
