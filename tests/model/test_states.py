@@ -14,7 +14,7 @@ from paged.model.native.packed import pack_linears
 from paged.model.states.layer import follow_states
 from paged.model.states.plan import check_plan
 
-VOCABULARY, OUTPUTS, TILE, CLOSE = 120, 6, 32, 1e-3
+VOCABULARY, OUTPUTS, TILE, CLOSE = 120, 4, 32, 1e-3
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -99,7 +99,7 @@ FAMILIES = {
         "chunk_size": 8,
     },
 }
-PROMPTS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (45, 7, 19)]
+PROMPTS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (37, 7, 12)]
 CUTS = {"whole": [99], "pieces": [5, 1, 8, 3, 12], "single": [1]}
 
 
