@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,18 +202,15 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
         )
     preempted = set[str]()
     grows = any(
-        group.kind != "state" for group in Engine(model, num_blocks=500, block_size=BLOCK_SIZE).manager.layout.groups
+        group.kind == "full" for group in Engine(model, num_blocks=500, block_size=BLOCK_SIZE).manager.layout.groups
     )
-    # Whoever is small makes no room for whoever is large: in rounds of the first kind each is the most important one.
-    rounds = [(number, "recompute") for number in range(1, len(LENGTHS))] + list(enumerate(ROUNDS))
-    for number, name in rounds:
+    for name, number, more in _rounds(preempted):
         options = ROUNDS[name]
         try:
-            longest = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS, options)
-            if model.state_layers:
-                # Or no second one is let in, which would have to go.
-                longest += _smallest_pool(model, 2, options)
-            found = _starved(model, {"num_blocks": longest, **options}, number, preempted)
+            num_blocks = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS, options)
+            if more:
+                num_blocks += _smallest_pool(model, more, options)
+            found = _starved(model, {"num_blocks": num_blocks, **options}, number, preempted)
         except (InvalidConfig, UnsupportedModel) as error:
             verdict.left_out[name] = _said(error, model.path)
             continue
@@ -221,6 +219,17 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
     if verdict.preempted < len(LENGTHS) and grows:
         problems.append(f"{verdict.preempted} of {len(LENGTHS)} requests were preempted in some round.")
     return problems
+
+
+def _rounds(preempted: set[str]) -> Iterator[tuple[str, int, int]]:
+    """Each kind of round, who is the most important one in it, and for how many tokens its pool has memory beside the longest request. Where a state
+    takes most of it none but that one would be let in; so rounds without a cache go on, with memory for a second one that has to go, until each
+    request was preempted or all such pools are tried."""
+    yield from ((name, number % len(LENGTHS), 0) for number, name in enumerate(ROUNDS))
+    for more in LENGTHS:
+        for number in range(len(LENGTHS)):
+            if len(preempted) < len(LENGTHS):
+                yield "without a cache", number, more
 
 
 def _alone(model: LoadedModel) -> Answers:
