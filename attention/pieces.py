@@ -79,13 +79,14 @@ def _rows(plan: Plan, entries: Entries, pool: LayeredPool, options: LayerOptions
     key = (options.reach, entries.part, entries.row_steps, entries.heads)
     if key not in plan.rows:
         seen, step = plan.by_reach[options.reach], plan.step
-        slots = np.full(seen.is_seen.shape, pool.scratch_slot)
+        steps, scratch = entries.row_steps, pool.scratch_block * entries.row_steps.page
         column, offset = divmod(seen.first, pool.block_size)
         width = seen.is_seen.shape[1]
         columns = np.arange(column, column - (-(offset + width) // pool.block_size))[None]
-        by_sequence = step.slots_in(np.arange(step.num_sequences), columns, entries.part)[:, offset : offset + width]
-        slots[: step.num_tokens] = by_sequence.repeat(np.diff(step.query_start_loc), axis=0)
-        rows = entries.row_steps.of(np.where(seen.is_seen, slots, pool.scratch_slot), pool.block_size)
+        by_sequence = step.rows_in(np.arange(step.num_sequences), columns, entries.part, steps.page, steps.token)
+        rows = np.full(seen.is_seen.shape, scratch)
+        rows[: step.num_tokens] = by_sequence[:, offset : offset + width].repeat(np.diff(step.query_start_loc), axis=0)
+        rows = np.where(seen.is_seen, rows, scratch)
         heads = np.arange(entries.heads)[:, None] * entries.row_steps.head
         rows = rows[:, None] + heads
         plan.rows[key] = [

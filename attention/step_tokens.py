@@ -72,11 +72,15 @@ class StepTokens:
     def slots_in(self, chosen: Ints, columns: Ints, part: int = 0) -> Ints:
         """int64 [b, c * block_size]: slots of the tokens in these columns, int64 [b or 1, c], of the chosen sequences' tables, int64 [b];
         anything where a table ends."""
+        return self.rows_in(chosen, columns, part, self.block_size, 1)
+
+    def rows_in(self, chosen: Ints, columns: Ints, part: int, of_page: int, of_token: int) -> Ints:
+        """As slots_in, where pages are so many rows apart, and tokens of a block so many."""
         table = self.table(part)
         within = np.minimum(columns, table.shape[1] - 1)
-        blocks = table[chosen[:, None], within].astype(np.int64)
-        slots: Ints = blocks[:, :, None] * self.block_size + np.arange(self.block_size)
-        return slots.reshape(len(blocks), blocks.shape[1] * self.block_size)
+        pages = table[chosen[:, None], within].astype(np.int64)
+        rows: Ints = pages[:, :, None] * of_page + np.arange(self.block_size) * of_token
+        return rows.reshape(len(pages), pages.shape[1] * self.block_size)
 
     def contexts(self, part: int = 0) -> Iterator[Ints]:
         """For each token the slots of all tokens up to itself, in order, by its sequence's table."""

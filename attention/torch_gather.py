@@ -179,8 +179,9 @@ def _rows(part: Part, entries: Entries, pool: LayeredPool, options: LayerOptions
     key = (options.reach, entries.part, entries.row_steps, entries.heads)
     if key not in part.rows:
         seen = part.by_reach[options.reach]
-        slots = part.step.slots_in(part.sequences, seen.columns, entries.part)[:, : seen.width]
-        rows = entries.row_steps.of(np.where(seen.used, slots, pool.scratch_slot), pool.block_size)
+        steps = entries.row_steps
+        rows = part.step.rows_in(part.sequences, seen.columns, entries.part, steps.page, steps.token)[:, : seen.width]
+        rows = np.where(seen.used, rows, pool.scratch_block * steps.page)
         heads = np.arange(entries.heads)[:, None] * entries.row_steps.head
         part.rows[key] = torch.from_numpy((rows[:, None] + heads).reshape(-1)).to(pool.device)
     return part.rows[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -9,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from paged.attention import KVPool
+from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool
 from paged.errors import InvalidPool
 
 SIZES = {"num_layers": 2, "num_blocks": 3, "block_size": 2, "num_kv_heads": 2, "head_dim": 3}
@@ -89,6 +91,27 @@ def test_a_block_costs_what_its_tensors_take(dtype):
     on_device = sum(pool.keys(layer).nbytes + pool.values(layer).nbytes for layer in range(2))
     assert (on_device, pool.pages.on_device.nbytes) == (4 * cost, 4 * cost)
     assert pool.pages.on_host.nbytes == 5 * cost
+
+
+def test_values_may_have_a_size_of_their_own():
+    pool = make_pool(value_dim=5)
+    sizes = {name: SIZES[name] for name in SIZES if name != "num_blocks"}
+    cost = KVPool.bytes_per_block(**sizes, value_dim=5, dtype=torch.float32)
+    assert (pool.values(1).shape, pool.pages.page_bytes) == ((4, 2, 2, 5), cost)
+    assert cost == 2 * 2 * 2 * (3 + 5) * 4
+
+
+def test_layers_lie_side_by_side_where_nothing_else_is_on_a_page():
+    pool = make_pool()
+    assert pool.is_side_by_side
+    places = {0: KVPlace(0, EntryPlace(0, 0, 1, 1), EntryPlace(0, 8, 1, 1))}
+    sizes = {"num_blocks": 1, "block_size": 2}
+    assert LayeredPool(places, page_bytes=16, **sizes).is_side_by_side
+    shared = {**places, 1: replace(places[0], is_shared=True)}
+    assert not LayeredPool(shared, page_bytes=16, **sizes).is_side_by_side
+    swapped = {0: KVPlace(0, places[0].values, places[0].keys)}
+    assert not LayeredPool(swapped, page_bytes=16, **sizes).is_side_by_side
+    assert not LayeredPool({}, page_bytes=16, **sizes).is_side_by_side
 
 
 def test_k_of_a_block_is_one_piece_of_memory_and_all_of_the_block_is_on_its_page():

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from paged.attention import StepTokens
-from paged.model.capacity import layered_pool_for, plan_of
+from paged.errors import UnsupportedModel
+from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
+from paged.model.hook import _mask, under_way
 from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
@@ -190,6 +192,32 @@ def test_a_decoder_of_llama_s_family_with_windows_alone_is_one_call(loaded, monk
     assert [group.kind for group in memory.plan.groups] == ["window"]
     step = memory.step({0: 5})
     assert runner.forward(step, np.arange(3, 8, dtype=np.int32), np.ones(5, np.bool_)).isfinite().all()
+
+
+class Refused(Exception):
+    """What a layer wants."""
+
+
+def refused(what):
+    raise Refused(what)
+
+
+def test_a_mask_says_chunks_by_the_configuration_and_what_may_be_either_is_refused():
+    chunks, both = SimpleNamespace(attention_chunk_size=8), SimpleNamespace(attention_chunk_size=8, sliding_window=8)
+    assert _mask(config=chunks, local_size=8) == (None, 8)
+    assert _mask(config=chunks, local_size=5) == (5, None)
+    assert _mask(config=SimpleNamespace(), local_size=8) == (8, None)
+    with under_way(SimpleNamespace(refuse=refused)), pytest.raises(Refused, match="a window and chunks of one size"):
+        _mask(config=both, local_size=8)
+
+
+@pytest.mark.parametrize("architecture", ["gemma4_text", "mamba2"])
+def test_blocks_of_all_layers_are_refused_where_layers_are_not_alike(architecture, loaded):
+    for ask in (lambda model: pool_for(model, num_blocks=1, block_size=4), lambda model: bytes_per_block([model], 4)):
+        with pytest.raises(
+            UnsupportedModel, match="its layers keep states, K and V of several shapes, or attend through"
+        ):
+            ask(loaded(architecture))
 
 
 def test_a_batch_brings_tables_and_states_by_group(loaded):
