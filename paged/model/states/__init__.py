@@ -12,5 +12,6 @@ cache object of ours that knows this one layer (`seams.py`).
 
 What is batch-invariant: a pass has a fixed number of places, at most `trial.LONGEST_CHUNK`, and a row's state goes on from pass to pass by what its
 pages hold. Layers are called token by token then, unless trials gave chunks the same bits: convolutions and lightning attention lose nothing, and
-gated delta rules, Mamba 1 and 2 take several times as long for a prompt as chunks do.
+gated delta rules, Mamba 1 and 2 take two to four times as long for a prompt as chunks do. The first and last weights of a layer are read once for all tokens
+all the same (`projections.py`).
 """
