@@ -70,12 +70,10 @@ class SideContent:
         at = 0
         for run, first, stop in spans:
             part = found[at : at + stop - first]
-            if run.row < 0:
-                there = run.blocks[_place(side)]
-                if there is not None:
-                    here = there[first:stop]
-                    part[: len(here)] = here
-            elif not side.is_state:
+            if (there := run.blocks[_place(side)]) is not None:
+                here = there[first:stop]
+                part[: len(here)] = here
+            if run.row >= 0 and not side.is_state:
                 # A row that goes on shares what its window still holds.
                 start, held = self._index.paths[run.row].published, int(self._tables.first[side.table, run.row])
                 begin = max(start + first, held)
@@ -192,14 +190,18 @@ class SideContent:
         flight.reads[row] = StateRead(tables.uid.item(row), start, tuple(old))
 
     def keep_states(self, flight: Flight) -> None:
-        """Let rows whose state stands where it is wanted write another one, as long as pages are free."""
+        """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
+        as long as pages are free."""
         rows, starts, _ = flight.columns()
-        tables, size = self._tables, self._size
-        may = (starts > 0) & (starts <= tables.wanted[:, rows].max(axis=0) * size) & (starts % size == 0)
+        tables, size, device, pages = self._tables, self._size, self._device, self._layout.state_pages
+        may = (starts > 0) & (starts <= (tables.wanted[:, rows].max(axis=0) + 1) * size) & (starts % size == 0)
+        # What the rows may draw in the next step is not taken.
+        spared = pages + len(rows) * self._layout.block_pages
         for row, start in zip(rows[may].tolist(), starts[may].tolist(), strict=True):
             if row in flight.reads or not self._index.paths[row].writes:
                 continue
-            if self._device.num_free >= self._layout.state_pages:
+            is_wanted = start // size in tables.wanted[:, row]
+            if device.num_free >= pages or (is_wanted and device.num_available >= spared):
                 self._move_state(row, start, flight)
 
     def settle(self, flight: Flight) -> None:

@@ -532,7 +532,8 @@ class Scheduler(Uncopyable):
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
         state, books, error = self._state, self._state.books, None
         model, num_blocks = state.limits.max_model_len, state.manager.num_blocks
-        needed = books.blocks_for(num_tokens + 1) * new.num_live + state.manager.layout.spare_pages
+        needed = books.blocks_for(num_tokens + 1) * new.num_live
+        needed += state.manager.layout.spare_pages * new.num_live
         needed -= state.reservation.blocks_shared(books, new.num_live, num_tokens)
         if model is not None and num_tokens + 1 > model:
             message = (
