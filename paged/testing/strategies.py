@@ -246,7 +246,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
         max_waiting=draw(st.sampled_from([None, None, None, 4])),
         max_outstanding=draw(st.sampled_from([4, 4, 3, 1])),
         event_stride=draw(st.sampled_from([0, 0, 1, 3])) if groups[0].kind == "full" else 0,
-        drafts=0 if has_states(groups) else draw(st.sampled_from([0, 1, 4])),
+        drafts=0 if has_states(groups) else draw(st.sampled_from([0, 1, 4, 4])),
         resumes_known=draw(st.sampled_from([False, False, True])),
         steps_ahead=draw(st.sampled_from([0, 1, 1, 2])),
         watermark=draw(st.sampled_from([None, None, 0.2])),

@@ -279,10 +279,10 @@ def test_Q9_full_blocks_alone_are_of_no_use_when_the_states_are_gone(make_schedu
 
 
 def test_Q11_a_hit_ends_where_a_state_is_kept_though_more_blocks_are_there(make_scheduler, request_of):
-    scheduler = make_scheduler(60, 16, groups=ALIKE)
+    # 51 tokens are computed in 4 blocks; one state is kept at 32, where the prompt's last full block ends, and no page is left for another.
+    scheduler = make_scheduler(6, 16, groups=ALIKE)
     prompt = list(range(40))
     begun(scheduler, request_of("a", prompt, max_tokens=12))
-    # 48 tokens of it were computed, in three full blocks; its prompt's last full block ends at 32.
     starts, _ = begun(scheduler, request_of("b", prompt + [7] * 10, max_tokens=1))
     assert starts[0] == 32
 
