@@ -122,7 +122,7 @@ def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
         sides = [group for group in groups if group.kind != "full"]
         live = [sequence for sequence in book.sequences if sequence.reason is None]
         beside = sum(pages_for(sides, len(sequence.tokens), size) for sequence in live)
-        return len(distinct) * full_pages(groups) + beside + rig.world.spare_pages
+        return len(distinct) * full_pages(groups) + beside + len(live) * rig.world.spare_pages
     return len(distinct)
 
 

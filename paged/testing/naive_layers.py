@@ -5,7 +5,8 @@ A group is anything with `kind`, `reach` and `pages`, such as a `paged.LayerGrou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 Groups = Sequence[Any]
@@ -54,3 +55,135 @@ def longest_in(groups: Groups, num_pages: int, block_size: int, most: int) -> in
     while blocks * block_size < most and pages_for(groups, (blocks + 1) * block_size, block_size) <= num_pages:
         blocks += 1
     return blocks * block_size
+
+
+@dataclass
+class NaiveRow:
+    """One sequence: its watermarks, the blocks of its table, and of each window or chunk how many of these are gone in front."""
+
+    num_known: int
+    launched: int = 0
+    computed: int = 0
+    blocks: int = 0
+    reserved: int = 0
+    gone: dict[int, int] = field(default_factory=dict)
+
+
+class NaiveLayers:
+    """What a manager without prefix cache holds for layers of several kinds, block by block: how many pages are free, and which columns of
+    each group are there. Methods are those of `paged.BlockManager`; where that has to refuse, they return what it has to say."""
+
+    def __init__(self, groups: Groups, num_pages: int, block_size: int) -> None:
+        self.groups, self.num_pages, self.size = tuple(groups), num_pages, block_size
+        self.rows: dict[int, NaiveRow] = {}
+        # Batches that are out, the one being filled last: of each row the first token and the one behind the last.
+        self.batches: list[dict[int, tuple[int, int]]] = []
+
+    @property
+    def num_free(self) -> int:
+        """Pages that no row holds."""
+        held = 0
+        for number, group in enumerate(self.groups):
+            held += group.pages * sum(sum(self.there(row, number)) for row in self.rows)
+        return self.num_pages - held
+
+    def there(self, row: int, number: int) -> list[bool]:
+        """Which columns of a row are there in a group. A state has one."""
+        state = self.rows[row]
+        if self.groups[number].kind == "state":
+            return [state.blocks > 0]
+        return [column >= state.gone.get(number, 0) for column in range(state.blocks)]
+
+    def lacking(self, wanted: Mapping[int, int]) -> int:
+        """Pages that rows draw to have so many blocks."""
+        pages = 0
+        for row, blocks in wanted.items():
+            have = self.rows[row].blocks
+            if blocks > have:
+                pages += sum(
+                    (have == 0) if g.kind == "state" else blocks - have for g in self.groups for _ in range(g.pages)
+                )
+        return pages
+
+    def grow(self, wanted: Mapping[int, int]) -> int:
+        """Give rows so many blocks; the pages that are too few, 0 if they have them."""
+        pages = self.lacking(wanted)
+        if pages > self.num_free:
+            return pages
+        for row, blocks in wanted.items():
+            self.rows[row].blocks = max(self.rows[row].blocks, blocks)
+        return 0
+
+    def allocate(self, counts: Mapping[int, int]) -> int:
+        """`grow` for tokens that a new batch computes."""
+        ends = {row: self.rows[row].launched + count for row, count in counts.items()}
+        short = self.grow({row: -(-end // self.size) for row, end in ends.items()})
+        if not short:
+            self.batches.append({row: (self.rows[row].launched, end) for row, end in ends.items()})
+            for row, end in ends.items():
+                self.rows[row].launched = end
+        return short
+
+    def confirm(self) -> None:
+        """The oldest batch has run: fronts go back."""
+        for row, (_, end) in self.batches.pop(0).items():
+            state = self.rows[row]
+            state.computed = max(state.computed, min(end, state.launched))
+            for number, group in enumerate(self.groups):
+                if group.kind in ("window", "chunk"):
+                    state.gone[number] = min(front(group, state.computed) // self.size, state.blocks)
+
+    def cancel(self) -> None:
+        """The latest batch did not run: rows stand where it began, those with a state that it may have overwritten at 0."""
+        for row, (start, _) in self.batches.pop().items():
+            if start and has_states(self.groups):
+                self._cut(row, 0)
+                continue
+            state = self.rows[row]
+            state.launched = min(state.launched, start)
+            self._keep(row, max(-(-state.launched // self.size), state.reserved))
+
+    def can_stand(self, row: int, length: int) -> bool:
+        """Whether a row can go on from so many of its tokens."""
+        state = self.rows[row]
+        if not length:
+            return True
+        if has_states(self.groups) and length < state.launched:
+            return False
+        return all(front(self.groups[number], length) // self.size >= gone for number, gone in state.gone.items())
+
+    def truncate(self, row: int, blocks: int) -> bool:
+        """The row gives up its blocks from a column on. False: it cannot stand there."""
+        if not self.can_stand(row, min(blocks * self.size, self.rows[row].launched)):
+            return False
+        if blocks < self.rows[row].blocks:
+            self._cut(row, blocks)
+        return True
+
+    def reserve(self, row: int, blocks: int) -> int:
+        """`grow`; a cancel leaves these blocks."""
+        short = self.grow({row: blocks})
+        if not short:
+            self.rows[row].reserved = max(self.rows[row].reserved, blocks)
+        return short
+
+    def free(self, row: int) -> None:
+        """The row ends, in flight or not."""
+        del self.rows[row]
+        for batch in self.batches:
+            batch.pop(row, None)
+
+    def _cut(self, row: int, blocks: int) -> None:
+        state, length = self.rows[row], blocks * self.size
+        state.launched, state.computed = min(state.launched, length), min(state.computed, length)
+        state.reserved = min(state.reserved, blocks)
+        self._keep(row, blocks)
+        for batch in self.batches:
+            if row in batch:
+                start, end = batch[row]
+                batch[row] = min(start, length), min(end, length)
+
+    def _keep(self, row: int, blocks: int) -> None:
+        state = self.rows[row]
+        state.blocks = min(state.blocks, blocks)
+        state.gone = {number: min(gone, state.blocks) for number, gone in state.gone.items()}

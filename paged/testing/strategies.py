@@ -233,22 +233,20 @@ def layer_worlds(draw: st.DrawFn) -> World:
     num_blocks = pages_for(groups, longest, block_size) * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8])) // 4
     has_windows = any(group.kind in ("window", "chunk") for group in groups)
     keeps = draw(st.sampled_from([True, True, False]))
-    # What a group of sequences reserves is counted without the states that they keep.
-    policies = ON_DEMAND if not (keeps and has_states(groups)) else [name for name in ON_DEMAND if name not in RESERVES]
     return World(
         num_blocks=max(2, num_blocks),
         block_size=block_size,
         prefix_caching=keeps,
         groups=groups,
         max_model_len=longest,
-        policy=draw(st.sampled_from(policies)),
+        policy=draw(st.sampled_from(ON_DEMAND)),
         max_tokens_per_step=draw(st.sampled_from([2, 4, 8, 32, 32])),
         max_sequences=draw(st.sampled_from([1, 2, 4, 8])),
         max_chunk=draw(st.sampled_from([None, None, None, 1, 2, 3, 4])),
         max_waiting=draw(st.sampled_from([None, None, None, 4])),
         max_outstanding=draw(st.sampled_from([4, 4, 3, 1])),
         event_stride=draw(st.sampled_from([0, 0, 1, 3])) if groups[0].kind == "full" else 0,
-        drafts=0 if has_states(groups) else draw(st.sampled_from([0, 1, 4])),
+        drafts=0 if has_states(groups) else draw(st.sampled_from([0, 1, 4, 4])),
         resumes_known=draw(st.sampled_from([False, False, True])),
         steps_ahead=draw(st.sampled_from([0, 1, 1, 2])),
         watermark=draw(st.sampled_from([None, None, 0.2])),

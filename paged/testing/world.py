@@ -74,7 +74,7 @@ class World(MemoryWorld):
         if self.groups:
             pages = request.num_sequences * pages_for(self.groups, num_tokens + 1, self.block_size)
             num_twice = request.num_sequences * each - blocks
-            blocks = pages - num_twice * full_pages(self.groups) + self.spare_pages
+            blocks = pages - num_twice * full_pages(self.groups) + request.num_sequences * self.spare_pages
         return num_tokens + 1 <= self.limit_of(request) and blocks <= self.num_blocks
 
     @property

@@ -279,10 +279,10 @@ def test_Q9_full_blocks_alone_are_of_no_use_when_the_states_are_gone(make_schedu
 
 
 def test_Q11_a_hit_ends_where_a_state_is_kept_though_more_blocks_are_there(make_scheduler, request_of):
-    scheduler = make_scheduler(60, 16, groups=ALIKE)
+    # 51 tokens are computed in 4 blocks; one state is kept at 32, where the prompt's last full block ends, and no page is left for another.
+    scheduler = make_scheduler(6, 16, groups=ALIKE)
     prompt = list(range(40))
     begun(scheduler, request_of("a", prompt, max_tokens=12))
-    # 48 tokens of it were computed, in three full blocks; its prompt's last full block ends at 32.
     starts, _ = begun(scheduler, request_of("b", prompt + [7] * 10, max_tokens=1))
     assert starts[0] == 32
 
@@ -358,3 +358,26 @@ def test_a_window_is_shared_from_where_it_begins(make_scheduler, request_of):
     assert window[0, 4:6].tolist() == window[1, 4:6].tolist()
     assert full[0, :6].tolist() == full[1, :6].tolist()
     assert scheduler.check() == []
+
+
+def test_Q10_a_state_is_found_while_the_row_that_wrote_it_still_runs(make_scheduler, request_of):
+    scheduler = make_scheduler(30, 4, groups=ALIKE)
+    scheduler.add(request_of("a", [1, 2, 3, 4, 6], max_tokens=9))
+    for _ in range(3):
+        batch = scheduler.schedule()
+        scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
+    scheduler.add(request_of("b", [1, 2, 3, 4, 5], max_tokens=1))
+    batch = scheduler.schedule()
+    assert dict(zip(batch.ids, batch.num_tokens.tolist(), strict=True)) == {"a": 1, "b": 1}
+    place = batch.ids.tolist().index("b")
+    state = batch.groups[1]
+    assert state.read[place].tolist() != state.write[place].tolist()
+    assert (state.read[place] >= 0).all()
+
+
+def test_Q17_the_state_that_was_used_longest_ago_makes_room_for_a_wanted_one(make_scheduler, request_of):
+    scheduler = make_scheduler(3, 2, groups=[LayerGroup("state")])
+    for token in (1, 2, 3):
+        begun(scheduler, request_of(f"r{token}", [token] * 3, max_tokens=1))
+    found = [begun(scheduler, request_of(f"again{token}", [token] * 3, max_tokens=1))[0][0] for token in (2, 3, 1)]
+    assert found == [2, 2, 0]
