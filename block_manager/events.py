@@ -165,7 +165,7 @@ class EventLog:
 
     def _held(self, run: Run) -> list[Record]:
         length = self._index.confirmed_length(run)
-        found: list[Record] = [(_residing(run, place, 0, length), place, True) for place in range(len(run.blocks))]
+        found: list[Record] = [(_residing(run, place, 0, length), place, True) for place in range(NUM_PLACES)]
         return found if run.row < 0 else [*found, ([(run, 0, self._num_recorded(run.row))], DEVICE, True)]
 
     def _made_of(self, records: list[Record], *, was_cleared: bool = False) -> list[Event]:
