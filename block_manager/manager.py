@@ -330,7 +330,7 @@ class BlockManager(Uncopyable):
         """This moment's figures."""
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
-        num_slots = (memory.blocks.num_used if memory.layout.full_pages == 1 else 0) * self.block_size
+        num_slots = device.num_used * self.block_size if memory.layout.is_plain else 0
         empty = num_slots - _num_filled_slots(memory.tables, self.num_blocks) if num_slots else 0
         return MemoryStats(
             num_blocks=self.num_blocks,

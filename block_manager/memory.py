@@ -72,7 +72,9 @@ class Memory:
         self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=layout.num_tables)
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
         # The blocks of the full group; without one they number positions, and cost nothing.
-        self.blocks = self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position")
+        self.blocks = (
+            self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position", grows=True)
+        )
         self.host = Pool(self.num_host_blocks, "host")
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.

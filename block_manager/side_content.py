@@ -221,8 +221,9 @@ class SideContent:
         """Give rows the states that the batch, which did not run, was to read. Returns the rows that stand where they
         stood before it."""
         stand: set[int] = set()
-        for row, (uid, _, blocks) in flight.reads.items():
-            if self._tables.uid[row] != uid:
+        for row, (uid, start, blocks) in flight.reads.items():
+            # It has ended, or stands further in front: then what it held is given back already.
+            if self._tables.uid[row] != uid or self._tables.num_launched[row] <= start:
                 for block in blocks:
                     self._device.release(np.array([block]))
                 continue
