@@ -149,9 +149,9 @@ class Growth:
         self._promised, self.num_promised = [], 0
         for side in layout.sides:
             if not side.is_state:
-                tables.blocks[side.table, rows, columns] = self._device.draw(total, side.pages)
+                tables.put(side.table, rows, columns, self._device.draw(total, side.pages))
             elif len(begins := rows[columns == 0]):
-                tables.blocks[side.table, begins, 0] = self._device.draw(len(begins), side.pages)
+                tables.put(side.table, begins, 0, self._device.draw(len(begins), side.pages))
         # A row that gets several keeps its last value.
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
@@ -177,7 +177,7 @@ class Growth:
             if first < last:
                 self._device.release(tables.blocks[side.table, row, first:last])
             if not side.is_state:
-                tables.first[side.table, row] = min(int(tables.first[side.table, row]), keep)
+                tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
 
     def give_back_fronts(self, rows: Rows) -> None:
         """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
@@ -189,7 +189,7 @@ class Growth:
             if not len(moved):
                 continue
             begins, ends, which = begins[moved], ends[moved], rows[moved]
-            tables.first[side.table, which] = ends
+            tables.set_first(side.table, which, ends)
             if self.content is not None:
                 is_wanted = begins < tables.wanted[:, which].max(axis=0)
                 for i in is_wanted.nonzero()[0].tolist():
@@ -249,7 +249,7 @@ class Growth:
                 else:
                     self.copied.append((table, block))
                 if table:
-                    tables.blocks[table, row, column] = copy
+                    tables.put(table, row, column, copy)
                 else:
                     self.write(row, column, np.array([copy]))
                 both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
@@ -288,10 +288,10 @@ class Growth:
             first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
             blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
             self._device.hold(blocks)
-            tables.blocks[side.table, child, first:stop] = blocks
-            tables.first[side.table, child] = first
+            tables.put(side.table, child, slice(first, stop), blocks)
+            tables.set_first(side.table, child, first)
         if self._layout.states and num_blocks:
-            tables.moves_state[[row, child]] = True
+            tables.let_move([row, child], True)
 
     def take_changes(self) -> TableChanges:
         """Return the table entries changed since the last call, in order; the first call starts it. Read-only: a batch

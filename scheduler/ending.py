@@ -302,7 +302,7 @@ def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
         for sequence, row in enumerate(request.rows):
             if row >= 0:
                 reached = starts.get(row, state.manager.rows.num_launched.item(row))
-                state.columns.recovering[row] = request.reach(sequence, reached)
+                state.columns.recover(row, request.reach(sequence, reached))
     return list(broken)
 
 
