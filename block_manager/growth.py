@@ -96,7 +96,7 @@ class Growth:
         have = self._tables.num_blocks[rows]
         short: NDArray[np.int64] = np.maximum(-(-ends // self._tables.block_size) - have, 0)
         if not self._layout.is_plain:
-            is_first = ((short > 0) & (have == 0)) | self._tables.moves_state[rows]
+            is_first = ((short > 0) & (have == 0)) | self.moving_states(rows)
             short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
         return short
 
@@ -113,9 +113,21 @@ class Growth:
             lacks = np.minimum(wanted, side.most) - have + tables.first[side.table, rows]
             pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
         # States that must not be overwritten are read once more, and then let go.
-        draws_states = ((have == 0) & (more > 0)) | tables.moves_state[rows]
+        draws_states = ((have == 0) & (more > 0)) | self.moving_states(rows)
         pages += draws_states * np.int64(layout.state_pages)
         return pages
+
+    def moving_states(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether each row's next share writes its states elsewhere, bool [n]: others hold them, or they are content."""
+        tables, device = self._tables, self._device
+        moves: NDArray[np.bool_] = tables.moves_state[rows]
+        for i in moves.nonzero()[0].tolist():
+            blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self._layout.states]
+            if not any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
+                # Those who held them have gone.
+                tables.let_move(rows[i], False)
+                moves[i] = False
+        return moves
 
     @property
     def num_unpromised(self) -> int:

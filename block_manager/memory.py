@@ -169,7 +169,7 @@ class Memory:
         return content.next_end(row, start, end) if content is not None and self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
-        if self.sides is not None and self.tables.moves_state[rows].any():
+        if self.sides is not None and len(rows := rows[self.growth.moving_states(rows)]):
             self.growth.draw_promised()
             self.sides.move_states(rows, self.flights.composed)
 
@@ -407,7 +407,8 @@ class Memory:
         have, layout = self.tables.num_blocks.item(row), self.layout
         if layout.is_plain:
             return (have + num_pages) * self.block_size
-        room = num_pages - (layout.state_pages if not have or self.tables.moves_state[row] else 0)
+        moves = bool(layout.states) and self.growth.moving_states(np.array([row])).any()
+        room = num_pages - (layout.state_pages if not have or moves else 0)
         more = room // layout.block_pages if layout.block_pages and room > 0 else 0
         if not layout.block_pages and room >= 0:
             more = self.blocks.num_available
@@ -485,8 +486,6 @@ class Memory:
             np.maximum.at(tables.num_computed, rows, ends)
         else:
             tables.num_computed[rows] = ends
-        if self.layout.bounded:
-            self.growth.give_back_fronts(rows)
         index.confirm(flight.number)
         if self.sides is not None:
             self.sides.settle(flight)
@@ -494,6 +493,9 @@ class Memory:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self._publish(flight.rows.item(place))
+        if self.layout.bounded:
+            # Last: what windows pass may carry nodes by now.
+            self.growth.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
 
     def _publish(self, row: int) -> None:

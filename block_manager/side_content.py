@@ -134,12 +134,18 @@ class SideContent:
         for end in tables.wanted[:2, row].tolist():
             is_wanted |= (columns >= side.first_column(end * self._size)) & (columns < end)
         blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
+        was_content = self._device.has_content(blocks)
         bounds = [0, *((is_wanted[1:] != is_wanted[:-1]).nonzero()[0] + 1).tolist(), len(columns)]
         for begin, end in pairwise(bounds):
             kept = is_wanted[begin] or self._device.num_free > 0
             if kept and self._index.paths[row].writes:
                 self._keep(side, row, first + begin, first + end)
-            self._device.release(blocks[begin:end], is_next=not is_wanted[begin])
+            if is_wanted[begin]:
+                self._device.release(blocks[begin:end])
+                continue
+            # What was content before was of use: it ages as all does.
+            self._device.release(blocks[begin:end][was_content[begin:end]])
+            self._device.release(blocks[begin:end][~was_content[begin:end]], is_next=True)
 
     def _keep(self, side: Side, row: int, first: int, stop: int) -> None:
         """Let the row's blocks in these columns carry the row's nodes that reside nowhere in this place."""
@@ -176,14 +182,10 @@ class SideContent:
     # -- states that are read from one block and written to another
 
     def move_states(self, rows: Rows, flight: Flight) -> None:
-        """Draw other blocks for the states that these rows, being placed in the batch, must not overwrite."""
-        tables, device = self._tables, self._device
-        for row in rows[tables.moves_state[rows]].tolist():
-            blocks = [tables.blocks.item(side.table, row, 0) for side in self._layout.states]
-            if any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
-                self._move_state(row, tables.num_launched.item(row), flight)
-            # Otherwise the others who held them have gone.
-            tables.let_move(row, False)
+        """Draw other blocks for the states of these rows, which are being placed in the batch and must not overwrite them."""
+        for row in rows.tolist():
+            self._move_state(row, self._tables.num_launched.item(row), flight)
+            self._tables.let_move(row, False)
 
     def _move_state(self, row: int, start: int, flight: Flight) -> None:
         tables, old = self._tables, []
