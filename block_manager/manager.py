@@ -245,7 +245,8 @@ class BlockManager(Uncopyable):
         return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
-        """Draw blocks until each table holds at least `num_blocks[i]` (lookahead, preallocation); a cancel leaves them.
+        """Draw blocks until each table holds at least `num_blocks[i]` (lookahead, preallocation); a cancel leaves them, unless
+        the row's states are gone with it.
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
         memory = self._own("reserve")
         array = memory.tables.checked(rows)

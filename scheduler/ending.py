@@ -284,6 +284,8 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     for request in broken:
         # What its states were before the batch is overwritten.
         state.queues.leave(request)
+        request.follow(None)
+        state.books.lift_bound(request)
         drop_rows(state, request)
         state.queues.wait(request)
     state.carried.keep(batch, moved)
