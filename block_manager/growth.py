@@ -194,25 +194,30 @@ class Growth:
     def give_back_fronts(self, rows: Rows) -> None:
         """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
         tables = self._tables
+        computed = tables.num_computed[rows]
         for side in self._layout.bounded:
-            begins = tables.first[side.table, rows]
-            ends = np.minimum(side.first_column(tables.num_computed[rows]), tables.num_blocks[rows])
-            moved = (ends > begins).nonzero()[0]
+            # Few rows pass a block in a step: the rest of this is for them.
+            moved = (computed - tables.first[side.table, rows] * tables.block_size >= side.lead).nonzero()[0]
             if not len(moved):
                 continue
-            begins, ends, which = begins[moved], ends[moved], rows[moved]
+            which = rows[moved]
+            begins = tables.first[side.table, which]
+            ends = np.minimum(side.first_column(computed[moved]), tables.num_blocks[which])
+            if not (is_longer := ends > begins).all():
+                begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
             if self.content is not None:
-                is_wanted = begins < tables.wanted[:, which].max(axis=0)
+                is_wanted = begins < tables.wanted[:, which].max(axis=0, initial=0)
                 for i in is_wanted.nonzero()[0].tolist():
                     self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
                 begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
             counts = ends - begins
             blocks = tables.blocks[side.table, which.repeat(counts), rising_from(begins, counts)]
             while len(blocks):
-                # Forks pass a block that they share in one step.
-                _, places = np.unique(blocks, return_index=True)
-                places.sort()
+                places = np.arange(len(blocks))
+                if not self._device.are_sole(blocks):
+                    # Forks pass a block that they share in one step.
+                    places = np.sort(np.unique(blocks, return_index=True)[1])
                 self._device.release(blocks[places])
                 blocks = np.delete(blocks, places)
 

@@ -61,6 +61,9 @@ class Side:
         self._size, self._keeps = block_size, keeps
         span = group.reach - 1 if group.kind == "window" else group.reach
         self.most = 1 if self.is_state else -(-span // block_size) + 2
+        # A window passes a block when so many computed tokens lie beyond its beginning; a chunk not before one block.
+        lead = (-(-span // block_size) * block_size if keeps else span) if group.kind == "window" else 0
+        self.lead = block_size + lead
 
     def first_column(self, computed: Any) -> Any:
         """The first column that a row with so many computed tokens still reads, int or int64 [n]; where content is kept,

@@ -98,6 +98,10 @@ class Pool:
     def refs(self, blocks: Blocks | NDArray[np.int32] | slice) -> NDArray[np.int32]:
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 
+    def are_sole(self, blocks: NDArray[Any]) -> bool:
+        """Whether each of these used blocks has one holder: then they are distinct, too."""
+        return int((self.state[blocks] & _REFERENCES).max()) == 1
+
     def num_refs(self, block: int) -> int:
         return max(int(self.state[block]), 0) & _REFERENCES
 

@@ -199,9 +199,11 @@ class SideContent:
         as long as pages are free."""
         rows, starts, _ = flight.columns()
         tables, size, device, pages = self._tables, self._size, self._device, self._layout.state_pages
-        may = (starts > 0) & (starts <= tables.wanted[:, rows].max(axis=0) * size) & (starts % size == 0)
         # What the rows may draw in the next step is not taken.
         spared = pages + len(rows) * self._layout.block_pages
+        at_ends = (starts % size == 0).nonzero()[0]
+        rows, starts = rows[at_ends], starts[at_ends]
+        may = (starts > 0) & (starts <= tables.wanted[:, rows].max(axis=0, initial=0) * size)
         for row, start in zip(rows[may].tolist(), starts[may].tolist(), strict=True):
             if row in flight.reads or not self._index.paths[row].writes:
                 continue

@@ -17,6 +17,7 @@ from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, poo
 from paged.model.free_memory import check_fits
 from paged.model.layer_plan import LayerPlan
 from paged.model.loading import LoadedModel
+from paged.model.native.fused import fused_decoder
 
 DEFAULT_KV_BYTES = 256 * 2**20
 """For what layers keep, when neither blocks nor bytes are named."""
@@ -57,10 +58,13 @@ def memory_for(
 
 def _plan_of(config: EngineConfig, models: Sequence[LoadedModel]) -> LayerPlan | None:
     """The plan of a model's layers of several kinds; None if all keep all tokens, or can be held as if they did: windows are held whole beside a model that
-    drafts, and where there is a host tier."""
+    drafts, where there is a host tier, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
     model, *others = models
-    has_windows = any(each.kind != "full" for each in model.layers)
-    if model.is_uniform and (not has_windows or others or config.memory.host_blocks):
+    kinds = {(each.kind, each.reach) for each in model.layers}
+    is_full = not any(kind != "full" for kind, _ in kinds)
+    if model.is_uniform and (is_full or others or config.memory.host_blocks):
+        return None
+    if model.is_uniform and len(kinds) > 1 and fused_decoder(model.module) is not None:
         return None
     if others:
         raise InvalidConfig(

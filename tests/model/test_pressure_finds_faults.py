@@ -139,9 +139,9 @@ def pads_with_freed_blocks(run):
 
     class PadsWithFreed(ShadowedPool):
         @property
-        def scratch_slot(self):
+        def scratch_block(self):
             free = (run.manager.device.states == 0).nonzero()[0]
-            return int(free[0]) * self.block_size if len(free) else super().scratch_slot
+            return int(free[0]) if len(free) else super().scratch_block
 
     run.runner.pool.__class__ = PadsWithFreed
 
