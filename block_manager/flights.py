@@ -79,6 +79,9 @@ class Flight:
             self.pack()
         self._single[row] = start, end
 
+    def read_elsewhere(self, row: int, read: StateRead) -> None:
+        self.reads[row] = read
+
     def pack(self) -> None:
         if self._single:
             rows, bounds = np.array(list(self._single)), np.array(list(self._single.values()))

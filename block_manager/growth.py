@@ -96,7 +96,7 @@ class Growth:
         have = self._tables.num_blocks[rows]
         short: NDArray[np.int64] = np.maximum(-(-ends // self._tables.block_size) - have, 0)
         if not self._layout.is_plain:
-            is_first = ((short > 0) & (have == 0)) | self._tables.moves_state[rows]
+            is_first = ((short > 0) & (have == 0)) | self.moving_states(rows)
             short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
         return short
 
@@ -113,9 +113,21 @@ class Growth:
             lacks = np.minimum(wanted, side.most) - have + tables.first[side.table, rows]
             pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
         # States that must not be overwritten are read once more, and then let go.
-        draws_states = ((have == 0) & (more > 0)) | tables.moves_state[rows]
+        draws_states = ((have == 0) & (more > 0)) | self.moving_states(rows)
         pages += draws_states * np.int64(layout.state_pages)
         return pages
+
+    def moving_states(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether each row's next share writes its states elsewhere, bool [n]: others hold them, or they are content."""
+        tables, device = self._tables, self._device
+        moves: NDArray[np.bool_] = tables.moves_state[rows]
+        for i in moves.nonzero()[0].tolist():
+            blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self._layout.states]
+            if not any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
+                # Those who held them have gone.
+                tables.let_move(rows[i], False)
+                moves[i] = False
+        return moves
 
     @property
     def num_unpromised(self) -> int:
@@ -149,9 +161,9 @@ class Growth:
         self._promised, self.num_promised = [], 0
         for side in layout.sides:
             if not side.is_state:
-                tables.blocks[side.table, rows, columns] = self._device.draw(total, side.pages)
+                tables.put(side.table, rows, columns, self._device.draw(total, side.pages))
             elif len(begins := rows[columns == 0]):
-                tables.blocks[side.table, begins, 0] = self._device.draw(len(begins), side.pages)
+                tables.put(side.table, begins, 0, self._device.draw(len(begins), side.pages))
         # A row that gets several keeps its last value.
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
@@ -177,7 +189,7 @@ class Growth:
             if first < last:
                 self._device.release(tables.blocks[side.table, row, first:last])
             if not side.is_state:
-                tables.first[side.table, row] = min(int(tables.first[side.table, row]), keep)
+                tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
 
     def give_back_fronts(self, rows: Rows) -> None:
         """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
@@ -189,7 +201,7 @@ class Growth:
             if not len(moved):
                 continue
             begins, ends, which = begins[moved], ends[moved], rows[moved]
-            tables.first[side.table, which] = ends
+            tables.set_first(side.table, which, ends)
             if self.content is not None:
                 is_wanted = begins < tables.wanted[:, which].max(axis=0)
                 for i in is_wanted.nonzero()[0].tolist():
@@ -249,7 +261,7 @@ class Growth:
                 else:
                     self.copied.append((table, block))
                 if table:
-                    tables.blocks[table, row, column] = copy
+                    tables.put(table, row, column, copy)
                 else:
                     self.write(row, column, np.array([copy]))
                 both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
@@ -288,10 +300,10 @@ class Growth:
             first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
             blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
             self._device.hold(blocks)
-            tables.blocks[side.table, child, first:stop] = blocks
-            tables.first[side.table, child] = first
+            tables.put(side.table, child, slice(first, stop), blocks)
+            tables.set_first(side.table, child, first)
         if self._layout.states and num_blocks:
-            tables.moves_state[[row, child]] = True
+            tables.let_move([row, child], True)
 
     def take_changes(self) -> TableChanges:
         """Return the table entries changed since the last call, in order; the first call starts it. Read-only: a batch

@@ -23,7 +23,7 @@ from paged.errors import InvalidConfig, UnsupportedByLayers
 
 Counts = NDArray[np.int64]
 
-# Block ids of a model without full attention cost no page; so many a page of the pool, and in all, can be in tables at once.
+# Block ids of a model without full attention cost no page; so many a page of the pool, and in all, a sequence may have.
 _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST = 1 << 10, 1 << 20
 
 

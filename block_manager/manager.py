@@ -245,7 +245,8 @@ class BlockManager(Uncopyable):
         return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
-        """Draw blocks until each table holds at least `num_blocks[i]` (lookahead, preallocation); a cancel leaves them.
+        """Draw blocks until each table holds at least `num_blocks[i]` (lookahead, preallocation); a cancel leaves them, unless
+        the row's states are gone with it.
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
         memory = self._own("reserve")
         array = memory.tables.checked(rows)
@@ -330,7 +331,7 @@ class BlockManager(Uncopyable):
         """This moment's figures."""
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
-        num_slots = (memory.blocks.num_used if memory.layout.full_pages == 1 else 0) * self.block_size
+        num_slots = device.num_used * self.block_size if memory.layout.is_plain else 0
         empty = num_slots - _num_filled_slots(memory.tables, self.num_blocks) if num_slots else 0
         return MemoryStats(
             num_blocks=self.num_blocks,

@@ -72,7 +72,9 @@ class Memory:
         self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=layout.num_tables)
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
         # The blocks of the full group; without one they number positions, and cost nothing.
-        self.blocks = self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position")
+        self.blocks = (
+            self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position", grows=True)
+        )
         self.host = Pool(self.num_host_blocks, "host")
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
@@ -167,7 +169,7 @@ class Memory:
         return content.next_end(row, start, end) if content is not None and self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
-        if self.sides is not None and self.tables.moves_state[rows].any():
+        if self.sides is not None and len(rows := rows[self.growth.moving_states(rows)]):
             self.growth.draw_promised()
             self.sides.move_states(rows, self.flights.composed)
 
@@ -405,7 +407,8 @@ class Memory:
         have, layout = self.tables.num_blocks.item(row), self.layout
         if layout.is_plain:
             return (have + num_pages) * self.block_size
-        room = num_pages - (layout.state_pages if not have or self.tables.moves_state[row] else 0)
+        moves = bool(layout.states) and self.growth.moving_states(np.array([row])).any()
+        room = num_pages - (layout.state_pages if not have or moves else 0)
         more = room // layout.block_pages if layout.block_pages and room > 0 else 0
         if not layout.block_pages and room >= 0:
             more = self.blocks.num_available
@@ -483,8 +486,6 @@ class Memory:
             np.maximum.at(tables.num_computed, rows, ends)
         else:
             tables.num_computed[rows] = ends
-        if self.layout.bounded:
-            self.growth.give_back_fronts(rows)
         index.confirm(flight.number)
         if self.sides is not None:
             self.sides.settle(flight)
@@ -492,6 +493,9 @@ class Memory:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self._publish(flight.rows.item(place))
+        if self.layout.bounded:
+            # Last: what windows pass may carry nodes by now.
+            self.growth.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
 
     def _publish(self, row: int) -> None:

@@ -44,10 +44,11 @@ class Pool:
     high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node.
 
     A block may take several pages, which are the blocks of `num_blocks`; it is named by the first of them, and only that
-    one has a state. `most_pages`: of any block. Free and available ones are counted in pages.
+    one has a state. `most_pages`: of any block. Free and available ones are counted in pages. One that `grows` has blocks
+    that cost nothing, and never lacks any.
     """
 
-    def __init__(self, num_blocks: int, tier: str, most_pages: int = 1) -> None:
+    def __init__(self, num_blocks: int, tier: str, most_pages: int = 1, *, grows: bool = False) -> None:
         self.num_blocks = num_blocks
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
@@ -64,6 +65,7 @@ class Pool:
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
         self._forget: Callable[[list[Taken], Blocks], None] | None = None
+        self._grows = grows
         # Pages of each block, int16 [num_blocks], and those after the first, int32 [num_blocks, most_pages - 1], stale
         # beyond them. None where each block is one page.
         self._width: NDArray[np.int16] | None = None
@@ -106,14 +108,30 @@ class Pool:
 
     def require(self, count: int) -> None:
         """Raise OutOfBlocks when fewer than `count` blocks can be drawn."""
-        if count > self.num_available:
+        if count > self.num_available and not self._grows:
             raise OutOfBlocks(count, self.num_available, self.tier)
+
+    def _grow(self, count: int) -> None:
+        """Have so many blocks more, and at least twice as many."""
+        old, new = self.num_blocks, max(2 * self.num_blocks, self.num_blocks + count)
+        stack = np.empty(new, np.int64)
+        stack[: new - old] = np.arange(new - 1, old - 1, -1)
+        stack[new - old : new - old + self.num_free] = self._stack[: self.num_free]
+        self.state, self.run = np.resize(self.state, new), np.resize(self.run, new)
+        self.state[old:], self.run[old:] = 0, None
+        if self.level is not None:
+            self.level = np.concatenate([self.level, np.zeros(new - old, np.int8)])
+        for queue in self.queues:
+            queue.follow(self.state)
+        self.num_blocks, self.num_free, self._stack = new, self.num_free + new - old, stack
 
     def draw(self, count: int, pages: int = 1, *, for_nodes: bool = False) -> Blocks:
         """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice. With
         `for_nodes` they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
         if self._width is not None:
             return self._draw_wide(count, pages, self._width, for_nodes)
+        if self._grows and count > self.num_available:
+            self._grow(count)
         num_free = self.num_free
         if count <= num_free:
             blocks = self._take_free(count)
@@ -349,6 +367,10 @@ class CachedQueue:
         self._swept: deque[Segment] = deque()
         self._segments: deque[Segment] = deque()
         self._num_entries = 0
+
+    def follow(self, state: NDArray[np.int64]) -> None:
+        """Use another column of the pool, which has grown."""
+        self._state = state
 
     def put(self, blocks: Blocks, nodes: Span | None, step: int, *, is_next: bool = False) -> None:
         """Append blocks, the last one evicted first, and their nodes if these are one span, or put them in front of all

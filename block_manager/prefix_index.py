@@ -64,6 +64,7 @@ class PrefixIndex:
         self.log: Listener | None = None
         for place, pool in ((DEVICE, device), (HOST, host)):
             pool.on_eviction(partial(self._evict, place))
+        self._num_places = len(self.pools)
         self._has_sides = bool(sides)
         if sides:
             sides[0].on_eviction(self._evict_any)
@@ -448,9 +449,7 @@ class PrefixIndex:
     def open_run(self, row: int, path: Path, key: bytes) -> None:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
-        run = Run(self._next_run, key, parent, at, row, self.batch)
-        if self._has_sides:
-            run.blocks = [None] * len(self.pools)
+        run = Run(self._next_run, key, parent, at, row, self.batch, blocks=[None] * self._num_places)
         self._next_run += 1
         self.runs[key] = run
         if self.log is not None:

@@ -40,7 +40,7 @@ class SideContent:
         """Note how far the prompt of a new row goes: its last full block, one token being left to compute, is wanted; its end,
         if that is a block's, too, while pages are free."""
         last, end = (num_tokens - 1) // self._size, num_tokens // self._size
-        self._tables.wanted[:, row] = last, 0, end if num_tokens % self._size == 0 else 0
+        self._tables.want(row, last, 0, end if num_tokens % self._size == 0 else 0)
 
     def restart(self, match: Match, have: int, row: int = -1) -> Match:
         """The longest part of a match, which begins at column `have`, after which every group can stand. `row`: whose
@@ -92,20 +92,21 @@ class SideContent:
                 self._device.hold(blocks[-1:])
                 if have:
                     self._device.release(tables.blocks[side.table, row, :1])
-                tables.blocks[side.table, row, 0] = blocks[-1]
-                tables.moves_state[row] = True
+                tables.put(side.table, row, 0, blocks[-1])
+                tables.let_move(row, True)
                 continue
             begin, first = int(side.first_column(stop * self._size)), int(tables.first[side.table, row])
             blocks = blocks[max(begin - have, 0) :]
             self._device.hold(blocks)
             if first < min(begin, have):
                 self._device.release(tables.blocks[side.table, row, first : min(begin, have)])
-            tables.blocks[side.table, row, stop - len(blocks) : stop] = blocks
-            tables.first[side.table, row] = max(begin, first)
+            tables.put(side.table, row, slice(stop - len(blocks), stop), blocks)
+            tables.set_first(side.table, row, max(begin, first))
 
     def note_junction(self, row: int, num_blocks: int) -> None:
         """Want what the row passes after so many blocks: there other prompts part from its own, and no group stood."""
-        self._tables.wanted[1, row] = num_blocks
+        last, _, end = self._tables.wanted[:, row].tolist()
+        self._tables.want(row, last, num_blocks, end)
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share from token `start` on ends, at most at `end`: at the first length at which its states are wanted."""
@@ -133,12 +134,18 @@ class SideContent:
         for end in tables.wanted[:2, row].tolist():
             is_wanted |= (columns >= side.first_column(end * self._size)) & (columns < end)
         blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
+        was_content = self._device.has_content(blocks)
         bounds = [0, *((is_wanted[1:] != is_wanted[:-1]).nonzero()[0] + 1).tolist(), len(columns)]
         for begin, end in pairwise(bounds):
             kept = is_wanted[begin] or self._device.num_free > 0
             if kept and self._index.paths[row].writes:
                 self._keep(side, row, first + begin, first + end)
-            self._device.release(blocks[begin:end], is_next=not is_wanted[begin])
+            if is_wanted[begin]:
+                self._device.release(blocks[begin:end])
+                continue
+            # What was content before was of use: it ages as all does.
+            self._device.release(blocks[begin:end][was_content[begin:end]])
+            self._device.release(blocks[begin:end][~was_content[begin:end]], is_next=True)
 
     def _keep(self, side: Side, row: int, first: int, stop: int) -> None:
         """Let the row's blocks in these columns carry the row's nodes that reside nowhere in this place."""
@@ -175,21 +182,17 @@ class SideContent:
     # -- states that are read from one block and written to another
 
     def move_states(self, rows: Rows, flight: Flight) -> None:
-        """Draw other blocks for the states that these rows, being placed in the batch, must not overwrite."""
-        tables, device = self._tables, self._device
-        for row in rows[tables.moves_state[rows]].tolist():
-            blocks = [tables.blocks.item(side.table, row, 0) for side in self._layout.states]
-            if any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
-                self._move_state(row, tables.num_launched.item(row), flight)
-            # Otherwise the others who held them have gone.
-            tables.moves_state[row] = False
+        """Draw other blocks for the states of these rows, which are being placed in the batch and must not overwrite them."""
+        for row in rows.tolist():
+            self._move_state(row, self._tables.num_launched.item(row), flight)
+            self._tables.let_move(row, False)
 
     def _move_state(self, row: int, start: int, flight: Flight) -> None:
         tables, old = self._tables, []
         for side in self._layout.states:
             old.append(tables.blocks.item(side.table, row, 0))
-            tables.blocks[side.table, row, 0] = self._device.draw(1, side.pages).item()
-        flight.reads[row] = StateRead(tables.uid.item(row), start, tuple(old))
+            tables.put(side.table, row, 0, self._device.draw(1, side.pages).item())
+        flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(old)))
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
@@ -221,15 +224,16 @@ class SideContent:
         """Give rows the states that the batch, which did not run, was to read. Returns the rows that stand where they
         stood before it."""
         stand: set[int] = set()
-        for row, (uid, _, blocks) in flight.reads.items():
-            if self._tables.uid[row] != uid:
+        for row, (uid, start, blocks) in flight.reads.items():
+            # It has ended, or stands further in front: then what it held is given back already.
+            if self._tables.uid[row] != uid or self._tables.num_launched[row] <= start:
                 for block in blocks:
                     self._device.release(np.array([block]))
                 continue
             for side, block in zip(self._layout.states, blocks, strict=True):
                 self._device.release(self._tables.blocks[side.table, row, :1])
-                self._tables.blocks[side.table, row, 0] = block
-            self._tables.moves_state[row] = True
+                self._tables.put(side.table, row, 0, block)
+            self._tables.let_move(row, True)
             stand.add(row)
         return stand
 

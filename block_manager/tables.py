@@ -138,6 +138,20 @@ class Tables:
             self.blocks = self._copied_blocks(self._num_rows, max(num_columns, 2 * have))
             self._tell_growth()
 
+    def put(self, table: int, rows: Any, columns: Any, blocks: Any) -> None:
+        """Write blocks of a side into its table."""
+        self.blocks[table, rows, columns] = blocks
+
+    def set_first(self, table: int, rows: Any, columns: Any) -> None:
+        self.first[table, rows] = columns
+
+    def let_move(self, rows: Any, moves: bool) -> None:
+        """Note whether the next shares of rows write their states elsewhere."""
+        self.moves_state[rows] = moves
+
+    def want(self, row: int, *num_blocks: int) -> None:
+        self.wanted[:, row] = num_blocks
+
     def content_end(self, row: int) -> int:
         """Tokens of the row that are launched and known: what may be content."""
         return min(self.num_tokens.item(row), self.num_launched.item(row))

@@ -284,6 +284,8 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     for request in broken:
         # What its states were before the batch is overwritten.
         state.queues.leave(request)
+        request.follow(None)
+        state.books.lift_bound(request)
         drop_rows(state, request)
         state.queues.wait(request)
     state.carried.keep(batch, moved)
@@ -294,12 +296,15 @@ def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
     """Return the requests whose states a cancel of the batch leaves at no length but 0, in order, and note how far each was."""
     if ticket.flight is None or not state.manager.layout.states:
         return []
-    broken: dict[RequestState, None] = {}
-    for row, start, _ in ticket.flight.shares():
-        request = state.columns.owner[row]
-        if start and row not in ticket.flight.reads:
-            state.columns.recovering[row] = request.reach(state.columns.sequence.item(row), start)
-            broken[request] = None
+    starts = {share.row: share.start for share in ticket.flight.shares()}
+    broken = {
+        state.columns.owner[row]: None for row, start in starts.items() if start and row not in ticket.flight.reads
+    }
+    for request in broken:
+        for sequence, row in enumerate(request.rows):
+            if row >= 0:
+                reached = starts.get(row, state.manager.rows.num_launched.item(row))
+                state.columns.recover(row, request.reach(sequence, reached))
     return list(broken)
 
 

@@ -80,9 +80,10 @@ def view_of(books: Books, request: RequestState) -> RequestView:
 
 
 def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
-    """Return the entries of its block tables, and its blocks on the host."""
+    """Return the entries of its block tables, or its pages where a block is no page, and its blocks on the host."""
     rows = request.live_rows
-    return sum(manager.rows.num_blocks.item(row) for row in rows), sum(map(manager.tiers.num_on_host, rows))
+    held = sum(manager.rows.num_blocks.item(row) for row in rows)
+    return held if manager.layout.is_plain else manager.pages_of_rows(rows), sum(map(manager.tiers.num_on_host, rows))
 
 
 def explain(state: State, request_id: str, *, with_holders: bool = True) -> Explanation:
@@ -105,7 +106,8 @@ def explain(state: State, request_id: str, *, with_holders: bool = True) -> Expl
 
 
 def _holders(manager: Memory, requests: Iterable[RequestState], request: RequestState) -> tuple[tuple[str, int], ...]:
-    """Return (id, blocks) of other requests that hold blocks, each block counted once, most first."""
+    """Return (id, blocks) of other requests that hold blocks, each block counted once, most first. Where a block is no page:
+    the pages of each."""
     is_counted = np.zeros(manager.blocks.num_blocks, np.bool_)
     held: dict[str, int] = {}
     for other in (request, *sorted(requests, key=lambda other: other.order)):
@@ -114,7 +116,7 @@ def _holders(manager: Memory, requests: Iterable[RequestState], request: Request
             is_counted[manager.rows.table(row)] = True
         blocks = int(np.count_nonzero(is_counted) - before)
         if blocks and other is not request:
-            held[other.id] = blocks
+            held[other.id] = blocks if manager.layout.is_plain else manager.pages_of_rows(other.live_rows)
     return tuple(sorted(held.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -40,7 +40,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     number = request.add_fork(sequence, child)
     state.columns.bind(child, request, number)
     if row in state.columns.recovering:
-        state.columns.recovering[child] = state.columns.recovering[row]
+        state.columns.recover(child, state.columns.recovering[row])
     state.running_rows.join([child], at_end=False)
     # What is cached of the running rows and of the worst case does not count the new sequence.
     state.books.lift_bound(request)

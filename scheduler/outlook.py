@@ -53,6 +53,7 @@ class Outlook(msgspec.Struct, frozen=True):
 
 def outlook(state: State) -> Outlook:
     manager, columns, books, size = state.manager, state.columns, state.books, state.manager.block_size
+    layout, full = manager.layout, max(manager.layout.full_pages, 1)
     running = books.running_rows()
     suspended = np.array([row for request in state.away for row in request.live_rows], np.int64)
     rows = np.concatenate([running, suspended])
@@ -64,7 +65,7 @@ def outlook(state: State) -> Outlook:
         before = request.prompt_len + request.appended[place]
         num.append(len(live))
         waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
-        held.append(books.to_enter(request) * size if reserves else 0)
+        held.append(books.to_enter(request) * size // full if reserves else 0)
     in_rows = (
         manager.rows.num_tokens[rows],
         columns.prompt_total[rows],
@@ -84,17 +85,23 @@ def outlook(state: State) -> Outlook:
     left[:num_rows] = np.maximum(1, left[:num_rows] + np.minimum(0, behind - 1))
     on_device = manager.rows.num_blocks[rows] * size
     kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]
+    of_all = np.concatenate([kept, held if reserves else todo[num_rows:]]).astype(np.int64)
+    slots = manager.device.num_available * size + int(on_device.sum())
+    if not layout.is_plain:
+        # What other groups hold at last is held from the start, of all pages.
+        of_all += layout.side_slots(known + left) * num_sequences
+        slots = manager.num_blocks * size // full
     return Outlook(
         num_sequences=num_sequences,
-        held=np.concatenate([kept, held if reserves else todo[num_rows:]]).astype(np.int64),
+        held=of_all,
         todo=todo,
         left=left,
         num_running=len(running),
         num_suspended=len(suspended),
         mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
         max_total=books.max_total,
-        slots=manager.device.num_available * size + int(on_device.sum()),
-        spare=books.watermark_blocks * size,
+        slots=slots,
+        spare=books.watermark_blocks * size // full,
         block_size=size,
         max_sequences=state.limits.max_sequences,
         max_tokens_per_step=state.limits.max_tokens_per_step,

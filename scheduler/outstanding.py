@@ -194,7 +194,7 @@ class Outstanding:
         if row >= 0:
             if self._manager.layout.states:
                 # It may fall back further than that.
-                self._columns.recovering[row] = request.reach(sequence, num_known)
+                self._columns.recover(row, request.reach(sequence, num_known))
             self._manager.give_up_from(row, num_known)
 
     def count_waste(self, batch: Batch) -> tuple[int, int]:

@@ -161,6 +161,10 @@ class RowColumns:
             found |= self.many_stops.take(places, mode="clip") == wanted
         return found
 
+    def recover(self, row: int, num_tokens: int) -> None:
+        """Note that so many tokens of the row's sequence were computed once."""
+        self.recovering[row] = num_tokens
+
     def ensure(self, num_rows: int) -> None:
         """Make room for so many rows. All columns grow, or none where memory is short (MemoryError)."""
         if num_rows <= self._num_rows:

@@ -161,7 +161,7 @@ class State:
             if hit_tokens:
                 request.count(hit_tokens=hit_tokens)
         elif request.high_water[sequence] > hit_tokens:
-            self.columns.recovering[row] = request.high_water[sequence]
+            self.columns.recover(row, request.high_water[sequence])
 
     def unseat(self, request: RequestState, sequence: int, tokens: NDArray[np.int32] | None) -> int:
         """Take the row, to be released, from a sequence that keeps `tokens`; None: it has ended. Return the row, or -1."""
@@ -178,7 +178,7 @@ class State:
         """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
         for sequence, row in enumerate(request.rows):
             if row >= 0:
-                self.columns.recovering[row] = request.reach(sequence, self.manager.rows.num_launched.item(row))
+                self.columns.recover(row, request.reach(sequence, self.manager.rows.num_launched.item(row)))
 
     def end(self, request: RequestState, status: Status, sentence: str) -> None:
         """End a request that holds nothing any more. `sentence`: what `explain` says of it."""

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
     from paged.sampling.structured import StructuredOutputsParams
 
-# Bytes for K and V when neither blocks nor bytes are named.
-
 
 class Engine:
     """Runs requests on one model, whose KV lives in a pool of blocks.

@@ -19,6 +19,7 @@ from paged.model.layer_plan import LayerPlan
 from paged.model.loading import LoadedModel
 
 DEFAULT_KV_BYTES = 256 * 2**20
+"""For what layers keep, when neither blocks nor bytes are named."""
 
 
 def memory_for(

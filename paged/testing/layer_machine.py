@@ -17,7 +17,6 @@ class LayerMachine(SchedulerMachine):
     """Its worlds have `groups`. No host tier, which is refused for such layers."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        events=False,
         host_tier=False,
         host_content=False,
         external_tokens=False,

@@ -231,7 +231,6 @@ def layer_worlds(draw: st.DrawFn) -> World:
     """A model of several kinds of layers, and a pool in which one sequence of full length has room, and hardly two."""
     groups, block_size, longest = draw(layer_groups()), draw(st.integers(1, 4)), draw(st.integers(4, 20))
     num_blocks = pages_for(groups, longest, block_size) * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8])) // 4
-    has_windows = any(group.kind in ("window", "chunk") for group in groups)
     keeps = draw(st.sampled_from([True, True, False]))
     return World(
         num_blocks=max(2, num_blocks),
@@ -251,7 +250,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
         steps_ahead=draw(st.sampled_from([0, 1, 1, 2])),
         watermark=draw(st.sampled_from([None, None, 0.2])),
         # A bounded request with windows holds more than was reserved for it while several batches are out.
-        max_preemptions=None if has_windows else draw(st.sampled_from([None, None, 1, 2])),
+        max_preemptions=draw(st.sampled_from([None, None, 1, 2])),
         known_outputs=draw(st.sampled_from([None, 0, 2])),
     )
 

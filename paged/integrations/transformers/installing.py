@@ -118,4 +118,6 @@ def _must_be_carried(manager: Any, policy: str) -> None:
         types = ["full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"]
     others = sorted(set(types) - {"full_attention"})
     if others:
-        raise RefusedByPaged(f"layers of type {', '.join(others)} do not keep every token; refused until groups exist.")
+        raise RefusedByPaged(
+            f"layers of type {', '.join(others)} do not keep every token; this plug-in gives transformers one table a request."
+        )

@@ -46,7 +46,7 @@ def _drafts_elsewhere(config: Any, _: Any) -> bool:
 
 
 REFUSALS = (
-    Refusal("hybrid models", _has_other_groups, "its layers do not all keep every token, and there is one table a request until groups exist"),
+    Refusal("hybrid models", _has_other_groups, "its layers do not all keep every token, and this plug-in gives vLLM one table a request"),
     Refusal("pooling models", lambda config, _: config.model_config.runner_type == "pooling", "it reads a prompt once and keeps nothing: there is nothing to manage"),
     Refusal("diffusion models", lambda config, _: bool(getattr(config.model_config, "is_diffusion", False)), "it writes no token after another"),
     Refusal("encoder-decoder models", lambda config, _: bool(config.model_config.is_encoder_decoder), "cross-attention keeps blocks of another length"),
