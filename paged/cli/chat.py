@@ -10,6 +10,7 @@ from paged.cli.config_options import takes
 from paged.cli.show import console, counted, loading, printed, say
 from paged.engine.config import EngineConfig
 from paged.errors import InvalidRequest, NeverFits
+from paged.model.checkpoint import NAMES
 
 if TYPE_CHECKING:
     from paged.engine.results import Completion, EngineOutput
@@ -48,7 +49,7 @@ def chat(
         llm = LLM(config)
     is_terminal = console().is_terminal and sys.stdin.isatty()
     if is_terminal:
-        if config.model.model is None:
+        if config.model.model in (None, *NAMES):
             say("the model that ships continues text from Python's documentation; it does not converse")
         say("an empty line or Ctrl-D ends the conversation")
     messages = [] if system is None else [{"role": "system", "content": system}]

@@ -1,4 +1,7 @@
-"""`paged demo`: a real service's arrivals on a memory far too small, with a model that writes, live; then the same with ample memory."""
+"""`paged demo`: a real service's arrivals on a memory far too small, with a model that writes, live; then the same with ample memory.
+
+In its second half the model is a hybrid, whose layers keep states beside K and V, in pages of one pool; then each request alone.
+"""
 
 import time
 from collections.abc import Mapping
@@ -22,6 +25,8 @@ from paged.study.simulator import Load, Scenario, Simulation, SimulationResult
 
 TITLE = "paged demo · a chat service on far too small a memory"
 AMPLE_TITLE = "paged demo · the same requests with ample memory"
+HYBRID_TITLE = "paged demo · a hybrid: states and attention in pages of one pool"
+ALONE_TITLE = "paged demo · its requests, each alone"
 REQUESTS = 160
 RATE_SCALE = 64
 STEPS_PER_SECOND = 28.0
@@ -45,6 +50,11 @@ WITH_MODEL = Scenario(
     max_sequences=24,
 )
 AMPLE_BLOCKS = 4000
+# A block of the hybrid is two pages, a state one; a page has a quarter of the bytes of a block above. Prompts are longer, and share more.
+HYBRID = msgspec.structs.replace(
+    WITH_MODEL, load=msgspec.structs.replace(WITH_MODEL.load, limit=48, prompts=1 / 16), blocks=200, host_blocks=0
+)
+ALONE = msgspec.structs.replace(HYBRID, blocks=AMPLE_BLOCKS, max_sequences=1, prefix_caching=False)
 
 
 def demo(
@@ -58,7 +68,9 @@ def demo(
     160 requests of Mooncake's published conversation trace arrive 64 times as fast as they did, with lengths scaled to the small model that
     ships: prompts of real text, 96 blocks of 8 tokens and 12 more on the host. Every block is a cell: one request's (its colour), shared by several, cached, or free; below it is what is being written. Every
     invariant is recomputed before and after each update. Then the same requests run with ample memory, and every answer has to be the same,
-    token by token. Takes about a minute. Without torch (the extra `engine`) a stand-in answers, and nothing is compared.
+    token by token. In the second half the first 48 of them, with longer prompts, press on a hybrid model: two of its four layers are short
+    convolutions, which keep a state, and 200 pages are there for both kinds. A prompt that begins as an earlier one did goes on from a kept state.
+    Every answer has to be that of the request alone. Takes about a minute and a half. Without torch (the extra `engine`) a stand-in answers, and nothing is compared.
 
     Example: `paged demo --speed 2`
     """
@@ -69,10 +81,15 @@ def demo(
         _show(result, {}, json)
         raise typer.Exit(VIOLATIONS_FOUND if result.violations else 0)
     result, more = _model_demo(speed, json)
-    _show(result, more, json)
-    if result.violations:
+    try:
+        its_result, hybrid = _hybrid_demo(speed, json)
+    except KeyboardInterrupt:
+        _show(result, more, json)
+        raise
+    _show(result, {**more, "hybrid": hybrid}, json)
+    if result.violations or its_result.violations:
         raise typer.Exit(VIOLATIONS_FOUND)
-    if more["different_outputs"]:
+    if more["different_outputs"] or hybrid["different_outputs"]:
         raise typer.Exit(OUTPUTS_DIFFER)
 
 
@@ -114,11 +131,53 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
         _show(tight, {}, is_silent)
         raise
     ample, expected = with_ample.result(), answers[1].tokens
-    num_tokens = sum(map(len, tokens.values()))
     return tight, {
         "model": "the checkpoint that ships with paged",
-        "different_outputs": sum(tokens[id] != expected[id] for id in expected),
         "ample_preemptions": ample.preemptions.recompute + ample.preemptions.swap,
+        **_compared(tokens, expected, seconds),
+    }
+
+
+def _hybrid_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
+    """The hybrid's simulation under pressure, and what comparing it with each request alone gave."""
+    out = console()
+    with out.status("reading the hybrid") if out.is_terminal and not is_silent else nullcontext(), at_once():
+        from paged.cli.demo_model import ModelAnswers, RealText, grouped
+        from paged.model.checkpoint import hybrid_path
+        from paged.model.loading import load_model
+
+        model = load_model(hybrid_path())
+        trace = HYBRID.load.build()
+        prompt_of, costs = RealText(trace, model.tokenizer).prompt, HYBRID.device.cost_model()
+        runs = []
+        for scenario in (HYBRID, ALONE):
+            scheduler, pool = grouped(model, scenario)
+            answers = ModelAnswers(model, scheduler, pool)
+            is_tight = scenario is HYBRID
+            simulation = Simulation(trace, scheduler, costs, check=is_tight, prompt_of=prompt_of, answer=answers)
+            runs.append((simulation, answers))
+    (under_pressure, answers), (alone, answers_alone) = runs
+    _run(under_pressure, HYBRID_TITLE, speed, is_silent, answers.texts)
+    _run(alone, ALONE_TITLE, 1000.0, is_silent, answers_alone.texts)
+    tight = under_pressure.result()
+    groups = under_pressure.scheduler.manager.layout.groups
+    return tight, {
+        "finished": tight.finished,
+        "violations": tight.violations,
+        "checked_steps": tight.checked_steps,
+        "pages": tight.num_blocks,
+        "pages_each": {group.kind: group.pages for group in groups},
+        "preemptions": tight.preemptions.recompute,
+        "hits": sum(found > 0 for found in answers.found.values()),
+        "hit_tokens": sum(answers.found.values()),
+        **_compared(answers.tokens, answers_alone.tokens, answers.seconds),
+    }
+
+
+def _compared(tokens: dict[str, list[int]], expected: dict[str, list[int]], seconds: float) -> dict[str, Any]:
+    num_tokens = sum(map(len, tokens.values()))
+    return {
+        "different_outputs": sum(tokens[id] != expected[id] for id in expected),
         "model_s": seconds,
         "tokens_per_s": num_tokens / seconds if seconds else 0.0,
     }
@@ -141,18 +200,30 @@ def _show(result: SimulationResult, more: dict[str, Any], json: bool) -> None:
         return
     if more:
         # What was measured comes before what was simulated.
-        compared = f"{result.finished:,} answers under pressure and with ample memory"
-        figures(
-            "the model, here",
-            [
-                (
-                    "real throughput",
-                    f"{more['tokens_per_s']:,.0f} output tokens/s, in {more['model_s']:.1f} s of computing",
-                ),
-                ("different answers", f"{more['different_outputs']:,} of {compared}"),
-            ],
+        _figures("the model, here", more, f"{result.finished:,} answers under pressure and with ample memory")
+    if hybrid := more.get("hybrid"):
+        each = ", ".join(
+            f"{pages} a {'state' if kind == 'state' else 'block'}" for kind, pages in hybrid["pages_each"].items()
+        )
+        _figures(
+            "the hybrid, here",
+            hybrid,
+            f"{hybrid['finished']:,} answers under pressure and alone",
+            ("one pool", f"{hybrid['pages']:,} pages, {each}"),
+            ("preempted", f"{hybrid['preemptions']:,} times"),
+            (
+                "begun at a kept state",
+                f"{hybrid['hits']:,} requests, {hybrid['hit_tokens']:,} tokens not computed again",
+            ),
+            ("invariants", f"{hybrid['violations']:,} violations in {hybrid['checked_steps']:,} checked steps"),
         )
     print_summary(result)
+
+
+def _figures(title: str, of: dict[str, Any], compared: str, *more: tuple[str, str]) -> None:
+    throughput = f"{of['tokens_per_s']:,.0f} output tokens/s, in {of['model_s']:.1f} s of computing"
+    different = f"{of['different_outputs']:,} of {compared}"
+    figures(title, [("real throughput", throughput), ("different answers", different), *more])
 
 
 def _play(simulation: Simulation, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
@@ -198,4 +269,7 @@ def progress_line(frame: Frame) -> str:
     )
     blocks = f"{frame.used:3} of {len(frame.cells)} blocks used, {frame.cached:3} cached"
     preempted = f"preempted {frame.preemptions_recompute:2} by recompute, {frame.preemptions_swap:2} by swap"
+    if frame.groups:
+        held = ", ".join(f"{group.kind} {group.used:3}" for group in frame.groups)
+        blocks = f"{frame.used:3} of {len(frame.cells)} pages used: {held}; {frame.cached:3} cached"
     return f"step {frame.step:5,}  {frame.now_s:6.2f} s  {blocks}  {states}  {preempted}  hits {frame.hit_tokens:6,} tokens"

@@ -1,4 +1,4 @@
-"""What `paged demo` runs when torch is there: the model that ships, in the place of a simulation's stand-in, over prompts of real text.
+"""What `paged demo` runs when torch is there: the models that ship, in the place of a simulation's stand-in, over prompts of real text.
 
 The text is `pydoc`'s topics, which every Python has.
 """
@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.attention import LayeredPool
 from paged.decoding.text import TextStream
+from paged.engine.config import EngineConfig
+from paged.engine.memory import memory_for
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.scheduler import Batch, Scheduler
+from paged.study.simulator import Scenario
 from paged.study.traces import Trace
 from paged.study.traces.content import content_ids
 
@@ -26,25 +30,28 @@ SHORTEST_PARAGRAPH = 80
 
 
 class ModelAnswers:
-    """Runs the batches of one scheduler, and answers greedily. `tokens` and `texts` by request id are what it has written."""
+    """Runs the batches of one scheduler, and answers greedily. `tokens` and `texts` by request id are what it has written, `found` how many
+    tokens of its prompt were there when it came in."""
 
-    def __init__(self, model: LoadedModel, scheduler: Scheduler, *, backend: str = "auto") -> None:
+    def __init__(
+        self, model: LoadedModel, scheduler: Scheduler, pool: LayeredPool | None = None, *, backend: str = "auto"
+    ) -> None:
+        """`pool`: None: one for layers that are all alike."""
         manager = scheduler.manager
         self._tokenizer = model.tokenizer
         self._eos = set(model.eos_token_ids)
-        self._runner = runner_for(
-            model,
-            pool_for(
+        if pool is None:
+            pool = pool_for(
                 model,
                 num_blocks=manager.num_blocks,
                 block_size=manager.block_size,
                 num_host_blocks=manager.num_host_blocks,
-            ),
-            backend=backend,
-        )
+            )
+        self._runner = runner_for(model, pool, backend=backend)
         self._streams: dict[str, TextStream] = {}
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, str] = {}
+        self.found: dict[str, int] = {}
         self.seconds = 0.0
 
     def __call__(self, batch: Batch) -> NDArray[np.int32]:
@@ -54,6 +61,10 @@ class ModelAnswers:
         logits = self._runner.logits(batch)
         tokens: NDArray[np.int32] = logits.argmax(-1).cpu().numpy().astype(np.int32)
         self.seconds += time.perf_counter() - began
+        for request_id, first in zip(
+            batch.ids.tolist(), batch.positions[batch.query_start_loc[:-1]].tolist(), strict=True
+        ):
+            self.found.setdefault(request_id, first)
         for request_id, token in zip(batch.ids[batch.samples].tolist(), tokens.tolist(), strict=True):
             self._write(request_id, token)
         return tokens
@@ -69,6 +80,24 @@ class ModelAnswers:
             self._streams[request_id] = TextStream(self._tokenizer, [])
             return
         self.texts[request_id] += self._streams[request_id].push([token])
+
+
+def grouped(model: LoadedModel, scenario: Scenario) -> tuple[Scheduler, LayeredPool]:
+    """A scheduler and a pool of as many pages as the scenario has blocks, for a model whose layers are of several kinds."""
+    config = EngineConfig.of(
+        num_blocks=scenario.blocks,
+        block_size=scenario.block_size,
+        prefix_caching=scenario.prefix_caching,
+        max_tokens_per_step=scenario.budget(),
+        max_sequences=scenario.max_sequences,
+    )
+    manager, (pool,) = memory_for(config, [model], None)
+    steps = config.scheduling
+    costs = scenario.device.cost_model().costs(scenario.block_size)
+    scheduler = Scheduler(
+        manager, max_tokens_per_step=steps.max_tokens_per_step, max_sequences=steps.max_sequences, costs=costs
+    )
+    return scheduler, pool
 
 
 class RealText:

@@ -1,4 +1,4 @@
-"""Which model a command runs: a checkpoint folder, the small one that ships, or random weights in a model's shape."""
+"""Which model a command runs: a checkpoint folder, a small one that ships, or random weights in a model's shape."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typer import Argument, Option
 from paged.base.extras import import_with_extra
 from paged.cli.show import loading
 from paged.errors import InvalidConfig
+from paged.model.checkpoint import EMBEDDED
 from paged.study.hardware import model_named
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
 
 MODEL = "The model"
-EMBEDDED = "embedded"
-"""What the model that ships is called."""
 _SHAPE_HELP = "Random weights instead, in the shape of a Llama: a name of `paged capacity` such as smollm-135m, or a JSON file (docs/hardware.md)."
 
 # fmt: off
-ModelArgument = Annotated[Path | None, Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships")]
+ModelArgument = Annotated[str | None, Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")]
 Shape = Annotated[str | None, Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=MODEL)]
 Backend = Annotated[str, Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
 Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)]
@@ -30,26 +29,25 @@ Threads = Annotated[int | None, Option(min=1, help="Threads of torch; a small mo
 # fmt: on
 
 
-def check_one(model: Path | None, shape: str | None, option: str = "--model") -> None:
+def check_one(model: str | None, shape: str | None, option: str = "--model") -> None:
     """Raises InvalidConfig where two models are named; `option` is what a folder is named by."""
     if model is not None and shape is not None:
         raise InvalidConfig(f"{option} and --shape both say which model; give one")
 
 
-def model_name(model: Path | None, shape: str | None) -> str:
+def model_name(model: str | None, shape: str | None) -> str:
     """What a result calls it."""
-    return shape or (EMBEDDED if model is None else model.name)
+    return shape or (EMBEDDED if model is None else Path(model).name)
 
 
 def loaded_model(
-    model: Path | None, shape: str | None, *, dtype: str, device: str = "cpu", threads: int | None = None, wanted: str
+    model: str | None, shape: str | None, *, dtype: str, device: str = "cpu", threads: int | None = None, wanted: str
 ) -> LoadedModel:
     """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
     # Said before torch is imported, which takes a while.
     described = None if shape is None else model_named(shape)
     with loading(shape or model):
         torch = import_with_extra("torch", wanted)
-        from paged.model.checkpoint import checkpoint_path
         from paged.model.loading import load_model
         from paged.model.random_weights import random_model
 
@@ -57,4 +55,4 @@ def loaded_model(
             torch.set_num_threads(threads)
         if described is not None:
             return random_model(described, dtype=dtype, device=device)
-        return load_model(model or checkpoint_path(), dtype=dtype, device=device)
+        return load_model(model or EMBEDDED, dtype=dtype, device=device)

@@ -29,7 +29,7 @@ _MOST_CONTEXT = 512
 
 # fmt: off
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the profile is written.")]
-Model = Annotated[Path | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships", rich_help_panel=MODEL)]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded", rich_help_panel=MODEL)]
 Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=MODEL)]
 MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences in a step, at most.", rich_help_panel=_DESIGN)]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Tokens that a row attends to, at most.", show_default=f"{_MOST_CONTEXT}, or what the model takes", rich_help_panel=_DESIGN)]

@@ -44,7 +44,7 @@ class ServeCommand(Command):
 
 
 # fmt: off
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout.", show_default="the small one that ships")]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")]
 Config = Annotated[Path | None, Option("--config", metavar="FILE", help="TOML with settings by name, those of the engine under [engine], and with tenants; options and PAGED_… win over it.", show_default="none")]
 
 # fmt: on

@@ -30,13 +30,14 @@ MIN_EVENTS = 3
 def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
     """The frame as text at most `width` columns wide and `height` lines high."""
     width = min(width, MAX_WIDTH)
-    map_lines = block_map(frame.cells, width - 4, max(height - LINES_BESIDE_THE_MAP - MIN_EVENTS, 3))
-    num_left = max(height - LINES_BESIDE_THE_MAP - len(map_lines), 0)
+    beside = LINES_BESIDE_THE_MAP + bool(frame.groups)
+    map_lines = block_map(frame.cells, width - 4, max(height - beside - MIN_EVENTS, 3))
+    num_left = max(height - beside - len(map_lines), 0)
     # Where a model writes, two thirds of what is left show what.
     num_events = min(num_left, max(MIN_EVENTS, num_left // 3)) if frame.texts else num_left
     blocks = Panel(
         Group(*map_lines),
-        title=Text(f"device: {len(frame.cells)} blocks of {frame.block_size} tokens", style="bold"),
+        title=Text(_device(frame), style="bold"),
         title_align="left",
         subtitle=legend(),
         subtitle_align="left",
@@ -47,10 +48,19 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
         _headline(frame, title, width),
         blocks,
         *_bars(frame, width),
+        *_groups(frame, width),
         _states(frame),
         _pressure(frame),
     ]
     return Group(*lines, *_writing(frame, width, num_left - num_events), *_events(frame, width, num_events))
+
+
+def _device(frame: Frame) -> str:
+    if not frame.groups:
+        return f"device: {len(frame.cells)} blocks of {frame.block_size} tokens"
+    return (
+        f"device: {len(frame.cells)} pages for layers of {len(frame.groups)} kinds, blocks of {frame.block_size} tokens"
+    )
 
 
 def colour_of(request: int) -> str:
@@ -146,6 +156,19 @@ def _bars(frame: Frame, width: int) -> list[Text]:
     words = f"{ended:4} of {frame.requests} requests ended"
     bars.append(bar("progress", [(ended / frame.requests, "━", DIM)], words, width))
     return bars
+
+
+def _groups(frame: Frame, width: int) -> list[Text]:
+    """What each kind of layer holds, where there are several."""
+    if not frame.groups:
+        return []
+    line = Text(" pages     ", style=DIM, no_wrap=True)
+    for group in frame.groups:
+        line.append(f"{group.used:<4}", "bold default")
+        line.append(f"{group.kind}, {group.each} a {'state' if group.kind == 'state' else 'block'}   ", DIM)
+    line.rstrip()
+    line.truncate(width, overflow="ellipsis")
+    return [line]
 
 
 def _states(frame: Frame) -> Text:

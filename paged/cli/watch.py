@@ -6,11 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.cli.frame import Frame
+from paged.cli.frame import Frame, GroupPages
 from paged.serving.block_map import block_cells
 from paged.study.simulator import Simulation, Step
 
 MAX_EVENTS = 40
+_NONE: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class Watch:
@@ -22,6 +23,8 @@ class Watch:
         self._texts = texts if texts is not None else {}
         self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
         self._seen: set[int] = set()
+        layout = simulation.scheduler.manager.layout
+        self._groups = () if layout.is_plain else layout.groups
         self._last: Step | None = None
 
     def see(self, step: Step) -> None:
@@ -37,6 +40,8 @@ class Watch:
                 self._seen.add(request)
                 length = int(self._simulation.trace.prompt_tokens[request])
                 hit = f", {first:,} of its tokens were cached" if first else ""
+                if first and any(group.kind == "state" for group in self._groups):
+                    hit = f", begins at the state kept after {first:,} of them"
                 self._note(step, request, f"admitted, prompt of {length:,} tokens{hit}")
             elif str(request) in batch.admitted:
                 self._note(step, request, f"is back, {first:,} of its tokens are still there")
@@ -77,12 +82,28 @@ class Watch:
             prompt_tokens=stats.prompt_tokens,
             events=tuple(self._events),
             texts=tuple((int(id), self._texts[id]) for id in scheduler.running_ids() if id in self._texts),
+            groups=tuple(
+                GroupPages(group.kind, group.pages, len(np.unique(np.concatenate([_NONE, *self._pages(i)]))))
+                for i, group in enumerate(self._groups)
+            ),
         )
+
+    def _pages(self, group: int) -> list[NDArray[np.int32]]:
+        """Each live row's pages in a group."""
+        manager = self._simulation.scheduler.manager
+        tables = [manager.group_pages(group, row) for row in manager.rows.live.tolist()]
+        return [table[table >= 0] for table in tables]
 
     def _cells(self) -> NDArray[np.int64]:
         scheduler, manager = self._simulation.scheduler, self._simulation.scheduler.manager
         rows = manager.rows.live
         owners = np.array([int(scheduler.id_of(row) or 0) for row in rows.tolist()], np.int64)
-        return block_cells(
-            manager.rows.block_tables[rows], manager.rows.num_blocks[rows], owners, manager.device.states
-        )
+        tables, lengths = manager.rows.block_tables[rows], manager.rows.num_blocks[rows]
+        if self._groups:
+            by_group = [self._pages(group) for group in range(len(self._groups))]
+            pages = [np.concatenate(of_row) for of_row in zip(*by_group, strict=True)]
+            lengths = np.array(list(map(len, pages)), np.int64)
+            tables = np.zeros((len(rows), int(lengths.max(initial=0))), np.int32)
+            for table, its in zip(tables, pages, strict=True):
+                table[: len(its)] = its
+        return block_cells(tables, lengths, owners, manager.device.states)

@@ -204,7 +204,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "The model"
 
-    model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout.", usually="the small one that ships", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
+    model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", usually="embedded", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
     backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.")] = "auto"
     batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else is running.", turns_off="--fast")] = True
     dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.")] = "auto"

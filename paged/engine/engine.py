@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 class Engine:
     """Runs requests on one model, whose KV lives in a pool of blocks.
 
-    model, options      an EngineConfig, or a checkpoint folder, a LoadedModel or None (the model that ships); and settings of an EngineConfig
+    model, options      an EngineConfig, or a checkpoint folder, the name of a model that ships (embedded, hybrid), a LoadedModel or None (embedded); and settings of an EngineConfig
                         by name, which win over it
     clock               seconds
 

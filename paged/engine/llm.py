@@ -17,7 +17,7 @@ from paged.engine.live_request import LiveRequest
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import InvalidConfig, InvalidRequest
 from paged.model.chat import chat_prompt
-from paged.model.checkpoint import checkpoint_path
+from paged.model.checkpoint import is_shipped
 from paged.model.loading import LoadedModel
 from paged.sampling.params import SamplingParams
 from paged.sampling.search_params import BeamSearchParams, ContrastiveSearchParams, SearchParams
@@ -87,8 +87,8 @@ class LLM:
         is_several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         several: list[Any] = list(messages) if is_several else [messages]
         model = self.engine.model
-        is_shipped = model.path == checkpoint_path()
-        prompts = [chat_prompt(model.tokenizer, conversation, is_shipped=is_shipped) for conversation in several]
+        ships = is_shipped(model.path)
+        prompts = [chat_prompt(model.tokenizer, conversation, is_shipped=ships) for conversation in several]
         return self.generate(prompts, sampling_params, **options)
 
     def beam_search(

@@ -1,4 +1,4 @@
-"""A conversation as a prompt: the checkpoint's own template, or a plain one for the model that ships."""
+"""A conversation as a prompt: the checkpoint's own template, or a plain one for the models that ship."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged.engine.door import checked_text, shown
 from paged.errors import InvalidChat
 
 ROLES = ("system", "user", "assistant", "tool")
-# Of the model that ships: it was never taught to talk.
+# Of the models that ship: they were never taught to talk.
 _PLAIN = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer:{}\n\n", "tool": "Result: {}\n"}
 # What a message may have beside role and content, for templates that know tools.
 _MORE = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
@@ -32,7 +32,7 @@ def chat_prompt(
 
     tokenizer   the model's, with its chat template; None is refused
     messages    mappings with "role", one of ROLES, and "content", text; the last one is not the assistant's
-    is_shipped  it is the model that ships, which has no template
+    is_shipped  it is a model that ships, which has no template
     tools       what the assistant may call, as the template takes it
     options     more of the template's own
 

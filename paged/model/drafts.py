@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from paged.errors import InvalidConfig
-from paged.model.checkpoint import checkpoint_path, draft_path
+from paged.model.checkpoint import draft_path, is_shipped
 from paged.model.loading import LoadedModel, load_model
 
 
 def draft_for(model: LoadedModel, named: LoadedModel | str | Path | None) -> LoadedModel:
-    """The draft model that was named, or the one that ships with the model that ships, loaded beside the other one.
+    """The draft model that was named, or the one that ships with the models that ship, loaded beside the other one.
 
     Raises InvalidConfig where none was named, or it has another vocabulary or device, and as `load_model` does.
     """
     if named is None:
-        if model.path != checkpoint_path():
+        if not is_shipped(model.path):
             raise InvalidConfig(
                 f'{model.path}: speculate="draft" needs a draft_model; the one that ships speaks other tokens.'
             )

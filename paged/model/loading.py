@@ -19,6 +19,7 @@ from paged.attention import Expand, LayerOptions
 from paged.base.words import short_cause
 from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
+from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
 from paged.model.native.packed import pack_linears
 from paged.model.rotary import follow_positions, follow_rows
@@ -82,12 +83,13 @@ class LoadedModel:
 
 
 def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
-    """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one. Nothing is fetched from anywhere.
+    """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one; `path` may be the name of a model that ships.
+    Nothing is fetched from anywhere.
 
     `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. Raises CheckpointNotFound, BrokenCheckpoint or
     UnsupportedModel.
     """
-    folder = Path(path)
+    folder = Path(named_or_shipped(path))
     check_dtype(dtype)
     where = usable_device(device)
     config = _config(folder)
@@ -96,10 +98,27 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     from paged.model.load_check import check_answers
 
     register()
-    check_answers(config, folder)
-    wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
-    module = _module(folder, wanted).to(where).eval()
-    return as_loaded(module, folder, load_tokenizer(folder), where)
+    with _quiet():
+        check_answers(config, folder)
+        wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
+        module = _module(folder, wanted).to(where).eval()
+        return as_loaded(module, folder, load_tokenizer(folder), where)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what transformers says of progress, and of kernels for other devices that are not installed."""
+    from transformers.utils import logging
+
+    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_progress:
+            logging.enable_progress_bar()
 
 
 def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
@@ -157,8 +176,8 @@ def _config(folder: Path) -> Any:
 
     if not folder.is_dir():
         raise CheckpointNotFound(
-            f"{folder}: no such folder. A folder in the Hugging Face layout is needed (config.json, .safetensors, a tokenizer); "
-            "nothing is fetched by name."
+            f"{folder}: no such folder. A folder in the Hugging Face layout is needed (config.json, .safetensors, a tokenizer), or the name of "
+            f"a model that ships, {' or '.join(NAMES)}; nothing is fetched by name."
         )
     if not (folder / "config.json").is_file():
         raise CheckpointNotFound(f"{folder}: no config.json; a folder in the Hugging Face layout is needed.")
@@ -204,11 +223,7 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
 def _module(folder: Path, dtype: Any) -> Any:
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         module, info = load(
@@ -223,10 +238,6 @@ def _module(folder: Path, dtype: Any) -> Any:
         )
     except Exception as error:
         raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {short_cause(error)}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if shows_progress:
-            logging.enable_progress_bar()
     wrong = sorted(info["missing_keys"]) + sorted(str(each[0]) for each in info["mismatched_keys"])
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from paged.base.extras import import_with_extra
 from paged.errors import EngineAway
-from paged.model.checkpoint import checkpoint_path
+from paged.model.checkpoint import is_shipped, named_or_shipped
 from paged.model.tokenizer import load_tokenizer
 from paged.sampling.params import SamplingParams
 from paged.serving.answering import Answering, as_api_error
@@ -72,13 +72,10 @@ class Front:
         self.settings = settings
         self.clock, self.wall, self.new_id = clock, wall, new_id
         named = settings.engine.model.model
-        self.folder = checkpoint_path() if named is None else Path(named)
-        is_shipped = named is None
-        usual = SHIPPED_NAME if is_shipped else named
-        assert usual is not None, "one of both is there"
-        self.names = settings.served_model_names or (usual,)
+        self.folder = Path(named_or_shipped(named))
+        self.names = settings.served_model_names or (SHIPPED_NAME if named is None else named,)
         self.began = int(wall())
-        self.asking = Asking(settings, load_tokenizer(self.folder), is_shipped)
+        self.asking = Asking(settings, load_tokenizer(self.folder), is_shipped(self.folder))
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
         self.sight = Sight(self.engine)

@@ -51,6 +51,11 @@ def test_the_demo_shows_both_kinds_of_preemption_a_full_pool_and_no_violation(do
     assert 0 < result["prefix_hit_rate"] < 1
     assert (result["violations"], result["different_outputs"]) == (0, 0)
     assert result["tokens_per_s"] > 0
+    hybrid = result["hybrid"]
+    assert hybrid["checked_steps"] > 0 < hybrid["preemptions"]
+    assert hybrid["pages_each"] == {"full": 2, "state": 1}
+    assert hybrid["hit_tokens"] >= 16 * hybrid["hits"] > 0
+    assert (hybrid["finished"], hybrid["violations"], hybrid["different_outputs"]) == (48, 0, 0)
 
 
 def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings_the_model(printed, monkeypatch):
@@ -100,12 +105,20 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, termina
         "prefix hits",
         "0 violations",
         "0 of 160",
+        "200 pages for layers of 2 kinds",
+        "full, 2 a block",
+        "state, 1 a state",
+        "48 of 48 requests ended",
+        "begins at the state kept after",
+        "0 of 48 answers under pressure and alone",
     ):
         assert words in drawn
     assert "██" in drawn
     # What takes long comes first, and says so until nothing more has to be made.
     waits = "reading the model: a few seconds"
-    assert drawn.index(waits) < drawn.rindex("<compiled>") < drawn.rindex(waits) < drawn.index("96 blocks of 8 tokens")
+    first, second = drawn.split("reading the hybrid", 1)
+    assert first.index(waits) < first.rindex("<compiled>") < first.rindex(waits) < first.index("96 blocks of 8 tokens")
+    assert second.rindex("<compiled>") < second.index("200 pages for layers of 2 kinds")
 
 
 def test_a_simulation_is_a_figure_a_line_and_as_json_a_list_of_one(printed, document):

@@ -167,3 +167,17 @@ def test_where_attention_cannot_be_compiled_a_line_says_so_once(run_python, tmp_
         'paged: attention runs in torch, which is slower, because "native" cannot be compiled: '
         "CC names '/nonexistent', and there is no such compiler.\n"
     )
+
+
+def test_a_model_that_ships_is_named_and_another_name_is_refused(printed, paged):
+    own, embedded, hybrid = (
+        printed("generate", *named, "-p", PROMPT, "--max-tokens", 12)
+        for named in ((), ("--model", "embedded"), ("--model", "hybrid"))
+    )
+    assert own == embedded
+    assert hybrid.startswith(PROMPT)
+    assert len(hybrid.strip()) > len(PROMPT) + 10
+    status, out, error = paged("generate", "--model", "hybird", "-p", PROMPT)
+    assert (status, out) == (2, "")
+    assert "hybird: no such folder" in error
+    assert "embedded or hybrid" in error

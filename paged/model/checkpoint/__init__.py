@@ -1,7 +1,8 @@
-"""The small language model that ships with the package, in the ordinary Hugging Face layout, and a smaller one that guesses what it says.
+"""The small language models that ship with the package, in the ordinary Hugging Face layout.
 
-A Llama of 0.9 million parameters that has read Python's own documentation, and one of a quarter of them
-(`tools/train_checkpoint.py` made both, `training.json` says how, and how well each does on text that it never saw).
+Three that have read Python's own documentation: `embedded`, a Llama of 0.9 million parameters; one of a quarter of them, which guesses what it
+says; and `hybrid`, an LFM2 of 0.95 million in two of whose four layers a short convolution keeps a state in the place of K and V
+(`tools/train_checkpoint.py` made all, `training.json` says how, and how well each does on text that it never saw).
 They are for demonstrations and tests.
 """
 
@@ -10,9 +11,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+EMBEDDED, HYBRID = "embedded", "hybrid"
+NAMES = (EMBEDDED, HYBRID)
+"""What those are called that a model can be named by."""
+
 
 def checkpoint_path() -> Path:
-    """The folder: config.json, model.safetensors, tokenizer."""
+    """The folder of the embedded one: config.json, model.safetensors, tokenizer."""
     return Path(__file__).parent
 
 
@@ -21,6 +26,18 @@ def draft_path() -> Path:
     return checkpoint_path() / "draft"
 
 
+def hybrid_path() -> Path:
+    """The folder of the one whose layers are of two kinds; its tokenizer is the embedded one's."""
+    return checkpoint_path() / "hybrid"
+
+
 def named_or_shipped(model: T | None) -> T | Path:
-    """The model that was named, or the folder of this one."""
-    return checkpoint_path() if model is None else model
+    """The model that was named, or the folder of one that ships: of `embedded` for None. A folder of the same name is `./hybrid`."""
+    if model is None or model == EMBEDDED:
+        return checkpoint_path()
+    return hybrid_path() if model == HYBRID else model
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether it is the folder of a model that ships under a name."""
+    return path in (checkpoint_path(), hybrid_path())

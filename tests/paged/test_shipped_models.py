@@ -1,0 +1,79 @@
+"""The models that ship: how they are named, how large they are, and that the hybrid answers in too little memory as it does alone."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from paged import LLM, Engine, SamplingParams  # noqa: E402
+from paged.errors import CheckpointNotFound  # noqa: E402
+from paged.model.checkpoint import NAMES, checkpoint_path, hybrid_path, is_shipped, named_or_shipped  # noqa: E402
+from paged.model.loading import load_model  # noqa: E402
+
+MOST_BYTES = 2_000_000
+OPENING = "The with statement is used to wrap the execution of a block with methods defined by a context manager."
+PROMPTS = [f"{OPENING} {end}" for end in ("The", "If a", "When the", "For", "A class", "It is", "Return the", "Note")]
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    return load_model("hybrid")
+
+
+def test_both_names_are_folders_and_nothing_else_is_a_name(tmp_path):
+    assert [named_or_shipped(name) for name in (None, *NAMES)] == [checkpoint_path(), checkpoint_path(), hybrid_path()]
+    assert named_or_shipped("./hybrid") == "./hybrid"
+    assert named_or_shipped(tmp_path) is tmp_path
+    assert is_shipped(hybrid_path())
+    assert not is_shipped(tmp_path)
+    with pytest.raises(CheckpointNotFound, match="hybird: no such folder.* a model that ships, embedded or hybrid;"):
+        Engine("hybird")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_ships_is_small_and_has_learned(name):
+    folder = named_or_shipped(name)
+    assert sum(file.stat().st_size for file in folder.glob("*.*") if file.suffix != ".py") <= MOST_BYTES
+    report = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    assert report["training_loss"] < 0.5 < report["held_out_loss"]
+    assert "Python Software Foundation" in report["text"]
+
+
+def test_the_hybrid_speaks_the_same_tokens_and_has_both_kinds_of_layers(hybrid, model):
+    assert hybrid.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    groups = Engine(hybrid, num_blocks=40).manager.layout.groups
+    assert [(group.kind, group.pages) for group in groups] == [("full", 2), ("state", 1)]
+
+
+def test_the_hybrid_knows_the_text_it_has_read(hybrid):
+    (answer,) = LLM(hybrid, num_blocks=60).generate("The with statement is used to wrap", SamplingParams(max_tokens=8))
+    assert answer.text.startswith(" the execution of a block")
+
+
+def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid):
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    alone = [
+        LLM(hybrid, num_blocks=80, block_size=8, prefix_caching=False).generate(prompt, params)[0] for prompt in PROMPTS
+    ]
+    engine = Engine(hybrid, num_blocks=56, block_size=8, policy="vllm", max_tokens_per_step=24)
+    preempted, found = [], {}
+
+    def note(batch):
+        assert engine.check() == []
+        preempted.extend(batch.preempted)
+        for id, first in zip(batch.ids.tolist(), batch.positions[batch.query_start_loc[:-1]].tolist(), strict=True):
+            found.setdefault(id, first)
+
+    engine.on_batch = note
+    ids = [engine.add_request(prompt, params) for prompt in PROMPTS]
+    tokens = {id: [] for id in ids}
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens[output.id] += output.token_ids
+    assert [tokens[id] for id in ids] == [answer.token_ids for answer in alone]
+    assert preempted
+    # A prompt that begins as an earlier one did goes on from a state that was kept.
+    assert max(found.values()) >= 8
+    assert all(first % 8 == 0 for first in found.values())
