@@ -82,6 +82,7 @@ def _page(rows: list[tuple[str, float, float, float, float]]) -> str:
         f"Rows in a step, in the mean of {MEASURED:,} steps after {SKIPPED:,}, default policy, no prefix cache, {BUDGET:,} tokens a step. Requests are those of",
         f"Azure's conversations (the excerpt that ships), {FACTOR} times as long, and always some wait. Memory: {SEQUENCES} sequences of {LENGTH:,} tokens of which all layers",
         "keep all. `bytes`: what a sequence of that length holds with all kept, over what it holds by plan.",
+        "Llama 4's chunks end at that very length, where they hold nothing; a little before it they hold all.",
         "",
         "| model | all kept | by plan | ratio | bytes |",
         "|---|--:|--:|--:|--:|",
