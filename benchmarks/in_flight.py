@@ -1,6 +1,6 @@
-"""How many sequences run at once on equal bytes: layers of several kinds by their plan, and as if all layers kept all tokens. `results/in_flight.md`.
+"""How many sequences run at once on equal bytes: layers of several kinds by their plan, and as if all layers kept all tokens. `results/in-flight.md`.
 
-    python benchmarks/in_flight.py --out benchmarks/results/in_flight
+    python benchmarks/in_flight.py --out benchmarks/results/in-flight
 
 Requests of the hour of Azure's conversations, lengths 8 times as long, all of them waiting from the start: so many run as memory lets in. A step has 8,192
 tokens. Both sides get the bytes of 64 sequences of 8,192 tokens of which all layers keep all. What a step takes is not simulated: the mean is over steps.
@@ -76,7 +76,7 @@ def _page(rows: list[tuple[str, float, float, float, float]]) -> str:
         f"Python {platform.python_version()}, numpy {np.__version__}; a count, so that no machine changes it.",
         "",
         "```",
-        "python benchmarks/in_flight.py --out benchmarks/results/in_flight",
+        "python benchmarks/in_flight.py --out benchmarks/results/in-flight",
         "```",
         "",
         f"Rows in a step, in the mean of {MEASURED:,} steps after {SKIPPED:,}, default policy, no prefix cache, {BUDGET:,} tokens a step. Requests are those of",
