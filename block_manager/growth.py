@@ -207,7 +207,7 @@ class Growth:
                 begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
             if self.content is not None:
-                is_wanted = begins < tables.wanted[:, which].max(axis=0, initial=0)
+                is_wanted = begins < tables.keeps_to[side.table, which]
                 for i in is_wanted.nonzero()[0].tolist():
                     self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
                 begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]

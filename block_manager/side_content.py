@@ -129,7 +129,7 @@ class SideContent:
     def pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,
         and the rest as long as pages are free."""
-        tables, columns = self._tables, np.arange(first, stop)
+        tables, columns, last = self._tables, np.arange(first, stop), int(self._tables.wanted[:2, row].max())
         is_wanted = np.zeros(len(columns), np.bool_)
         for end in tables.wanted[:2, row].tolist():
             is_wanted |= (columns >= side.first_column(end * self._size)) & (columns < end)
@@ -146,6 +146,10 @@ class SideContent:
             # What was content before was of use: it ages as all does.
             self._device.release(blocks[begin:end][was_content[begin:end]])
             self._device.release(blocks[begin:end][~was_content[begin:end]], is_next=True)
+        if stop > side.first_column(last * self._size) and last * self._size <= tables.num_computed[row]:
+            # All of the last wanted window at once: block by block it costs as much each time.
+            self._keep(side, row, stop, last)
+            tables.has_kept(side.table, row)
 
     def _keep(self, side: Side, row: int, first: int, stop: int) -> None:
         """Let the row's blocks in these columns carry the row's nodes that reside nowhere in this place."""

@@ -47,6 +47,7 @@ class Tables:
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
     wanted        int64 [3, rows]                numbers of blocks after which prompts may begin: see `SideContent`
+    keeps_to      int64 [tables, rows]           columns before which what a side passes may be kept
     moves_state   bool [rows]                    its next share writes its states elsewhere
     looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
     next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
@@ -60,6 +61,7 @@ class Tables:
         self.blocks: NDArray[np.int32] = np.zeros((num_tables, num_rows, num_columns), np.int32)
         self.first = np.zeros((num_tables, num_rows), np.int64)
         self.wanted = np.zeros((3, num_rows), np.int64)
+        self.keeps_to = np.zeros((num_tables, num_rows), np.int64)
         self.moves_state = np.zeros(num_rows, np.bool_)
         self._num_rows = num_rows
         self.num_blocks = np.zeros(num_rows, np.int64)
@@ -112,7 +114,7 @@ class Tables:
         self.uid[row] = self.reserved[row] = 0
         self.shares_tail[row] = self.looks_up[row] = False
         if self._num_tables > 1:
-            self.first[:, row] = self.wanted[:, row] = 0
+            self.first[:, row] = self.keeps_to[:, row] = self.wanted[:, row] = 0
             self.moves_state[row] = False
         heapq.heappush(self._free_rows, row)
 
@@ -151,6 +153,11 @@ class Tables:
 
     def want(self, row: int, *num_blocks: int) -> None:
         self.wanted[:, row] = num_blocks
+        self.keeps_to[:, row] = max(num_blocks)
+
+    def has_kept(self, table: int, row: int) -> None:
+        """Note that what a side passes from now on is kept already, or not wanted."""
+        self.keeps_to[table, row] = 0
 
     def content_end(self, row: int) -> int:
         """Tokens of the row that are launched and known: what may be content."""
@@ -218,7 +225,7 @@ class Tables:
             if isinstance(column, np.ndarray) and column.shape == (old,):
                 columns[name] = np.zeros(new, column.dtype)
                 columns[name][:old] = column
-        for name, column in (("first", self.first), ("wanted", self.wanted)):
+        for name, column in (("first", self.first), ("wanted", self.wanted), ("keeps_to", self.keeps_to)):
             columns[name] = np.zeros((len(column), new), np.int64)
             columns[name][:, :old] = column
         vars(self).update(columns)
