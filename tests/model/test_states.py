@@ -1,6 +1,7 @@
 """State layers of transformers' modules on states that lie elsewhere: the text of `generate`, and bits that do not depend on how rows are cut."""
 
 import copy
+import os
 from itertools import cycle
 
 import pytest
@@ -171,7 +172,11 @@ class Pass:
         raise AssertionError(what)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# All of them: `make architectures`.
+IN_CI = ("qwen3_next", "mamba", "mamba2", "lfm2", "minimax", "rwkv")
+
+
+@pytest.fixture(scope="module", params=FAMILIES if os.environ.get("PAGED_ALL_FAMILIES") else IN_CI)
 def models(request):
     """A model of random weights with transformers' attention, and one with ours, whose state layers go by the pass under way."""
     config = CONFIG_MAPPING[request.param](**FAMILIES[request.param])
