@@ -176,7 +176,7 @@ class LayeredPool:
         who keeps account of it."""
 
     def poison(self, blocks: Tensor) -> None:
-        """Fill device blocks, int64 [n], with NaN: whoever reads one after it was freed shows it."""
+        """Fill device blocks, int64 [n], with NaN: a read after they were freed shows."""
         self.pages.poison(blocks)
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:

@@ -55,7 +55,7 @@ class Pages:
         return whole.as_strided(tuple(size), tuple(stride), offset // dtype.itemsize)
 
     def poison(self, pages: Tensor) -> None:
-        """Fill device pages, int64 [n], with bytes that are NaN in every float: whoever reads one after it was freed shows it."""
+        """Fill device pages, int64 [n], with bytes that are NaN in every float: a read after they were freed shows."""
         self._device_words.index_fill_(0, pages.to(self.device), 255 if self._device_words.dtype == torch.uint8 else -1)
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:

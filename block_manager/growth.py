@@ -298,7 +298,7 @@ class Growth:
             self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
-        """Let a fork of the row hold what its sides hold, before column `num_blocks`; whoever writes a state next writes
+        """Let a fork of the row hold what its sides hold, before column `num_blocks`; the first of them to write a state writes
         another one."""
         tables = self._tables
         for side in self._layout.sides:

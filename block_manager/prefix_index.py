@@ -492,9 +492,10 @@ class PrefixIndex:
         # Unread events need its tokens.
         run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
 
-    def _give_up(self, run: Run, length: int) -> None:
-        """Withdraw the run's nodes from `length` on: their blocks carry nothing."""
-        for place, blocks in enumerate(run.blocks):
+    def _give_up(self, run: Run, length: int, first_place: int = DEVICE) -> None:
+        """Withdraw the run's nodes from `length` on, from this place on: their blocks carry nothing."""
+        for place in range(first_place, len(self.pools)):
+            blocks = run.blocks[place]
             if blocks is not None and length < len(blocks):
                 lost = blocks[length:]
                 self.pools[place].forget_content(lost[lost >= 0])
@@ -544,15 +545,6 @@ class PrefixIndex:
                 start += stop - first
         return found
 
-    def _forget_beside(self, run: Run, first: int) -> None:
-        """Free what the sides hold of the run's nodes from `first` on: no prompt can begin there without the full group."""
-        for place in range(NUM_PLACES, len(self.pools)):
-            there = run.blocks[place]
-            if there is not None and first < len(there):
-                lost = there[first:]
-                run.drop(place, first, len(there))
-                self.pools[place].forget_content(lost[lost >= 0])
-
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
         pool, found = self.pools[place], list[Node | None]()
         offsets: dict[Run, dict[int, int]] = {}
@@ -572,7 +564,8 @@ class PrefixIndex:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
             run.drop(place, first, stop)
             if self._has_sides and place == DEVICE:
-                self._forget_beside(run, first)
+                # No prompt can begin there without the full group.
+                self._give_up(run, first, NUM_PLACES)
             if run.row < 0:
                 self._trim(run)
 

@@ -101,6 +101,14 @@ class Run:
         blocks = self.blocks[place]
         return -1 if blocks is None or at >= len(blocks) else blocks.item(at)
 
+    def blocks_in(self, place: int, first: int, stop: int) -> Blocks:
+        """The block of each of these nodes in a place, int64 [stop - first]; -1 where it has none. A copy."""
+        found: Blocks = np.full(stop - first, -1, np.int64)
+        if (blocks := self.blocks[place]) is not None:
+            there = blocks[first:stop]
+            found[: len(there)] = there
+        return found
+
     def put(self, place: int, first: int, blocks: Blocks) -> None:
         """Let nodes from `first` on reside in these blocks of a place, which are copied."""
         have, stop = self.blocks[place], first + len(blocks)

@@ -68,13 +68,11 @@ class SideContent:
 
     def _residence(self, side: Side, spans: list[Span]) -> Blocks:
         """The block of each node of the spans in a side's place, int64 [n]; -1: none."""
-        found = np.full(num_nodes(spans), -1, np.int64)
+        found = np.empty(num_nodes(spans), np.int64)
         at = 0
         for run, first, stop in spans:
             part = found[at : at + stop - first]
-            if (there := run.blocks[_place(side)]) is not None:
-                here = there[first:stop]
-                part[: len(here)] = here
+            part[:] = run.blocks_in(_place(side), first, stop)
             if run.row >= 0 and not side.is_state:
                 # A row that goes on shares what its window still holds.
                 start, held = self._index.paths[run.row].published, int(self._tables.first[side.table, run.row])
@@ -162,11 +160,7 @@ class SideContent:
         for run, begin, end in first_of(path.spans(first), stop - first):
             blocks = self._tables.blocks[side.table, row, column : column + end - begin].astype(np.int64)
             column += end - begin
-            there = np.full(end - begin, -1, np.int64)
-            if (resides := run.blocks[place]) is not None:
-                here = resides[begin:end]
-                there[: len(here)] = here
-            is_new = (there < 0) & ~self._device.has_content(blocks)
+            is_new = (run.blocks_in(place, begin, end) < 0) & ~self._device.has_content(blocks)
             if is_new.all():
                 index.reside(place, run, begin, blocks)
             else:

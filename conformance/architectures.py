@@ -134,7 +134,7 @@ def main(
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Write the table as NAME.md.")] = None,
 ) -> None:
     """Try small models of every family of decoders against transformers' `generate`, with ample memory and with too little."""
-    # Not a terminal: as wide as the longest sentence, for whoever reads a log.
+    # Not a terminal: as wide as the longest sentence, since a log is not cut.
     console = Console(width=None if sys.stdout.isatty() else 200)
     names = list(chosen(only or []))
     if list_only:

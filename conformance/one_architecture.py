@@ -25,7 +25,7 @@ import torch
 
 from paged import Engine, SamplingParams
 from paged.errors import InvalidConfig, NeverFits, UnsupportedModel
-from paged.model.load_check import BOUND
+from paged.model.load_check import BOUND, generated
 from paged.model.loading import LoadedModel, load_model
 from paged.model.shrinking import VOCABULARY, shrunk
 from paged.testing.engine_world import EngineRequest
@@ -169,14 +169,7 @@ def _generated(folder: Path) -> Answers:
     answers = Answers()
     for request in _requests():
         ids = torch.tensor([request.prompt])
-        out = module.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=MAX_TOKENS,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        out = generated(module, ids, MAX_TOKENS)
         who = (request.id, 0)
         answers.tokens[who] = out.sequences[0, ids.shape[1] :].tolist()
         answers.logits[who] = [each[0].float().numpy() for each in out.logits]
@@ -248,7 +241,7 @@ def _alone(model: LoadedModel) -> Answers:
 
 
 def _starved(model: LoadedModel, options: dict[str, Any], first: int, preempted: set[str]) -> Answers:
-    """All at once, prompts in chunks; request number `first` is the most important one. Whoever is preempted is added to the set."""
+    """All at once, prompts in chunks; request number `first` is the most important one. Those that are preempted are added to the set."""
     engine = Engine(model, block_size=BLOCK_SIZE, max_tokens_per_step=16, max_chunk=7, **options)
     engine.on_batch = lambda batch: preempted.update(id for id, _ in batch.preempted)
     count = len(LENGTHS)

@@ -170,12 +170,7 @@ class Books:
 
     def lacking(self, rows: Rows, ends: Counts) -> Counts:
         """Return the blocks that each row lacks to have `ends` tokens at last, int64 [n]."""
-        manager = self.manager
-        if manager.layout.is_plain:
-            short: Counts = -(-ends // manager.block_size) - manager.rows.num_blocks[rows]
-        else:
-            short = manager.growth.owed(rows, ends)
-        return np.maximum(short, 0)
+        return self.manager.growth.owed(rows, ends)
 
     def kept(self, rows: Rows) -> Counts:
         """Return the tokens of each row, known or reserved by count, with blocks kept from newcomers, int64 [n]."""

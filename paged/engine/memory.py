@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged.attention import LayeredPool
-from paged.base.budget import as_bytes, blocks_within
+from paged.base.budget import as_bytes
 from paged.block_manager import BlockManager, LayerGroup, Layout
 from paged.engine.config import EngineConfig
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedModel
-from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
+from paged.model.capacity import blocks_within, bytes_per_block, layered_pool_for, plan_of, pool_for
 from paged.model.free_memory import check_fits
 from paged.model.layer_plan import LayerPlan
 from paged.model.loading import LoadedModel
@@ -36,7 +36,7 @@ def memory_for(
     else:
         groups = tuple(LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups)
         block_bytes = plan.page_bytes
-    num_blocks = _num_blocks(config, groups, size, block_bytes, longest)
+    num_blocks = _num_blocks(config, models, groups, size, block_bytes, longest)
     host_blocks = config.memory.host_blocks
     check_fits(num_blocks, host_blocks, block_bytes, models[0].device)
     manager = BlockManager(
@@ -85,14 +85,19 @@ def _lies_side_by_side(model: LoadedModel, plan: LayerPlan) -> bool:
 
 
 def _num_blocks(
-    config: EngineConfig, groups: Sequence[LayerGroup], block_size: int, block_bytes: int, longest: int | None
+    config: EngineConfig,
+    models: Sequence[LoadedModel],
+    groups: Sequence[LayerGroup],
+    block_size: int,
+    block_bytes: int,
+    longest: int | None,
 ) -> int:
     memory, layout = config.memory, Layout(groups, block_size, keeps=config.memory.prefix_caching)
     if memory.num_blocks is not None:
         return memory.num_blocks
     if layout.is_plain:
         if memory.kv_cache_bytes is not None:
-            return blocks_within(memory.kv_cache_bytes, block_bytes, block_size, config.model.max_model_len or 1)
+            return blocks_within(models, memory.kv_cache_bytes, block_size, config.model.max_model_len or 1)
         room = max(1, DEFAULT_KV_BYTES // block_bytes)
         return room if longest is None else min(room, config.scheduling.max_sequences * -(-longest // block_size))
     least = layout.pages_for(config.model.max_model_len or 1) + layout.spare_pages

@@ -144,6 +144,18 @@ def _expected(config: Any, name: Path) -> _Expected:
     ) from cause
 
 
+def generated(module: Any, prompt: Tensor, num_tokens: int) -> Any:
+    """What transformers writes behind a prompt, int64 [1, n], greedily: its `sequences`, and its `logits` for each token."""
+    return module.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+
+
 def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int], name: Path) -> None:
     """Raise UnsupportedModel where transformers does not agree with itself: some caches drop what the layers' masks would let a token see, and some
     models forget their cache at a limit."""
@@ -155,14 +167,7 @@ def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int
             continue
         with torch.inference_mode(), _quiet():
             try:
-                out = theirs.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    max_new_tokens=most,
-                    do_sample=False,
-                    return_dict_in_generate=True,
-                    output_logits=True,
-                )
+                out = generated(theirs, prompt, most)
             except Exception as error:
                 raise UnsupportedModel(
                     f"{name}: a small random model of its configuration does not generate in transformers: {short_cause(error)}"

@@ -98,7 +98,7 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     from paged.model.load_check import check_answers
 
     register()
-    with _quiet():
+    with silenced():
         check_answers(config, folder)
         wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
         module = _module(folder, wanted).to(where).eval()
@@ -106,7 +106,7 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Keep back what transformers says of progress, and of kernels for other devices that are not installed."""
     from transformers.utils import logging
 

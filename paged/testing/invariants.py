@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged.testing.naive_layers import Groups, front
 
@@ -69,14 +70,19 @@ def references(manager: Any, *, may_hold: bool = False) -> list[str]:
         if len(set(table.tolist())) < len(table):
             found.append(f"6: row {row} names a block twice: {table.tolist()}")
         np.add.at(named, table, 1)
+    return found + _counts(manager, named, may_hold)
+
+
+def _counts(manager: Any, named: NDArray[np.int64], may_hold: bool) -> list[str]:
+    """2: whether ref counts are those of tables, which name each block so many times."""
     ref_counts = manager.device.ref_counts
     beyond = ref_counts - named
-    if (beyond < 0).any() or (not may_hold and beyond.any()):
-        wrong = (beyond != 0).nonzero()[0].tolist()
-        found.append(
-            f"2: blocks {wrong} have ref counts {ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"
-        )
-    return found
+    if not (beyond < 0).any() and (may_hold or not beyond.any()):
+        return []
+    wrong = (beyond != 0).nonzero()[0].tolist()
+    return [
+        f"2: blocks {wrong} have ref counts {ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"
+    ]
 
 
 def used_means_referenced(manager: Any) -> list[str]:
@@ -115,14 +121,7 @@ def page_references(manager: Any, groups: Groups, *, may_hold: bool = False) -> 
         found.append(f"1: a page is in two blocks: {sorted(pages)}")
     if len(pages) > manager.device.num_used or (not may_hold and len(pages) < manager.device.num_used):
         found.append(f"1: tables name {len(pages)} pages, and {manager.device.num_used} count as used")
-    ref_counts = manager.device.ref_counts
-    beyond = ref_counts - named
-    if (beyond < 0).any() or (not may_hold and beyond.any()):
-        wrong = (beyond != 0).nonzero()[0].tolist()
-        found.append(
-            f"2: blocks {wrong} have ref counts {ref_counts[wrong].tolist()}, tables name them {named[wrong].tolist()} times"
-        )
-    return found
+    return found + _counts(manager, named, may_hold)
 
 
 def fronts(manager: Any, groups: Groups) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +21,8 @@ if find_spec("torch") is None or find_spec("transformers") is None:
 else:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
 
-    from paged.model.loading import LoadedModel, load_model
+    from paged.model.loading import LoadedModel, load_model, silenced
     from paged.testing.engine_world import EngineWorld
 
 VOCABULARY, FIRST_WORD = 97, 3
@@ -159,25 +157,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@contextmanager
-def _silence() -> Iterator[None]:
-    """transformers neither logs nor draws progress bars inside."""
-    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _quiet_and_on_one_thread() -> Iterator[None]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with _silence():
+    with silenced():
         yield
     torch.set_num_threads(num_threads)
 
@@ -188,7 +172,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     def save(config: Any, spread: float, seed: int = 0) -> Path:
         folder = tmp_path_factory.mktemp(config.model_type)
-        with torch.random.fork_rng(), _silence(), torch.no_grad():
+        with torch.random.fork_rng(), silenced(), torch.no_grad():
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config).float()
             for path, weights in model.named_parameters():
