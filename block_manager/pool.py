@@ -159,7 +159,7 @@ class Pool:
         """`draw` where blocks may take several pages."""
         self.require(count * pages)
         while (missing := count * pages - self.num_free) > 0:
-            self._evict(-(-missing // (1 + self._rest.shape[1])))
+            self._evict(missing)
         drawn = self._take_free(count * pages).reshape(count, pages)
         blocks = drawn[:, 0].copy()
         width[blocks] = pages
@@ -167,9 +167,9 @@ class Pool:
         self.state[blocks] = _CONTENT + 1 if for_nodes else 1
         return blocks
 
-    def _evict(self, count: int) -> None:
-        """Evict the next `count` cached blocks, or all: they become free."""
-        taken = self._take_cached(min(count, sum(queue.num_cached for queue in self.queues)))
+    def _evict(self, num_pages: int) -> None:
+        """Evict the next cached blocks that have so many pages: they become free."""
+        taken = self._take_cached(num_pages)
         blocks = np.concatenate([evicted for evicted, _, _ in taken])
         self.num_evicted += self._num_pages(blocks)
         self.idle_steps += sum(self._num_pages(evicted) * (self._step - released) for evicted, _, released in taken)
@@ -207,19 +207,16 @@ class Pool:
         self.num_free = top - count
         return self._stack[top - count : top][::-1].copy()
 
-    def _take_cached(self, count: int) -> list[Taken]:
-        """Remove the next `count` cached blocks, one part a segment; they must be there."""
-        if self._width is None:
-            self.num_cached -= count
+    def _take_cached(self, num_pages: int) -> list[Taken]:
+        """Remove the next cached blocks that have so many pages, one part a segment; they must be there."""
         taken: list[Taken] = []
         for queue in self.queues:
-            if part := min(count, queue.num_cached):
-                taken += queue.take(part)
-                count -= part
-            if not count:
-                break
-        if self._width is not None:
-            self.num_cached -= sum([self._num_pages(blocks) for blocks, _, _ in taken])
+            if num_pages > 0 and queue.num_cached:
+                for part in queue.take(num_pages, self._width):
+                    taken.append(part)
+                    its_pages = self._num_pages(part[0])
+                    num_pages -= its_pages
+                    self.num_cached -= its_pages
         return taken
 
     def hold(self, blocks: Blocks) -> None:
@@ -338,8 +335,7 @@ class Pool:
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks; none may be used."""
-        num_cached = sum(queue.num_cached for queue in self.queues)
-        cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _, _ in self._take_cached(num_cached))])
+        cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _, _ in self._take_cached(self.num_cached))])
         self.state[cached] = 0
         self._put_free(cached[::-1])
         self.run[:] = None
@@ -391,27 +387,28 @@ class CachedQueue:
         if self._num_entries > 2 * self.num_cached + 64:
             self._sweep(2 * count)
 
-    def take(self, wanted: int) -> list[Taken]:
-        """Remove the first `wanted` blocks; they must be there."""
+    def take(self, wanted: int, width: NDArray[np.int16] | None = None) -> list[Taken]:
+        """Remove the first blocks that have `wanted` pages, or all. `width`: pages of each block; None: one."""
         taken: list[Taken] = []
-        while wanted:
+        while wanted > 0 and self.num_cached:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, nodes, when = self._swept.popleft()
             live, nodes = self._live(number, blocks, nodes)
             self._num_entries -= len(blocks)
-            if len(live) > wanted:
+            fits = wanted if width is None else int(width[live].cumsum().searchsorted(wanted)) + 1
+            if len(live) > fits:
                 rest = None
                 if nodes is not None:
                     run, first, stop = nodes
-                    nodes, rest = (run, stop - wanted, stop), (run, first, stop - wanted)
-                self._swept.appendleft((number, live[wanted:], rest, when))
-                self._num_entries += len(live) - wanted
-                live = live[:wanted]
+                    nodes, rest = (run, stop - fits, stop), (run, first, stop - fits)
+                self._swept.appendleft((number, live[fits:], rest, when))
+                self._num_entries += len(live) - fits
+                live = live[:fits]
             if len(live):
                 taken.append((live, nodes, when))
             self.num_cached -= len(live)
-            wanted -= len(live)
+            wanted -= len(live) if width is None else int(width[live].sum())
         return taken
 
     def blocks(self) -> Blocks:
