@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import rising
 
+from .flights import Flight
 from .layout import Layout
 from .pool import Pool
 from .tables import Rows, Tables
-
-_NOWHERE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class GroupTables:
@@ -33,12 +29,14 @@ class GroupTables:
         layout: Layout,
         group: int,
         rows: Rows,
-        starts: NDArray[np.int64] = _NOWHERE,
-        reads: Mapping[int, int] = MappingProxyType({}),
+        flight: Flight | None = None,
     ) -> None:
         self._tables, self._device, self._group = tables, device, layout.groups[group]
-        self._table, self._rows, self._starts = layout.table_of(group), rows, starts
-        self._reads = reads
+        self._table, self._rows = layout.table_of[group], rows
+        # Forks may join the flight's arrays later.
+        self._flight, self._starts = flight, None if flight is None else flight.starts
+        # Of a state: its place among the blocks that a batch reads elsewhere.
+        self._place = layout.place_of.get(self._table, 0)
 
     @property
     def tables(self) -> NDArray[np.int32]:
@@ -55,7 +53,9 @@ class GroupTables:
 
     @property
     def read(self) -> NDArray[np.int32]:
+        assert self._flight is not None and self._starts is not None, "states are read by a batch"
         pages: NDArray[np.int32] = np.where(self._starts[:, None] == 0, np.int32(-1), self.write)
-        for row, block in self._reads.items():
-            pages[self._rows == row] = self._device.pages_of(np.array([block]), self._group.pages)
+        for row, read in self._flight.reads.items():
+            block = np.array([read.blocks[self._place]])
+            pages[self._rows == row] = self._device.pages_of(block, self._group.pages)
         return pages

@@ -197,7 +197,7 @@ class Growth:
         computed = tables.num_computed[rows]
         for side in self._layout.bounded:
             # Few rows pass a block in a step: the rest of this is for them.
-            moved = (computed - tables.first[side.table, rows] * tables.block_size >= side.lead).nonzero()[0]
+            moved = (computed >= tables.passes_at[side.table][rows]).nonzero()[0]
             if not len(moved):
                 continue
             which = rows[moved]
@@ -206,20 +206,20 @@ class Growth:
             if not (is_longer := ends > begins).all():
                 begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
-            if self.content is not None:
-                is_wanted = begins < tables.keeps_to[side.table, which]
+            if self.content is not None and (is_wanted := begins < tables.keeps_to[side.table, which]).any():
                 for i in is_wanted.nonzero()[0].tolist():
                     self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
                 begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
             counts = ends - begins
             blocks = tables.blocks[side.table, which.repeat(counts), rising_from(begins, counts)]
             while len(blocks):
-                places = np.arange(len(blocks))
+                rest = blocks[:0]
                 if not self._device.are_sole(blocks):
                     # Forks pass a block that they share in one step.
                     places = np.sort(np.unique(blocks, return_index=True)[1])
-                self._device.release(blocks[places])
-                blocks = np.delete(blocks, places)
+                    blocks, rest = blocks[places], np.delete(blocks, places)
+                self._device.release(blocks)
+                blocks = rest
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
         """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -94,8 +95,13 @@ class Layout:
         self.full_pages = full[0].pages if full else 0
         others = [group for group in groups if group.kind != "full"]
         self.sides = tuple(Side(group, table, block_size, keeps=keeps) for table, group in enumerate(others, 1))
+        # By group, the index of its table.
+        numbers = count(1)
+        self.table_of = tuple(0 if group.kind == "full" else next(numbers) for group in groups)
         self.bounded = tuple(side for side in self.sides if not side.is_state)
         self.states = tuple(side for side in self.sides if side.is_state)
+        # By the table of a state, its place among the states.
+        self.place_of = {side.table: place for place, side in enumerate(self.states)}
         self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)
         self.state_pages = sum(side.pages for side in self.states)
         self.spare_pages = self.state_pages if keeps else 0
@@ -116,12 +122,6 @@ class Layout:
     def num_tables(self) -> int:
         """Block tables: that of the full group, which is always there, and one a side."""
         return 1 + len(self.sides)
-
-    def table_of(self, group: int) -> int:
-        """The index of a group's table."""
-        if self.groups[group].kind == "full":
-            return 0
-        return 1 + sum(other.kind != "full" for other in self.groups[:group])
 
     def num_main_blocks(self, num_pages: int) -> int:
         """Ids for blocks of the full group."""

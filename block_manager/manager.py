@@ -32,6 +32,7 @@ from .flights import Flight
 from .layout import PLAIN, LayerGroup
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
+from .side_content import keep_at_error
 from .stats import MemoryStats
 from .tables import Rows, Tables
 from .views import TierView
@@ -165,14 +166,32 @@ class BlockManager(Uncopyable):
         memory.begin_batch(memory.batch + 1)
         return memory.batch
 
-    def add(self, tokens: Any, *, namespace: Any = None, reads: bool = True, writes: bool = True) -> int:
+    def add(
+        self,
+        tokens: Any,
+        *,
+        namespace: Any = None,
+        reads: bool = True,
+        writes: bool = True,
+        keep_at: Sequence[int] = (),
+    ) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix. Returns the
         row, whose num_computed is the hit; blocks are drawn only for what is loaded from the host. Without `reads` it
-        computes all tokens (prompt log-probabilities); without `writes` no other row shares what it computes. Raises
-        InvalidTokens, InvalidNamespace or InvalidConfig (`reads` and `writes` are True or False)."""
+        computes all tokens (prompt log-probabilities); without `writes` no other row shares what it computes. `keep_at`:
+        lengths at which others may begin; `next_end` ends shares there. Raises InvalidTokens, InvalidNamespace or
+        InvalidConfig (`reads` and `writes` are True or False, `keep_at` lengths of the tokens, at most MOST_KEPT_AT)."""
         memory = self._own("add")
         reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
-        return memory.add_counted(self._prompt(tokens), root_prefix(namespace), reads=reads, writes=writes)
+        prompt = self._prompt(tokens)
+        if (wrong := keep_at_error(keep_at, len(prompt))) is not None:
+            raise InvalidConfig(wrong)
+        return memory.add_counted(prompt, root_prefix(namespace), reads=reads, writes=writes, keep_at=keep_at)
+
+    def next_end(self, row: int, end: int) -> int:
+        """Where a share of the row, from its launched tokens on and at most to `end`, should end, so that its states are
+        kept where others may begin. Raises UnknownRow."""
+        row = self._memory.tables.one(row)
+        return self._memory.next_end(row, self._memory.tables.num_launched.item(row), end)
 
     def append(self, row: int, tokens: Any) -> None:
         """Add known tokens to the row. Raises UnknownRow or InvalidTokens."""

@@ -69,7 +69,8 @@ class Memory:
         self.block_size = block_size
         self.num_host_blocks = host_blocks
         self.prefix_caching = prefix_caching
-        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=layout.num_tables)
+        leads = [0, *(side.lead for side in layout.sides)]
+        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), leads=leads)
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
         # The blocks of the full group; without one they number positions, and cost nothing.
         self.blocks = (
@@ -107,6 +108,7 @@ class Memory:
         reads: bool = True,
         writes: bool = True,
         first_is_known: bool = False,
+        keep_at: Sequence[int] = (),
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
         hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `first_is_known`:
@@ -116,7 +118,7 @@ class Memory:
         reads = reads and self.prefix_caching
         self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
         if self.growth.content is not None:
-            self.growth.content.begin(row, num_tokens)
+            self.growth.content.begin(row, num_tokens, keep_at)
         if not reads:
             return row
         try:
@@ -128,7 +130,9 @@ class Memory:
             self.sharing.count_lookup(num_tokens, found)
         return row
 
-    def admit(self, tokens: NDArray[np.int32], root: bytes, most: int) -> tuple[int, int, int]:
+    def admit(
+        self, tokens: NDArray[np.int32], root: bytes, most: int, keep_at: Sequence[int] = ()
+    ) -> tuple[int, int, int]:
         """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. Promises them:
         `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
         """
@@ -141,7 +145,7 @@ class Memory:
                 self._longest = num_tokens
             path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
             if self.growth.content is not None:
-                self.growth.content.begin(row, num_tokens)
+                self.growth.content.begin(row, num_tokens, keep_at)
             if key:
                 index.open_run(row, path, key)
                 self.sharing.count_lookup(num_tokens, 0)
@@ -149,7 +153,7 @@ class Memory:
             is_known = key in index.runs
             if is_known:
                 self.growth.evict_promised()
-            row = self.add_counted(tokens, root, first_is_known=is_known)
+            row = self.add_counted(tokens, root, first_is_known=is_known, keep_at=keep_at)
             computed = self.tables.num_computed.item(row)
         end = min(computed + most, num_tokens)
         if not self.layout.is_plain:
@@ -366,24 +370,8 @@ class Memory:
 
     def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
         """The tables of a batch's rows, one a group."""
-        groups = range(len(self.layout.groups))
-        reads = (
-            {side.table: self.sides.reads(flight, side) for side in self.layout.states}
-            if self.sides is not None
-            else {}
-        )
-        return tuple(
-            GroupTables(
-                self.tables,
-                self.device,
-                self.layout,
-                g,
-                flight.rows,
-                flight.starts,
-                reads.get(self.layout.table_of(g), {}),
-            )
-            for g in groups
-        )
+        numbers = range(len(self.layout.groups))
+        return tuple([GroupTables(self.tables, self.device, self.layout, g, flight.rows, flight) for g in numbers])
 
     def pages_of_rows(self, rows: list[int]) -> int:
         """Pages that these rows hold, each counted once."""

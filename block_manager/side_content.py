@@ -6,25 +6,43 @@
     a hit ends where every group can stand: after n3
 
 A node resides in each group by itself, in the place of that group. What a row holds when it ends is kept; what it passes
-is kept if a prompt is likely to begin there (the last full block of its own prompt, and where it parted from others), and
-as long as pages are free, to be evicted first.
+is kept if a prompt is likely to begin there (the last full block of its own prompt, where others part from it, and where
+the caller says), and as long as pages are free, to be evicted first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+
+from paged.base.arguments import is_integer
 
 from .flights import Flight, StateRead
 from .layout import Layout, Side
 from .pool import Pool
 from .prefix_index import Match, PrefixIndex
 from .runs import Blocks, Span, first_of, num_nodes
-from .tables import Rows, Tables
+from .tables import NUM_WANTED, Rows, Tables
 
 # The places of the device and the host come before those of the sides, whose tables are numbered from 1 on.
 _FIRST_PLACE = 1
+
+# In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
+# what it was found to share, and the lengths that were asked for.
+_LAST, _JUNCTION, _ASKED = 1, 2, 3
+MOST_KEPT_AT = NUM_WANTED - _ASKED
+"""Lengths of `keep_at` that count."""
+
+
+def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
+    """What is wrong with the lengths of a prompt at which others may begin; None: nothing."""
+    is_few = isinstance(keep_at, (tuple, list)) and len(keep_at) <= MOST_KEPT_AT
+    if is_few and all(is_integer(length) and 1 <= length <= num_tokens for length in keep_at):
+        return None
+    return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {keep_at!r}."
 
 
 def _place(side: Side) -> int:
@@ -36,11 +54,12 @@ class SideContent:
         self._tables, self._index, self._device, self._layout = tables, index, device, layout
         self._size = tables.block_size
 
-    def begin(self, row: int, num_tokens: int) -> None:
-        """Note how far the prompt of a new row goes: its last full block, one token being left to compute, is wanted; its end,
-        if that is a block's, too, while pages are free."""
-        last, end = (num_tokens - 1) // self._size, num_tokens // self._size
-        self._tables.want(row, last, 0, end if num_tokens % self._size == 0 else 0)
+    def begin(self, row: int, num_tokens: int, keep_at: Sequence[int]) -> None:
+        """Note at which lengths the prompt of a new row is wanted: at its last full block, one token being left to
+        compute, and at blocks' ends up to those of `keep_at`; at its own end, if that is a block's, while pages are free."""
+        last, is_even = (num_tokens - 1) // self._size, num_tokens % self._size == 0
+        asked = dict.fromkeys(length // self._size for length in keep_at if self._size <= length <= num_tokens)
+        self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
     def restart(self, match: Match, have: int, row: int = -1) -> Match:
         """The longest part of a match, which begins at column `have`, after which every group can stand. `row`: whose
@@ -103,8 +122,11 @@ class SideContent:
 
     def note_junction(self, row: int, num_blocks: int) -> None:
         """Want what the row passes after so many blocks: there other prompts part from its own, and no group stood."""
-        last, _, end = self._tables.wanted[:, row].tolist()
-        self._tables.want(row, last, num_blocks, end)
+        self._tables.want(row, [num_blocks], _JUNCTION)
+
+    def _wanted(self, row: int) -> set[int]:
+        """Numbers of blocks after which the row's prompt is wanted, whether pages are free or not."""
+        return set(self._tables.wanted[_LAST:, row].tolist()) - {0}
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share from token `start` on ends, at most at `end`: at the first length at which its states are wanted."""
@@ -127,9 +149,10 @@ class SideContent:
     def pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,
         and the rest as long as pages are free."""
-        tables, columns, last = self._tables, np.arange(first, stop), int(self._tables.wanted[:2, row].max())
+        tables, columns, wanted = self._tables, np.arange(first, stop), self._wanted(row)
+        last = max(wanted, default=0)
         is_wanted = np.zeros(len(columns), np.bool_)
-        for end in tables.wanted[:2, row].tolist():
+        for end in wanted:
             is_wanted |= (columns >= side.first_column(end * self._size)) & (columns < end)
         blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
         was_content = self._device.has_content(blocks)
@@ -205,7 +228,7 @@ class SideContent:
         for row, start in zip(rows[may].tolist(), starts[may].tolist(), strict=True):
             if row in flight.reads or not self._index.paths[row].writes:
                 continue
-            is_wanted = start // size in tables.wanted[:2, row]
+            is_wanted = start // size in self._wanted(row)
             if device.num_free >= pages or (is_wanted and device.num_available >= spared):
                 self._move_state(row, start, flight)
 
@@ -213,7 +236,7 @@ class SideContent:
         """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
         for row, (uid, start, blocks) in flight.reads.items():
             is_live = self._tables.uid[row] == uid
-            is_wanted = is_live and start // self._size in self._tables.wanted[:2, row]
+            is_wanted = is_live and start // self._size in self._wanted(row)
             for side, block in zip(self._layout.states, blocks, strict=True):
                 is_new = not self._device.has_content(block)
                 if is_live and is_new and start % self._size == 0 and self._tables.num_computed[row] >= start:
@@ -236,8 +259,3 @@ class SideContent:
             self._tables.let_move(row, True)
             stand.add(row)
         return stand
-
-    def reads(self, flight: Flight, side: Side) -> dict[int, int]:
-        """row -> the block that the batch reads its state from, where that is not the one that it writes."""
-        place = self._layout.states.index(side)
-        return {row: read.blocks[place] for row, read in flight.reads.items()}

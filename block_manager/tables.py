@@ -27,6 +27,8 @@ Rows = NDArray[np.int64]
 _STRIDE_PADDING = 16
 # Room for tokens in a row at first.
 _FIRST_STRIDE = 4096
+NUM_WANTED = 8
+"""Lengths of a prompt that a row notes as likely beginnings of others."""
 
 
 class Tables:
@@ -37,6 +39,7 @@ class Tables:
                                                  num_blocks on are stale, and of a side those before its first
     num_blocks    int64 [rows]                   blocks in the table
     first         int64 [tables, rows]           columns in front that a window or chunk gave back
+    passes_at     int64 [tables, rows]           computed tokens with which it gives back the next one
     reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
     num_tokens    int64 [rows]                   tokens known
     num_launched  int64 [rows]                   tokens that are computed or in batches that have not ended
@@ -46,22 +49,24 @@ class Tables:
     slot_base     int64 [rows]                   slot less position: (blocks[0, row, c] - c) * block_size, c last column
     is_swapped    bool [rows]                    a tail of it lies on the host
     shares_tail   bool [rows]                    forked: its partial block may be shared
-    wanted        int64 [3, rows]                numbers of blocks after which prompts may begin: see `SideContent`
+    wanted        int64 [NUM_WANTED, rows]       numbers of blocks after which prompts may begin, 0: none. See `SideContent`
     keeps_to      int64 [tables, rows]           columns before which what a side passes may be kept
     moves_state   bool [rows]                    its next share writes its states elsewhere
     looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
     next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
     """
 
-    def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64, num_tables: int = 1) -> None:
+    def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64, leads: Sequence[int] = (0,)) -> None:
+        """`leads`: by table, the computed tokens from the beginning of its first column on with which a row gives that back."""
         self.block_size = block_size
-        self._num_tables = num_tables
+        self._num_tables, self._leads = len(leads), np.array(leads, np.int64)
         self._stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
-        self.blocks: NDArray[np.int32] = np.zeros((num_tables, num_rows, num_columns), np.int32)
-        self.first = np.zeros((num_tables, num_rows), np.int64)
-        self.wanted = np.zeros((3, num_rows), np.int64)
-        self.keeps_to = np.zeros((num_tables, num_rows), np.int64)
+        self.blocks: NDArray[np.int32] = np.zeros((len(leads), num_rows, num_columns), np.int32)
+        self.first = np.zeros((len(leads), num_rows), np.int64)
+        self.passes_at = np.repeat(self._leads[:, None], num_rows, axis=1)
+        self.wanted = np.zeros((NUM_WANTED, num_rows), np.int64)
+        self.keeps_to = np.zeros((len(leads), num_rows), np.int64)
         self.moves_state = np.zeros(num_rows, np.bool_)
         self._num_rows = num_rows
         self.num_blocks = np.zeros(num_rows, np.int64)
@@ -115,6 +120,7 @@ class Tables:
         self.shares_tail[row] = self.looks_up[row] = False
         if self._num_tables > 1:
             self.first[:, row] = self.keeps_to[:, row] = self.wanted[:, row] = 0
+            self.passes_at[:, row] = self._leads
             self.moves_state[row] = False
         heapq.heappush(self._free_rows, row)
 
@@ -146,14 +152,16 @@ class Tables:
 
     def set_first(self, table: int, rows: Any, columns: Any) -> None:
         self.first[table, rows] = columns
+        self.passes_at[table, rows] = columns * self.block_size + self._leads[table]
 
     def let_move(self, rows: Any, moves: bool) -> None:
         """Note whether the next shares of rows write their states elsewhere."""
         self.moves_state[rows] = moves
 
-    def want(self, row: int, *num_blocks: int) -> None:
-        self.wanted[:, row] = num_blocks
-        self.keeps_to[:, row] = max(num_blocks)
+    def want(self, row: int, num_blocks: list[int], place: int = 0) -> None:
+        """Note these numbers of blocks from a place of `wanted` on."""
+        self.wanted[place : place + len(num_blocks), row] = num_blocks
+        self.keeps_to[:, row] = self.wanted[:, row].max()
 
     def has_kept(self, table: int, row: int) -> None:
         """Note that what a side passes from now on is kept already, or not wanted."""
@@ -225,8 +233,10 @@ class Tables:
             if isinstance(column, np.ndarray) and column.shape == (old,):
                 columns[name] = np.zeros(new, column.dtype)
                 columns[name][:old] = column
-        for name, column in (("first", self.first), ("wanted", self.wanted), ("keeps_to", self.keeps_to)):
-            columns[name] = np.zeros((len(column), new), np.int64)
+        for name in ("first", "passes_at", "wanted", "keeps_to"):
+            column = getattr(self, name)
+            # A new row has what an unused one has.
+            columns[name] = np.repeat(self._leads[:, None] if name == "passes_at" else 0 * column[:, :1], new, axis=1)
             columns[name][:, :old] = column
         vars(self).update(columns)
         self._num_rows, self._free_rows = new, list(range(old, new))

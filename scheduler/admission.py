@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
+
+from paged.base.arguments import Tokens
 
 from .composition import place_chunk
 from .policies import Policy
@@ -148,7 +151,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     if _is_ordinary(state, step, request):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known = request.first_tokens
-        row, found, count = manager.admit(known, request.root, min(step.budget, state.limits.max_chunk))
+        most = min(step.budget, state.limits.max_chunk)
+        row, found, count = manager.admit(known, request.root, most, _lengths_to_keep(state, request))
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
@@ -167,7 +171,12 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             continue
         wish = request.request
         row = manager.add_counted(
-            tokens, request.root, count=request.is_new, reads=wish.reads_cache, writes=wish.writes_cache
+            tokens,
+            request.root,
+            count=request.is_new,
+            reads=wish.reads_cache,
+            writes=wish.writes_cache,
+            keep_at=_lengths_to_keep(state, request),
         )
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
@@ -184,6 +193,23 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.books.owe(request)
     else:
         _start(state, step, request, is_fresh=request.num_live == 1)
+
+
+def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
+    """Return at which lengths of the request's prompt others begin: those that it names, and where it parts from the next
+    that wait. The first of them leaves there what a window or a state needs."""
+    if state.manager.growth.content is None:
+        return ()
+    tokens, others = request.first_tokens, islice(state.waiting, NUM_PASSING)
+    alike = [_num_alike(tokens, other.first_tokens) for other in others if other.root == request.root]
+    return *request.request.keep_at, *alike
+
+
+def _num_alike(tokens: Tokens, others: Tokens) -> int:
+    """Return how many tokens two prompts begin with alike."""
+    num = min(len(tokens), len(others))
+    differs = tokens[:num] != others[:num]
+    return int(differs.argmax()) if differs.any() else num
 
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import checked_level, is_integer, token_array
 from paged.block_manager.content_key import root_prefix
+from paged.block_manager.side_content import keep_at_error
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
 from .arguments import UNLIMITED, count_of, is_number, vocabulary_error
@@ -49,6 +50,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_sequences    a group: sequences of one prompt, admitted, preempted and swapped together
     num_computed     first tokens whose KV exists elsewhere; see Batch.loads
     expected_tokens  output tokens that it is thought to take, at most max_tokens: a hint for policies; None: not known
+    keep_at          lengths of the prompt at which others may begin (the end of a system prompt, of tools): windows and
+                     states are kept at the last block's end before each, at most MOST_KEPT_AT. Full layers always are
     salt, adapter, extra_key  content is shared only among requests that agree in all three; the key is any nesting of
                      None, bool, int, str, bytes and tuple
     reads_cache      off: everything is computed, though it may be cached (prompt log-probabilities)
@@ -67,6 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_sequences: int = 1
     num_computed: int = 0
     expected_tokens: int | None = None
+    keep_at: tuple[int, ...] = ()
     salt: str | None = None
     adapter: str | None = None
     extra_key: Any = None
@@ -134,6 +138,8 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
         raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
     prompt = _prompt_array(request)
+    if request.keep_at != () and (wrong := keep_at_error(request.keep_at, len(prompt))) is not None:
+        raise _wrong(request, wrong)
     if vocabulary_size is not None and (wrong := vocabulary_error(prompt, vocabulary_size)) is not None:
         raise _wrong(request, wrong)
     return prompt

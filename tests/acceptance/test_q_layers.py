@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paged import LayerGroup, Policy
-from paged.errors import InvalidConfig, NeverFits, OutOfBlocks, UnknownRow, UnsupportedByLayers
+from paged.errors import InvalidConfig, InvalidRequest, NeverFits, OutOfBlocks, UnknownRow, UnsupportedByLayers
 from paged.testing.snapshots import snapshot
 
 HYBRID = (LayerGroup("full"), LayerGroup("state", pages=3))
@@ -381,3 +381,45 @@ def test_Q17_the_state_that_was_used_longest_ago_makes_room_for_a_wanted_one(mak
         begun(scheduler, request_of(f"r{token}", [token] * 3, max_tokens=1))
     found = [begun(scheduler, request_of(f"again{token}", [token] * 3, max_tokens=1))[0][0] for token in (2, 3, 1)]
     assert found == [2, 2, 0]
+
+
+def test_a_state_is_kept_where_the_caller_says_that_others_begin(make_scheduler, request_of, run):
+    scheduler = make_scheduler(200, 4, groups=HYBRID, max_chunk=100)
+    scheduler.add(request_of("first", range(30), max_tokens=1, keep_at=(9, 22)))
+    ends = [step.batch.seq_lens.tolist() for step in run(scheduler)]
+    assert ends[:3] == [[8], [20], [28]]
+    for id, alike, hit in (("at 20", 23, 20), ("at 8", 12, 8), ("before", 7, 0)):
+        scheduler.add(request_of(id, [*range(alike), *range(500, 510)], max_tokens=1))
+        usage = next(output.usage for step in run(scheduler) for output in step.outputs.values())
+        assert (id, usage.hit_tokens) == (id, hit)
+
+
+@pytest.mark.parametrize("keep_at", [(0,), (31,), (1.5,), (True,), [1] * 6, 8, "8", None])
+def test_lengths_that_a_prompt_does_not_have_are_refused(make_manager, make_scheduler, request_of, keep_at):
+    scheduler, manager = make_scheduler(200, 4, groups=HYBRID), make_manager(200, 4, groups=HYBRID)
+    with pytest.raises(InvalidRequest, match="keep_at has to be up to 5 lengths from 1 to 30 tokens; got"):
+        scheduler.add(request_of("r", range(30), keep_at=keep_at))
+    with pytest.raises(InvalidConfig, match="keep_at has to be up to 5 lengths from 1 to 30 tokens; got"):
+        manager.add(range(30), keep_at=keep_at)
+
+
+@pytest.mark.parametrize("beside", [LayerGroup("state", pages=3), LayerGroup("window", 6)])
+def test_what_a_prompt_shares_with_those_that_wait_is_kept_the_first_time(make_scheduler, request_of, run, beside):
+    scheduler = make_scheduler(60, 4, groups=(LayerGroup("full"), beside), max_sequences=1, max_chunk=100)
+    for number, length in enumerate((40, 23, 23)):
+        scheduler.add(request_of(str(number), [*range(length), *range(500 + 50 * number, 510)], max_tokens=1))
+    hits = {id: output.usage.hit_tokens for step in run(scheduler) for id, output in step.outputs.items()}
+    assert hits == {"0": 0, "1": 20, "2": 20}
+
+
+def test_a_caller_asks_where_a_share_should_end(make_manager, compute):
+    manager = make_manager(60, 4, groups=HYBRID)
+    row = manager.add(range(30), keep_at=(9,))
+    ends = []
+    while (start := int(manager.rows.num_computed[row])) < 30:
+        ends.append(manager.next_end(row, 30))
+        compute(manager, row, ends[-1] - start)
+    assert ends == [8, 28, 30]
+    assert [manager.next_end(row, end) for end in (7, 8)] == [7, 8]
+    with pytest.raises(UnknownRow):
+        manager.next_end(99, 30)

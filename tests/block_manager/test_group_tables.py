@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager, GroupTables, LayerGroup
+from paged.block_manager.flights import Flight
 
 GROUPS = (LayerGroup("window", 3), LayerGroup("state", pages=2), LayerGroup("full", pages=2))
 
@@ -24,7 +25,10 @@ def manager():
 
 def tables_of(manager, group, rows, starts=()):
     memory = manager._memory
-    return GroupTables(memory.tables, memory.device, memory.layout, group, np.array(rows), np.array(starts, np.int64))
+    flight = Flight(1)
+    starts = np.array(starts or [0] * len(rows))
+    flight.place(np.array(rows), starts, starts + 1)
+    return GroupTables(memory.tables, memory.device, memory.layout, group, flight.rows, flight)
 
 
 def test_columns_end_with_the_longest_row_and_what_is_not_there_is_minus_one(manager):
