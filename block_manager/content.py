@@ -11,6 +11,7 @@ from paged.errors import UnknownContent
 
 from .events import EventLog
 from .prefix_index import NOTHING, Match, PrefixIndex
+from .row_ends import RowEnds
 from .runs import DEVICE, HOST, Blocks, Path, first_of, num_nodes
 from .side_content import SideContent
 from .tables import Tables
@@ -33,6 +34,7 @@ class Content:
         self._tables, self._index, self._offload = tables, index, offload
         # As in Sharing.
         self.sides: SideContent | None = None
+        self.ends: RowEnds | None = None
         # Pages of a block of the full group.
         self._pages = pages
         self.retentions = index.retentions
@@ -49,8 +51,14 @@ class Content:
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes and counts nothing."""
-        index, size = self._index, self._tables.block_size
-        match, on_host = self._match(tokens, root), 0
+        index = self._index
+        match, on_host, size = self._match(tokens, root), 0, self._tables.block_size
+        if self.ends is not None and index.ends and self.has_first(tokens, root):
+            found = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size)
+            if (longer := self.ends.find(Path(root), tokens, 0, found, match.num_blocks)) is not None:
+                match, end = longer
+                blocks = [*index.blocks_of(DEVICE, match.spans), end.block(DEVICE, 0)]
+                return Hit(match.num_blocks * size + len(end.tokens) // 4, np.array(blocks))
         if self._offload is not None and match.first_pending < 0:
             on_host = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks
         return Hit(match.num_blocks * size, index.blocks_of(DEVICE, match.spans).copy(), on_host * size)

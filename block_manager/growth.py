@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from paged.base.growing import rising, rising_from
 
 from .layout import Layout
-from .moves import Moves, pairs_of
+from .moves import NO_MOVES, Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
 from .side_content import SideContent
@@ -48,6 +49,9 @@ class Growth:
         self.num_promised = 0
         # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
         self.copied: list[tuple[int, int]] = []
+        # Of copies that calls without moves planned: (source, target) of each page. False: those of an earlier batch come first.
+        self.copies: list[tuple[int, int]] = []
+        self.may_copy = True
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
@@ -265,15 +269,38 @@ class Growth:
                     pool.release(np.array([block]))
                 else:
                     self.copied.append((table, block))
-                if table:
-                    tables.put(table, row, column, copy)
-                else:
-                    self.write(row, column, np.array([copy]))
-                both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
-                pairs += zip(*both.tolist(), strict=True)
+                pairs += self._put_copy(table, row, column, block, copy, pages)
         tables.shares_tail[writers] = False
         self.any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
+
+    def hold_source(self, table: int, block: int) -> None:
+        """Hold a block until the copies of it ran that `copy_here` plans."""
+        if (table, block) not in self.copied:
+            (self._device if table else self._blocks).hold(np.array([block]))
+            self.copied.append((table, block))
+
+    def copy_here(self, table: int, row: int, column: int, block: int, pages: int) -> None:
+        """Copy a held source to a block that the row gets at this column, with the next moves."""
+        copy = (self._device if table else self._blocks).draw(1, pages or 1).item()
+        self.copies += self._put_copy(table, row, column, block, copy, pages)
+
+    def _put_copy(
+        self, table: int, row: int, column: int, block: int, copy: int, pages: int
+    ) -> Iterable[tuple[int, int]]:
+        """Write a copy of a block into the row's table; (source, target) of each page."""
+        if table:
+            self._tables.put(table, row, column, copy)
+        else:
+            self.write(row, column, np.array([copy]))
+        pool = self._device if table else self._blocks
+        both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
+        return zip(*both.tolist(), strict=True)
+
+    def take_copies(self) -> Moves:
+        """Return the copies planned by calls without moves of their own."""
+        copies, self.copies = self.copies, []
+        return Moves(device_to_device=pairs_of(copies)) if copies else NO_MOVES
 
     def _tails_to_copy(self, table: int, pool: Pool, writers: list[int]) -> list[tuple[int, int, int]]:
         """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""

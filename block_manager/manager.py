@@ -29,6 +29,7 @@ from .content import Hit
 from .content_key import root_prefix
 from .events import Event
 from .flights import Flight
+from .group_tables import GroupTables
 from .layout import PLAIN, LayerGroup
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
@@ -230,6 +231,7 @@ class BlockManager(Uncopyable):
         launched = tables.num_launched[array]
         moves = memory.place(array, launched, launched + wanted)
         memory.growth.draw_promised()
+        memory.keep_states()
         moves = self._with_content(moves)
         # Moves run in the order of the calls: the sources are read before anything else is written there.
         memory.growth.release_copied()
@@ -439,6 +441,13 @@ class BlockManager(Uncopyable):
         """Tokens of the longest sequence that the pool holds."""
         return self._memory.layout.tokens_in(self.num_blocks)
 
+    def groups(self) -> tuple[GroupTables, ...]:
+        """The pages of the rows of the composed batch, in the order in which they were placed, one a layer group: where
+        states are read and written, too. Valid until the next call that changes rows."""
+        memory = self._own("groups")
+        memory.flights.composed.pack()
+        return memory.group_tables(memory.flights.composed)
+
     def group_pages(self, group: int, row: int) -> NDArray[np.int32]:
         """The pages of the row's blocks in a group, int32 [columns, pages]; -1 in columns that a window or chunk gave back.
         A state has one column. Raises UnknownRow, or InvalidConfig for a group that there is not."""
@@ -449,7 +458,8 @@ class BlockManager(Uncopyable):
         return pages
 
     def _with_content(self, moves: Moves) -> Moves:
-        return moves if self._memory.offload is None else joined([self._memory.offload.take_moves(), moves])
+        planned = self._memory.take_moves()
+        return joined([planned, moves]) if len(planned) else moves
 
     def _prompt(self, tokens: Any) -> NDArray[np.int32]:
         array = token_array(tokens)

@@ -23,6 +23,7 @@ from .layout import PLAIN, LayerGroup, Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
+from .row_ends import RowEnds
 from .sharing import Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
@@ -93,6 +94,11 @@ class Memory:
             self.sides = SideContent(self.tables, self.index, self.device, layout)
             if prefix_caching:
                 self.growth.content = self.sharing.sides = self.content.sides = self.sides
+        # Where rows ended within a block; None without states.
+        self.ends: RowEnds | None = None
+        if layout.states and prefix_caching and self.sides is not None:
+            self.ends = RowEnds(self.tables, self.index, self.device, self.growth, self.sides, layout)
+            self.sharing.ends = self.content.ends = self.ends
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -159,7 +165,7 @@ class Memory:
         if not self.layout.is_plain:
             # What a long chunk has in windows goes back only when it is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
-        have, wanted = computed // size, -(-end // size)
+        have, wanted = -(-computed // size), -(-end // size)
         if wanted > have:
             self.growth.promise_one(row, have, wanted)
         if self.layout.states:
@@ -177,8 +183,13 @@ class Memory:
             self.growth.draw_promised()
             self.sides.move_states(rows, self.flights.composed)
 
+    def keep_states(self) -> None:
+        """Let rows of the composed batch that stand where states are wanted write others."""
+        if self.sides is not None and self.layout.states:
+            self.sides.keep_states(self.flights.composed)
+
     def take_moves(self) -> Moves:
-        return NO_MOVES if self.offload is None else self.offload.take_moves()
+        return self.growth.take_copies() if self.offload is None else self.offload.take_moves()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
@@ -317,6 +328,7 @@ class Memory:
     def copy_content(self, may_copy: bool) -> None:
         """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
         earlier batch are still to run. Putting a batch out forbids them."""
+        self.growth.may_copy = may_copy
         if self.offload is not None:
             self.offload.allow_copies(may_copy)
 
@@ -338,9 +350,8 @@ class Memory:
         number, moves = self.batch, self.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
         is_empty = not (flight.is_used or has_more or len(moves))
-        if not is_empty and self.sides is not None and self.layout.states:
-            self.sides.keep_states(flight)
         if not is_empty:
+            self.keep_states()
             # No engine runs an empty batch: the changes wait for the next one.
             changes = self.growth.take_changes()
             self.growth.release_copied()
@@ -531,6 +542,8 @@ class Memory:
         num_blocks = tables.num_blocks.item(row)
         if self.sides is not None:
             self.sides.keep_all(row)
+        if self.ends is not None:
+            self.ends.keep(row)
         first, computed, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)

@@ -51,6 +51,8 @@ class PrefixIndex:
         self._block_size = tables.block_size
         self.block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
+        # Ends of rows within a block, by what comes before it.
+        self.ends: dict[bytes, Run] = {}
         self.paths: dict[int, Path] = {}
         # Closed runs with pending nodes, by the batch that computes them.
         self.pending: dict[int, list[Run]] = {}
@@ -350,6 +352,30 @@ class PrefixIndex:
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
+    def end_of(self, run: Run, at: int) -> Run | None:
+        return self.ends.get(node_prefix(run.id, at))
+
+    def add_end(self, path: Path, tokens: bytes, blocks: dict[int, int]) -> None:
+        """Let used blocks, by place, be the end of a closed path for the tokens of a partial block; the one before goes."""
+        if (before := self.ends.get(path.prefix)) is not None:
+            self._drop_end(before)
+        end = Run(self._next_run, path.prefix, path.run, path.at, -1, self.batch, 1, tokens, [None] * self._num_places)
+        end.is_end = True
+        self._next_run += 1
+        self.ends[end.key] = end
+        if path.run is not None:
+            path.run.add_child(path.at)
+        for place, block in blocks.items():
+            self.pools[place].carry(np.array([block]), end)
+            end.put(place, 0, np.array([block]))
+
+    def _drop_end(self, end: Run) -> None:
+        """Forget an end; the caller trims the run before it."""
+        self._give_up(end, 0)
+        del self.ends[end.key]
+        if end.parent is not None:
+            end.parent.remove_child(end.at)
+
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run)
@@ -385,6 +411,7 @@ class PrefixIndex:
         for pool in self.pools:
             pool.forget_all()
         self.runs.clear()
+        self.ends.clear()
         self.pending.clear()
         self.retentions.clear()
         if self.log is not None:
@@ -469,7 +496,7 @@ class PrefixIndex:
 
     def _unlink(self, run: Run) -> None:
         """Remove a run without residence and children from the tree, and what above it then has neither."""
-        del self.runs[run.key]
+        del (self.ends if run.is_end else self.runs)[run.key]
         parent, at = run.parent, run.at
         # Unread events need its tokens and its parents' hashes.
         run.unlink(keep_content=self.log is not None)
@@ -557,8 +584,11 @@ class PrefixIndex:
 
     def forget(self, place: int, spans: list[Span]) -> None:
         """Remove these nodes from a place. Oldest first: children are evicted before parents."""
+        if self.ends:
+            # First: what is evicted is not given up, too.
+            spans = sorted(spans, key=lambda span: not span[0].is_end)
         if self.log is not None and place < NUM_PLACES:
-            self.log.left(spans, place)
+            self.log.left([span for span in spans if not span[0].is_end], place)
         for run, first, stop in spans:
             if place == DEVICE:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
@@ -566,6 +596,9 @@ class PrefixIndex:
             if self._has_sides and place == DEVICE:
                 # No prompt can begin there without the full group.
                 self._give_up(run, first, NUM_PLACES)
+                for at in [at for at in run.children if first <= at < stop] if self.ends else ():
+                    if (end := self.end_of(run, at)) is not None:
+                        self._drop_end(end)
             if run.row < 0:
                 self._trim(run)
 

@@ -55,6 +55,7 @@ class Run:
     pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
+    is_end      its one node is where a row ended within a block: see `RowEnds`
     """
 
     id: int
@@ -70,6 +71,7 @@ class Run:
     pending: dict[int, int] = field(default_factory=dict)
     children: dict[int, int] = field(default_factory=dict)
     digests: list[bytes] = field(default_factory=list)
+    is_end: bool = False
 
     @property
     def confirmed_length(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from .flights import Flight, Flights
 from .growth import Growth
 from .prefix_index import Match, PrefixIndex
+from .row_ends import RowEnds
 from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
 from .side_content import SideContent
 from .stats import WINDOW
@@ -47,6 +48,8 @@ class Sharing:
         self._device = index.pools[DEVICE]
         # Set where there are windows, chunks or states besides: a hit ends where they can stand, too.
         self.sides: SideContent | None = None
+        # Set where there are states: or it ends where a row ended.
+        self.ends: RowEnds | None = None
         # By the batch in which they were found: when it has run, so have all that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
@@ -84,21 +87,26 @@ class Sharing:
             # First, so that it evicts nothing that is found now.
             self._growth.draw_promised()
         match = index.match(path, data, limit)
-        on_host: list[Span] = []
+        on_host, end = list[Span](), None
         if self.sides is not None:
-            found, match = match.num_blocks, self.sides.restart(match, have, row)
-            if match.num_blocks < found:
-                self.sides.note_junction(row, have + found)
+            found, match = match, self.sides.restart(match, have, row)
+            if match.num_blocks < found.num_blocks:
+                self.sides.note_junction(row, have + found.num_blocks)
+            if self.ends is not None and index.ends and self._growth.may_copy:
+                tokens = tables.tokens[row, : tables.num_tokens[row]]
+                match, end = self.ends.find(path, tokens, have, found, match.num_blocks, row) or (match, None)
         if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
-        won = self._take(row, have, match, count) if match.num_blocks else 0
+        won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0
+        if end is not None and self.ends is not None:
+            won += self.ends.take(row, have, end)
         loaded = self._load(row, on_host, room) if on_host else 0
         if count:
             self.hit_tokens += won + loaded
             self.host_hit_tokens += loaded
         return won + loaded
 
-    def _take(self, row: int, have: int, match: Match, count: bool) -> int:
+    def _take(self, row: int, have: int, match: Match, count: bool, *, with_states: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
         index, tables, size = self._index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
@@ -108,7 +116,7 @@ class Sharing:
         blocks = index.blocks_of(DEVICE, match.spans)
         self._device.hold(blocks)
         if self.sides is not None:
-            self.sides.take(row, have, match)
+            self.sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, have, blocks, match.spans[-1])
         if match.first_pending >= 0:
             self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))

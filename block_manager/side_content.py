@@ -45,7 +45,7 @@ def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
     return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {keep_at!r}."
 
 
-def _place(side: Side) -> int:
+def place_of(side: Side) -> int:
     return _FIRST_PLACE + side.table
 
 
@@ -91,7 +91,7 @@ class SideContent:
         at = 0
         for run, first, stop in spans:
             part = found[at : at + stop - first]
-            part[:] = run.blocks_in(_place(side), first, stop)
+            part[:] = run.blocks_in(place_of(side), first, stop)
             if run.row >= 0 and not side.is_state:
                 # A row that goes on shares what its window still holds.
                 start, held = self._index.paths[run.row].published, int(self._tables.first[side.table, run.row])
@@ -100,11 +100,24 @@ class SideContent:
             at += stop - first
         return found
 
-    def take(self, row: int, have: int, match: Match) -> None:
+    def windows_stand(self, match: Match, have: int, row: int) -> bool:
+        """Whether what windows and chunks need after all of a match is there; see `restart`."""
+        stop = have + match.num_blocks
+        for side in self._layout.bounded:
+            begin = int(side.first_column(stop * self._size))
+            if begin < have and begin < self._tables.first[side.table, row]:
+                return False
+            if (self._residence(side, match.spans)[max(begin - have, 0) :] < 0).any():
+                return False
+        return True
+
+    def take(self, row: int, have: int, match: Match, *, with_states: bool) -> None:
         """Give the row, which has `have` blocks, what every side holds of a `restart`; its table has the columns."""
         tables, stop = self._tables, have + match.num_blocks
         for side in self._layout.sides:
             blocks = self._residence(side, match.spans)
+            if side.is_state and not with_states:
+                continue
             if side.is_state:
                 self._device.hold(blocks[-1:])
                 if have:
@@ -174,7 +187,7 @@ class SideContent:
 
     def _keep(self, side: Side, row: int, first: int, stop: int) -> None:
         """Let the row's blocks in these columns carry the row's nodes that reside nowhere in this place."""
-        index, place = self._index, _place(side)
+        index, place = self._index, place_of(side)
         path = index.paths[row].closed(index.confirmed_length)
         stop = min(stop, path.published)
         if first >= stop:
@@ -197,8 +210,8 @@ class SideContent:
         if column >= path.published or self._device.has_content(block.item()):
             return
         run, at, _ = first_of(path.spans(column), 1)[0]
-        if run.block(_place(side), at) < 0:
-            index.reside(_place(side), run, at, block)
+        if run.block(place_of(side), at) < 0:
+            index.reside(place_of(side), run, at, block)
 
     # -- states that are read from one block and written to another
 

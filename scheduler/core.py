@@ -220,7 +220,7 @@ class Scheduler(Uncopyable):
         if state.carried.groups:
             state.carried.forget_stale()
         carried = state.carried.groups
-        if manager.host_caching:
+        if manager.host_caching or manager.ends is not None:
             manager.copy_content(not carried)
         if state.to_reject:
             reject_overgrown(state)

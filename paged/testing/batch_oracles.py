@@ -299,7 +299,10 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     if world.groups:
         # How long a hit is depends on what each group keeps, which nobody sees from outside; that it is right, every read shows.
         for index, key in enumerate(keys_of(batch)):
-            rig.events["hit"] += rig.progress(key) is None and batch.seq_lens[index] > batch.num_tokens[index]
+            start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
+            is_hit = rig.progress(key) is None and start > 0
+            rig.events["hit"] += is_hit
+            rig.events["hit within a block"] += is_hit and start % world.block_size > 0
         return found
     if not world.prefix_caching:
         return found

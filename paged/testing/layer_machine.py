@@ -26,10 +26,15 @@ class LayerMachine(SchedulerMachine):
         world=layer_worlds(),
         opening=st.lists(wishes(), min_size=1, max_size=4),
         is_alike=st.booleans(),
+        num_turns=st.sampled_from([0, 0, 3, 4]),
     )
-    def begin(self, world: World, opening: list[Wish], is_alike: bool) -> None:
-        """Requests that are there from the start, together; their prompts may begin alike."""
-        super().begin(world=world, opening=opening, is_alike=is_alike)
+    def begin(self, world: World, opening: list[Wish], is_alike: bool, num_turns: int) -> None:  # type: ignore[override]
+        """Requests that are there from the start, together; their prompts may begin alike, or after a conversation."""
+        super().begin(world=world, opening=[] if num_turns else opening, is_alike=is_alike)
+        if num_turns:
+            self.take_turns(prompt=[0, 0], more=[0], num_turns=num_turns, num_alike=1)
+            for wish in opening:
+                self.add(wish, again=False)
 
     @where(lambda self: self.rig.live and len(self.rig.live) < MAX_LIVE)
     @rule(pick=picks, length=st.integers(1, 20), more=tails(longest=2), steps=st.integers(0, 4), leaves=st.booleans())
@@ -42,3 +47,25 @@ class LayerMachine(SchedulerMachine):
             self.rig.abort(id)
         self.add(Wish(known[:length] + more, output=0.4), again=False)
         self.go_on(steps, ())
+
+    @where(lambda self: not self.rig.flights and len(self.rig.live) < MAX_LIVE - 2)
+    @rule(
+        prompt=tails(longest=5),
+        more=tails(longest=3),
+        num_turns=st.integers(1, 4),
+        num_alike=st.sampled_from([1, 1, 2]),
+    )
+    def take_turns(self, prompt: list[int], more: list[int], num_turns: int, num_alike: int) -> None:
+        """A conversation: it ends where it stands, and others begin with all that it knew."""
+        for _ in range(num_turns):
+            id = f"r{self.rig.num_added}"
+            for _ in range(num_alike if self.rig.live else 1):
+                self.add(Wish(prompt, output=0.4, priority=-1), again=False)
+            for _ in range(2):
+                if self.rig.has_work:
+                    self.rig.step(ahead=0)
+            if id not in self.rig.live or len(self.rig.live) > MAX_LIVE - 2:
+                break
+            prompt = self.rig.known(id, 0)[1] + more
+            self.rig.abort(id)
+        self.go_on(2, ())

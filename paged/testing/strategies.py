@@ -228,9 +228,10 @@ def layer_groups(draw: st.DrawFn) -> tuple[LayerGroup, ...]:
 
 @st.composite
 def layer_worlds(draw: st.DrawFn) -> World:
-    """A model of several kinds of layers, and a pool in which one sequence of full length has room, and hardly two."""
+    """A model of several kinds of layers, and a pool in which one sequence of full length has room, and hardly two; or four,
+    so that what others left is found."""
     groups, block_size, longest = draw(layer_groups()), draw(st.integers(1, 4)), draw(st.integers(4, 20))
-    num_blocks = pages_for(groups, longest, block_size) * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8])) // 4
+    num_blocks = pages_for(groups, longest, block_size) * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8, 16])) // 4
     keeps = draw(st.sampled_from([True, True, False]))
     return World(
         num_blocks=max(2, num_blocks),

@@ -287,15 +287,77 @@ def test_Q11_a_hit_ends_where_a_state_is_kept_though_more_blocks_are_there(make_
     assert starts[0] == 32
 
 
-def test_Q12_the_whole_prompt_again_begins_at_its_last_kept_state(make_scheduler, request_of):
-    # A peer keeps a state at 33, in the middle of a block; ours are kept at the ends of blocks.
-    scheduler = make_scheduler(60, 16, groups=ALIKE)
+def test_Q12_the_whole_prompt_again_begins_where_a_row_ended_within_a_block(make_scheduler, request_of):
+    # One row ends at 33, 2 blocks and a token; another one computes 4 full blocks of the same.
+    scheduler = make_scheduler(60, 16, groups=ALIKE, max_tokens_per_step=70)
     prompt = list(range(70))
-    begun(scheduler, request_of("a", prompt, max_tokens=1))
-    for id in "bc":
-        starts, _ = begun(scheduler, request_of(id, prompt, max_tokens=1))
-        assert starts == [64]
+    begun(scheduler, request_of("a", prompt[:33], max_tokens=1))
+    starts, _ = begun(scheduler, request_of("b", prompt[:49], max_tokens=1))
+    assert starts == [33, 48]
+    starts, states = begun(scheduler, request_of("c", [*prompt[:33], *range(500, 530)], max_tokens=1))
+    # It is still there for others, and nobody writes what is kept.
+    assert starts[0] == 33 and states[0][0] != states[0][1]
+    starts, _ = begun(scheduler, request_of("d", prompt, max_tokens=1))
+    assert starts[0] == 49
     assert scheduler.manager.device.num_used == 0
+
+
+@pytest.mark.parametrize(
+    "groups", [ALIKE, [*ALIKE, LayerGroup("window", 20, pages=2)], [LayerGroup("window", 9), ALIKE[1]]]
+)
+def test_the_next_turn_of_a_conversation_computes_nothing_twice(make_scheduler, request_of, groups):
+    scheduler, known = make_scheduler(200, 16, groups=groups), list(range(21))
+    for turn in range(5):
+        looked_up = scheduler.manager.lookup(known).num_tokens
+        starts, _ = begun(scheduler, request_of(str(turn), known, max_tokens=9))
+        # The last token of an answer is computed with the next turn.
+        assert starts[0] == looked_up == (len(known) - 4 if turn else 0)
+        known += [7] * 9 + [100 + turn] * 3
+    assert scheduler.manager.reset_cache()
+    assert scheduler.manager.device.num_free == 200
+
+
+def test_what_begins_within_a_block_copies_it_first(make_scheduler, request_of):
+    groups = [LayerGroup("full", pages=2), LayerGroup("state"), LayerGroup("window", 40, pages=3)]
+    scheduler = make_scheduler(80, 4, groups=groups)
+    begun(scheduler, request_of("a", range(10), max_tokens=1))
+    for id in "bc":
+        scheduler.add(request_of(id, [*range(10), ord(id)], max_tokens=1))
+    batch = scheduler.schedule()
+    assert (batch.seq_lens - batch.num_tokens).tolist() == [10, 10]
+    sources, targets = batch.moves.device_to_device.T.tolist()
+    # Two pages of the full block and three of the window's, once for each of them.
+    assert len(set(targets)) == 10 and len(set(sources)) == 5
+    written = [*batch.groups[0].tables[:, 2].flat, *batch.groups[2].tables[:, 2].flat]
+    assert sorted(written) == sorted(targets)
+    # Taken back before it ran, it begins there again, with the same copies.
+    scheduler.cancel(batch)
+    assert scheduler.check() == []
+    again = scheduler.schedule()
+    assert sorted(again.moves.device_to_device.tolist()) == sorted(batch.moves.device_to_device.tolist())
+    scheduler.update(again, np.full(int(again.samples.sum()), 7))
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        assert batch.positions.min() >= 10
+        scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
+
+
+def test_a_newer_end_replaces_the_one_before(make_scheduler, request_of):
+    scheduler = make_scheduler(80, 16, groups=ALIKE)
+    begun(scheduler, request_of("a", range(20), max_tokens=1))
+    begun(scheduler, request_of("b", range(25), max_tokens=1))
+    assert scheduler.manager.lookup([*range(30)]).num_tokens == 25
+    assert scheduler.manager.lookup([*range(24), 0, 0]).num_tokens == 16
+    # A node's blocks, its state, and what the newer end has.
+    assert scheduler.manager.device.num_cached == 1 + 1 + 2
+
+
+def test_an_end_goes_with_what_comes_before_it(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4, groups=ALIKE)
+    begun(scheduler, request_of("a", range(10), max_tokens=1))
+    assert scheduler.manager.lookup([*range(12)]).num_tokens == 10
+    begun(scheduler, request_of("b", 22, max_tokens=1))
+    assert scheduler.manager.lookup([*range(12)]).num_tokens == 0
 
 
 def test_Q15_chunks_end_where_a_state_is_wanted_and_nowhere_over_it(make_scheduler, request_of):
@@ -376,7 +438,8 @@ def test_Q10_a_state_is_found_while_the_row_that_wrote_it_still_runs(make_schedu
 
 
 def test_Q17_the_state_that_was_used_longest_ago_makes_room_for_a_wanted_one(make_scheduler, request_of):
-    scheduler = make_scheduler(3, 2, groups=[LayerGroup("state")])
+    # Each leaves two: at its last full block, and at its end. Of the first one's the older went for the third's.
+    scheduler = make_scheduler(5, 2, groups=[LayerGroup("state")])
     for token in (1, 2, 3):
         begun(scheduler, request_of(f"r{token}", [token] * 3, max_tokens=1))
     found = [begun(scheduler, request_of(f"again{token}", [token] * 3, max_tokens=1))[0][0] for token in (2, 3, 1)]
@@ -423,3 +486,23 @@ def test_a_caller_asks_where_a_share_should_end(make_manager, compute):
     assert [manager.next_end(row, end) for end in (7, 8)] == [7, 8]
     with pytest.raises(UnknownRow):
         manager.next_end(99, 30)
+
+
+def test_who_has_no_scheduler_reads_states_where_they_were_kept(make_manager):
+    manager = make_manager(60, 4, groups=HYBRID)
+    first = manager.add(range(30), keep_at=(9,))
+    manager.allocate(first, 8)
+    written = manager.groups()[1].write[0].tolist()
+    manager.confirm()
+    manager.allocate(first, manager.next_end(first, 30) - 8)
+    state = manager.groups()[1]
+    # What was read is kept, so another one is written.
+    assert state.read[0].tolist() == written and state.write[0].tolist() != written
+    manager.confirm()
+    second = manager.add([*range(9), 77])
+    assert manager.rows.num_computed[second] == 8
+    manager.allocate([second, first], [2, 1])
+    full, state = manager.groups()
+    assert full.tables.shape == (2, 8, 1) and state.read[0].tolist() == written
+    assert set(state.write[0].tolist()).isdisjoint(state.write[1].tolist() + written)
+    manager.confirm()

@@ -13,7 +13,7 @@ from paged.testing.machines import LayerMachine, run_machine
 SHARES = {
     0.1: "preempted by recompute, switch, void, none sampled, append, several outstanding, computes what nobody knows",
     0.03: "hit, abort in flight, state is void, cancel of states",
-    0.01: "drafts accepted, drafts rejected",
+    0.01: "drafts accepted, drafts rejected, hit within a block",
 }
 
 
