@@ -274,6 +274,9 @@ class Growth:
         self.any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
 
+    def allow_copies(self, may_copy: bool) -> None:
+        self.may_copy = may_copy
+
     def hold_source(self, table: int, block: int) -> None:
         """Hold a block until the copies of it ran that `copy_here` plans."""
         if (table, block) not in self.copied:

@@ -328,7 +328,7 @@ class Memory:
     def copy_content(self, may_copy: bool) -> None:
         """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
         earlier batch are still to run. Putting a batch out forbids them."""
-        self.growth.may_copy = may_copy
+        self.growth.allow_copies(may_copy)
         if self.offload is not None:
             self.offload.allow_copies(may_copy)
 

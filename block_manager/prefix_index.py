@@ -359,8 +359,10 @@ class PrefixIndex:
         """Let used blocks, by place, be the end of a closed path for the tokens of a partial block; the one before goes."""
         if (before := self.ends.get(path.prefix)) is not None:
             self._drop_end(before)
-        end = Run(self._next_run, path.prefix, path.run, path.at, -1, self.batch, 1, tokens, [None] * self._num_places)
-        end.is_end = True
+        nowhere: list[Blocks | None] = [None] * self._num_places
+        end = Run(
+            self._next_run, path.prefix, path.run, path.at, -1, self.batch, 1, tokens, blocks=nowhere, is_end=True
+        )
         self._next_run += 1
         self.ends[end.key] = end
         if path.run is not None:
