@@ -12,9 +12,11 @@ as long as pages are free, to be evicted first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .flights import Flight, StateRead
 from .layout import Layout, Side
@@ -179,18 +181,15 @@ class SideContent:
 
     # -- states that are read from one block and written to another
 
-    def move_states(self, rows: Rows, flight: Flight) -> None:
-        """Draw other blocks for the states of these rows, which are being placed in the batch and must not overwrite them."""
-        for row in rows.tolist():
-            self._move_state(row, self._tables.num_launched.item(row), flight)
-            self._tables.let_move(row, False)
-
-    def _move_state(self, row: int, start: int, flight: Flight) -> None:
-        tables, old = self._tables, []
+    def move_states(self, rows: Rows, starts: NDArray[np.int64], flight: Flight) -> None:
+        """Draw other blocks for the states of these rows after `starts` tokens, int64 [n], which the batch must not overwrite."""
+        tables, tables_of_states = self._tables, [side.table for side in self._layout.states]
+        old = tables.blocks[tables_of_states][:, rows, 0].T.tolist()
         for side in self._layout.states:
-            old.append(tables.blocks.item(side.table, row, 0))
-            tables.put(side.table, row, 0, self._device.draw(1, side.pages).item())
-        flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(old)))
+            tables.put(side.table, rows, 0, self._device.draw(len(rows), side.pages))
+        tables.let_move(rows, False)
+        for row, start, blocks in zip(rows.tolist(), starts.tolist(), old, strict=True):
+            flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(blocks)))
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
@@ -207,7 +206,7 @@ class SideContent:
                 continue
             is_wanted = start // size in tables.wanted[:2, row]
             if device.num_free >= pages or (is_wanted and device.num_available >= spared):
-                self._move_state(row, start, flight)
+                self.move_states(np.array([row]), np.array([start]), flight)
 
     def settle(self, flight: Flight) -> None:
         """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
@@ -220,11 +219,14 @@ class SideContent:
                     self._keep_state(side, row, start, np.array([block]))
                 self._device.release(np.array([block]), is_next=is_new and not is_wanted)
 
-    def take_back(self, flight: Flight) -> set[int]:
-        """Give rows the states that the batch, which did not run, was to read. Returns the rows that stand where they
-        stood before it."""
+    def take_back(self, flight: Flight, rows: Iterable[int]) -> set[int]:
+        """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
+        were wrong. Returns the rows that stand where they stood before it."""
         stand: set[int] = set()
-        for row, (uid, start, blocks) in flight.reads.items():
+        for row in rows:
+            if (read := flight.take_read(row)) is None:
+                continue
+            uid, start, blocks = read
             # It has ended, or stands further in front: then what it held is given back already.
             if self._tables.uid[row] != uid or self._tables.num_launched[row] <= start:
                 for block in blocks:
