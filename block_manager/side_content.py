@@ -183,12 +183,12 @@ class SideContent:
 
     def move_states(self, rows: Rows, starts: NDArray[np.int64], flight: Flight) -> None:
         """Draw other blocks for the states of these rows after `starts` tokens, int64 [n], which the batch must not overwrite."""
-        tables, tables_of_states = self._tables, [side.table for side in self._layout.states]
-        old = tables.blocks[tables_of_states][:, rows, 0].T.tolist()
+        tables = self._tables
+        old = [tables.blocks[side.table, rows, 0].tolist() for side in self._layout.states]
         for side in self._layout.states:
             tables.put(side.table, rows, 0, self._device.draw(len(rows), side.pages))
         tables.let_move(rows, False)
-        for row, start, blocks in zip(rows.tolist(), starts.tolist(), old, strict=True):
+        for row, start, *blocks in zip(rows.tolist(), starts.tolist(), *old, strict=True):
             flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(blocks)))
 
     def keep_states(self, flight: Flight) -> None:
