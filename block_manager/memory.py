@@ -300,13 +300,16 @@ class Memory:
         """Drop what the batch computed of these rows beyond `ends`, int64 [n], for drafts that were wrong; release blocks that hold
         nothing else. A row with states has to end where its share began: it gets those back that the share read."""
         tables = self.tables
-        is_alone = tables.is_swapped[rows] | bool(self.layout.states)
+        is_alone = tables.is_swapped[rows]
+        if self.sides is not None and self.layout.states:
+            is_wrong = ends < tables.num_launched[rows]
+            stand = self.sides.take_back(flight, rows[is_wrong])
+            # The others computed their first token.
+            is_alone = is_alone | (is_wrong & ~np.isin(rows, stand))
         if is_alone.any():
-            falls = is_alone & (ends < tables.num_launched[rows])
-            falling = rows[falls].tolist()
-            stand = self.sides.take_back(flight, falling) if self.sides is not None else ()
-            for row, end in zip(falling, ends[falls].tolist(), strict=True):
-                self._fall_back(row, end, stands=row in stand)
+            for row, end in zip(rows[is_alone].tolist(), ends[is_alone].tolist(), strict=True):
+                if end < tables.num_launched[row]:
+                    self._fall_back(row, end)
             rows, ends = rows[~is_alone], ends[~is_alone]
         launched = np.minimum(tables.num_launched[rows], ends)
         tables.num_launched[rows] = launched
@@ -521,7 +524,8 @@ class Memory:
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
-        stand = self.sides.take_back(flight, list(flight.reads)) if self.sides is not None else ()
+        reading = np.array(list(flight.reads), np.int64)
+        stand = self.sides.take_back(flight, reading) if self.sides is not None else reading
         for share in shares:
             self._fall_back(share.row, share.start, stands=share.row in stand)
         for share in shares:

@@ -12,7 +12,6 @@ as long as pages are free, to be evicted first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -210,34 +209,45 @@ class SideContent:
 
     def settle(self, flight: Flight) -> None:
         """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
-        for row, (uid, start, blocks) in flight.reads.items():
-            is_live = self._tables.uid[row] == uid
-            is_wanted = is_live and start // self._size in self._tables.wanted[:2, row]
-            for side, block in zip(self._layout.states, blocks, strict=True):
-                is_new = not self._device.has_content(block)
-                if is_live and is_new and start % self._size == 0 and self._tables.num_computed[row] >= start:
-                    self._keep_state(side, row, start, np.array([block]))
-                self._device.release(np.array([block]), is_next=is_new and not is_wanted)
+        if not flight.reads:
+            return
+        tables, rows = self._tables, np.array(list(flight.reads))
+        uids, starts, blocks = (np.array(column) for column in zip(*flight.reads.values(), strict=True))
+        is_live = tables.uid[rows] == uids
+        is_wanted = is_live & (tables.wanted[:2, rows] == starts // self._size).any(axis=0)
+        may_keep = is_live & (starts % self._size == 0) & (tables.num_computed[rows] >= starts)
+        for side, read in zip(self._layout.states, blocks.T, strict=True):
+            is_new = ~self._device.has_content(read)
+            for i in (is_new & may_keep).nonzero()[0].tolist():
+                self._keep_state(side, rows.item(i), starts.item(i), read[i : i + 1])
+            is_next = is_new & ~is_wanted
+            self._release(read[~is_next])
+            self._release(read[is_next], is_next=True)
 
-    def take_back(self, flight: Flight, rows: Iterable[int]) -> set[int]:
+    def _release(self, blocks: Blocks, *, is_next: bool = False) -> None:
+        """Release states that were read; forks may have read the same."""
+        apart = [blocks] if not len(blocks) or self._device.are_sole(blocks) else blocks[:, None]
+        for each in apart:
+            self._device.release(each, is_next=is_next)
+
+    def take_back(self, flight: Flight, rows: Rows) -> Rows:
         """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
         were wrong. Returns the rows that stand where they stood before it."""
-        stand: set[int] = set()
-        for row in rows:
-            if (read := flight.take_read(row)) is None:
-                continue
-            uid, start, blocks = read
-            # It has ended, or stands further in front: then what it held is given back already.
-            if self._tables.uid[row] != uid or self._tables.num_launched[row] <= start:
-                for block in blocks:
-                    self._device.release(np.array([block]))
-                continue
-            for side, block in zip(self._layout.states, blocks, strict=True):
-                self._device.release(self._tables.blocks[side.table, row, :1])
-                self._tables.put(side.table, row, 0, block)
-            self._tables.let_move(row, True)
-            stand.add(row)
-        return stand
+        tables = self._tables
+        reads = {row: read for row in rows.tolist() if (read := flight.take_read(row)) is not None}
+        if not reads:
+            return rows[:0]
+        rows = np.array(list(reads))
+        uids, starts, blocks = (np.array(column) for column in zip(*reads.values(), strict=True))
+        # It may have ended, or stand further in front: then what it held is given back already.
+        stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts)
+        rows = rows[stands]
+        for side, read in zip(self._layout.states, blocks.T, strict=True):
+            self._release(read[~stands])
+            self._release(tables.blocks[side.table, rows, 0])
+            tables.put(side.table, rows, 0, read[stands])
+        tables.let_move(rows, True)
+        return rows
 
     def reads(self, flight: Flight, side: Side) -> dict[int, int]:
         """row -> the block that the batch reads its state from, where that is not the one that it writes."""

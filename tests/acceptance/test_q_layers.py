@@ -492,6 +492,20 @@ def test_who_ends_with_drafts_undecided_leaves_nothing(make_scheduler, request_o
     assert scheduler.manager.device.num_used == 0
 
 
+def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID)
+    scheduler.add(request_of("r", 1, max_tokens=9))
+    scheduler.cancel(scheduler.schedule())
+    batch = scheduler.schedule(drafts={"r": [1, 2]})
+    assert (batch.num_drafts.tolist(), batch.positions.tolist()) == ([2], [0, 1, 2])
+    assert batch.groups[1].read.tolist() == [[-1, -1, -1]]
+    scheduler.update(batch, [7])
+    # Not even a first block is left.
+    assert scheduler.manager.device.num_used == 0
+    batch = scheduler.schedule()
+    assert (batch.positions.tolist(), batch.groups[1].read.tolist()) == ([0, 1], [[-1, -1, -1]])
+
+
 def test_wrong_drafts_never_keep_a_row_from_going_on(make_scheduler, request_of):
     scheduler = make_scheduler(12, 4, groups=HYBRID, max_chunk=1, max_tokens_per_step=3)
     scheduler.add(request_of("r", 3, max_tokens=6))
