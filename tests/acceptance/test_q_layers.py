@@ -492,6 +492,26 @@ def test_who_ends_with_drafts_undecided_leaves_nothing(make_scheduler, request_o
     assert scheduler.manager.device.num_used == 0
 
 
+def test_who_gives_way_with_drafts_undecided_gets_what_was_right_and_begins_anew(make_scheduler, request_of):
+    # 4 blocks and 3 pages of states each, and 3 for what the drafts may have to go back to.
+    scheduler = make_scheduler(17, 16, groups=HYBRID, prefix_caching=False, policy="vllm", max_tokens_per_step=160)
+    for id, length in (("a", 63), ("b", 62)):
+        scheduler.add(request_of(id, length, max_tokens=9))
+    scheduler.update(scheduler.schedule(), [7, 7])
+    first = scheduler.schedule(drafts={"b": [5]})
+    second = scheduler.schedule()
+    assert (first.num_drafts.tolist(), second.preempted) == ([0, 1], (("b", "recompute"),))
+    # 5 blocks and 3 pages of states, and what the first batch reads.
+    assert scheduler.manager.device.num_used == 5 + 3 + 3
+    outputs = scheduler.update(first, [7, 5, 8], counts=[1, 2])
+    assert [(output.id, output.token_ids) for output in outputs] == [("a", [7]), ("b", [5, 8])]
+    assert scheduler.manager.device.num_used == 5 + 3
+    scheduler.update(second, [7])
+    scheduler.abort("a")
+    batch = scheduler.schedule()
+    assert (batch.ids.tolist(), batch.num_tokens.tolist()) == (["b"], [65])
+
+
 def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler, request_of):
     scheduler = make_scheduler(12, 4, groups=HYBRID)
     scheduler.add(request_of("r", 1, max_tokens=9))
