@@ -82,6 +82,10 @@ class Flight:
     def read_elsewhere(self, row: int, read: StateRead) -> None:
         self.reads[row] = read
 
+    def take_read(self, row: int) -> StateRead | None:
+        """Return the states that the row was to read from elsewhere, which are the caller's from now on; None: it reads none."""
+        return self.reads.pop(row, None)
+
     def pack(self) -> None:
         if self._single:
             rows, bounds = np.array(list(self._single)), np.array(list(self._single.values()))

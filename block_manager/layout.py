@@ -108,11 +108,10 @@ class Layout:
         self.most_pages = max(group.pages for group in groups)
         self.is_plain = not self.sides and self.full_pages == 1
 
-    def refuse(self, what: str, *, with_states: bool = False) -> None:
-        """Raise UnsupportedByLayers, naming `what`, unless all layers are full with a page a block; `with_states`: if
-        there are states."""
-        if self.states if with_states else not self.is_plain:
-            kinds = {"state"} if with_states else {side.kind for side in self.sides}
+    def refuse(self, what: str) -> None:
+        """Raise UnsupportedByLayers, naming `what`, unless all layers are full with a page a block."""
+        if not self.is_plain:
+            kinds = {side.kind for side in self.sides}
             named = (
                 f"{' and '.join(sorted(kinds))} layers" if kinds else f"full layers of {self.full_pages} pages a block"
             )

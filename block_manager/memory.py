@@ -181,7 +181,7 @@ class Memory:
     def _move_states(self, rows: Rows) -> None:
         if self.sides is not None and len(rows := rows[self.growth.moving_states(rows)]):
             self.growth.draw_promised()
-            self.sides.move_states(rows, self.flights.composed)
+            self.sides.move_states(rows, self.tables.num_launched[rows], self.flights.composed)
 
     def keep_states(self) -> None:
         """Let rows of the composed batch that stand where states are wanted write others."""
@@ -292,24 +292,40 @@ class Memory:
             self.growth.evict_promised()
             self.index.begin_pending(row)
 
+    def draws_states(self, rows: Rows) -> NDArray[np.bool_]:
+        """Whether each of the batch's decodes, bool [n], has to write its states elsewhere once it has drafts: a wrong one must not
+        be in the states that it goes back to."""
+        has_any = self.tables.num_launched[rows] > 1
+        return has_any & ~np.isin(rows, list(self.flights.composed.reads))
+
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
         """Extend these rows, the batch's decodes, by drafts up to `ends`, int64 [n], and promise each row `needs`
         blocks beyond the `have` that it holds or is promised."""
-        short = needs.nonzero()[0]
+        launched, short = self.tables.num_launched[rows], needs.nonzero()[0]
         if len(short):
             self.growth.promise(rows[short], have[short], have[short] + needs[short])
+        if self.sides is not None and self.layout.states:
+            self.growth.draw_promised()
+            moves = (ends > launched) & self.draws_states(rows)
+            self.sides.move_states(rows[moves], launched[moves] - 1, self.flights.composed)
         self.tables.num_launched[rows] = ends
         self.flights.composed.lengthen(rows, ends)
 
-    def reject(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """Drop wrong drafts of these rows, those beyond `ends`, int64 [n]; release blocks that hold nothing else."""
+    def reject(self, flight: Flight, rows: Rows, ends: NDArray[np.int64]) -> None:
+        """Drop what the batch computed of these rows beyond `ends`, int64 [n], for drafts that were wrong; release blocks that hold
+        nothing else. A row with states has to end where its share began: it gets those back that the share read."""
         tables = self.tables
-        is_swapped = tables.is_swapped[rows]
-        if is_swapped.any():
-            for row, end in zip(rows[is_swapped].tolist(), ends[is_swapped].tolist(), strict=True):
+        is_alone = tables.is_swapped[rows]
+        if self.sides is not None and self.layout.states:
+            is_wrong = ends < tables.num_launched[rows]
+            stand = self.sides.take_back(flight, rows[is_wrong])
+            # The others computed their first token.
+            is_alone = is_alone | (is_wrong & ~np.isin(rows, stand))
+        if is_alone.any():
+            for row, end in zip(rows[is_alone].tolist(), ends[is_alone].tolist(), strict=True):
                 if end < tables.num_launched[row]:
                     self._fall_back(row, end)
-            rows, ends = rows[~is_swapped], ends[~is_swapped]
+            rows, ends = rows[~is_alone], ends[~is_alone]
         launched = np.minimum(tables.num_launched[rows], ends)
         tables.num_launched[rows] = launched
         places = (launched <= (tables.num_blocks[rows] - 1) * self.block_size).nonzero()[0]
@@ -507,7 +523,8 @@ class Memory:
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
-        stand = self.sides.take_back(flight) if self.sides is not None else ()
+        reading = np.array(list(flight.reads), np.int64)
+        stand = self.sides.take_back(flight, reading) if self.sides is not None else reading
         for share in shares:
             self._fall_back(share.row, share.start, stands=share.row in stand)
         for share in shares:

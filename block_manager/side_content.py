@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged.base.arguments import is_integer
 
@@ -215,18 +216,15 @@ class SideContent:
 
     # -- states that are read from one block and written to another
 
-    def move_states(self, rows: Rows, flight: Flight) -> None:
-        """Draw other blocks for the states of these rows, which are being placed in the batch and must not overwrite them."""
-        for row in rows.tolist():
-            self._move_state(row, self._tables.num_launched.item(row), flight)
-            self._tables.let_move(row, False)
-
-    def _move_state(self, row: int, start: int, flight: Flight) -> None:
-        tables, old = self._tables, []
+    def move_states(self, rows: Rows, starts: NDArray[np.int64], flight: Flight) -> None:
+        """Draw other blocks for the states of these rows after `starts` tokens, int64 [n], which the batch must not overwrite."""
+        tables = self._tables
+        old = [tables.blocks[side.table, rows, 0].tolist() for side in self._layout.states]
         for side in self._layout.states:
-            old.append(tables.blocks.item(side.table, row, 0))
-            tables.put(side.table, row, 0, self._device.draw(1, side.pages).item())
-        flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(old)))
+            tables.put(side.table, rows, 0, self._device.draw(len(rows), side.pages))
+        tables.let_move(rows, False)
+        for row, start, *blocks in zip(rows.tolist(), starts.tolist(), *old, strict=True):
+            flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(blocks)))
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
@@ -243,32 +241,46 @@ class SideContent:
                 continue
             is_wanted = start // size in self._wanted(row)
             if device.num_free >= pages or (is_wanted and device.num_available >= spared):
-                self._move_state(row, start, flight)
+                self.move_states(np.array([row]), np.array([start]), flight)
 
     def settle(self, flight: Flight) -> None:
         """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
-        for row, (uid, start, blocks) in flight.reads.items():
-            is_live = self._tables.uid[row] == uid
-            is_wanted = is_live and start // self._size in self._wanted(row)
-            for side, block in zip(self._layout.states, blocks, strict=True):
-                is_new = not self._device.has_content(block)
-                if is_live and is_new and start % self._size == 0 and self._tables.num_computed[row] >= start:
-                    self._keep_state(side, row, start, np.array([block]))
-                self._device.release(np.array([block]), is_next=is_new and not is_wanted)
+        if not flight.reads:
+            return
+        tables, rows = self._tables, np.array(list(flight.reads))
+        uids, starts, blocks = (np.array(column) for column in zip(*flight.reads.values(), strict=True))
+        is_live = tables.uid[rows] == uids
+        is_wanted = is_live & (tables.wanted[_LAST:, rows] == starts // self._size).any(axis=0)
+        may_keep = is_live & (starts % self._size == 0) & (tables.num_computed[rows] >= starts)
+        for side, read in zip(self._layout.states, blocks.T, strict=True):
+            is_new = ~self._device.has_content(read)
+            for i in (is_new & may_keep).nonzero()[0].tolist():
+                self._keep_state(side, rows.item(i), starts.item(i), read[i : i + 1])
+            is_next = is_new & ~is_wanted
+            self._release(read[~is_next])
+            self._release(read[is_next], is_next=True)
 
-    def take_back(self, flight: Flight) -> set[int]:
-        """Give rows the states that the batch, which did not run, was to read. Returns the rows that stand where they
-        stood before it."""
-        stand: set[int] = set()
-        for row, (uid, start, blocks) in flight.reads.items():
-            # It has ended, or stands further in front: then what it held is given back already.
-            if self._tables.uid[row] != uid or self._tables.num_launched[row] <= start:
-                for block in blocks:
-                    self._device.release(np.array([block]))
-                continue
-            for side, block in zip(self._layout.states, blocks, strict=True):
-                self._device.release(self._tables.blocks[side.table, row, :1])
-                self._tables.put(side.table, row, 0, block)
-            self._tables.let_move(row, True)
-            stand.add(row)
-        return stand
+    def _release(self, blocks: Blocks, *, is_next: bool = False) -> None:
+        """Release states that were read; forks may have read the same."""
+        apart = [blocks] if not len(blocks) or self._device.are_sole(blocks) else blocks[:, None]
+        for each in apart:
+            self._device.release(each, is_next=is_next)
+
+    def take_back(self, flight: Flight, rows: Rows) -> Rows:
+        """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
+        were wrong. Returns the rows that stand where they stood before it."""
+        tables = self._tables
+        reads = {row: read for row in rows.tolist() if (read := flight.take_read(row)) is not None}
+        if not reads:
+            return rows[:0]
+        rows = np.array(list(reads))
+        uids, starts, blocks = (np.array(column) for column in zip(*reads.values(), strict=True))
+        # It may have ended, or stand further in front: then what it held is given back already.
+        stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts)
+        rows = rows[stands]
+        for side, read in zip(self._layout.states, blocks.T, strict=True):
+            self._release(read[~stands])
+            self._release(tables.blocks[side.table, rows, 0])
+            tables.put(side.table, rows, 0, read[stands])
+        tables.let_move(rows, True)
+        return rows

@@ -2,7 +2,8 @@
 
     row 3 | known ... 17 | drafts 5 9 2 |   update: 5 and 9 were right, 4 follows → known ... 17 5 9 4, 1 slot reused
 
-They take only the budget, memory and length that all else leaves.
+They take only the budget, memory and length that all else leaves. A state has seen all drafts of its share, or none: where some
+were wrong, the row goes back to before the share, and the next one computes again what is known by then.
 """
 
 from __future__ import annotations
@@ -54,8 +55,6 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
     size = state.limits.vocabulary_size
     if size is not None and (wrong := vocabulary_error(tokens, size)) is not None:
         raise WrongDrafts(f"drafts: {wrong}")
-    if len(tokens):
-        state.manager.layout.refuse("a draft", with_states=True)
     if not state.running_rows.holds(rows, state.running):
         _refuse(state.columns.owner, rows)
     return Drafts(rows, counts, tokens) if len(tokens) else None
@@ -86,9 +85,13 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     needs = np.maximum(wanted - room + size - 1, 0) // size
     # Admitted requests' needs and the watermark come before drafts.
     available = max(0, state.books.num_free())
-    pages = manager.layout.block_pages
-    if int(needs.sum()) * pages > available:
-        wanted = np.where(needs.cumsum() * pages <= available, wanted, np.clip(room, 0, wanted))
+    pages, without = needs * manager.layout.block_pages, np.maximum(room, 0)
+    if manager.layout.states:
+        draws_states = manager.draws_states(rows)
+        pages += ((wanted > 0) & draws_states) * np.int64(manager.layout.state_pages)
+        without[draws_states] = 0
+    if int(pages.sum()) > available:
+        wanted = np.where(pages.cumsum() <= available, wanted, np.minimum(without, wanted))
         needs = np.maximum(wanted - room + size - 1, 0) // size
     total = int(wanted.sum())
     if not total:

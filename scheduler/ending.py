@@ -181,7 +181,7 @@ def _extend_unevenly(
     if int(kept.sum()) != len(tokens):
         tokens = tokens[rising_from(first, kept)]
     totals = manager.extend_by(rows, tokens, kept)
-    if ticket.draft_counts is not None:
+    if ticket.draft_counts is not None and ticket.flight is not None:
         drafted = ticket.draft_counts
         accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
         is_void = [place for place, left in ticket.gone.items() if left.is_void]
@@ -189,8 +189,10 @@ def _extend_unevenly(
         if picked is not None:
             accepted, drafted = accepted[picked], drafted[picked]
         ends = ends + accepted
+        if manager.layout.states:
+            ends = _without_wrong_states(state, rows, ends, accepted, drafted)
         has_drafts = drafted > 0
-        manager.reject(rows[has_drafts], ends[has_drafts])
+        manager.reject(ticket.flight, rows[has_drafts], ends[has_drafts])
     if ticket.flight is not None:
         manager.settle(ticket.flight)
     goes_on = codes == 0
@@ -201,6 +203,15 @@ def _extend_unevenly(
         state.queues.reopen()
         _await_append(state, rows[(given == 0) & goes_on])
     return tokens, kept, ends, totals, codes
+
+
+def _without_wrong_states(state: State, rows: Rows, ends: Counts, accepted: Counts, drafted: Counts) -> Counts:
+    """Return up to where rows stay computed that had computed `ends` tokens, the `accepted` ones of their `drafted` tokens among them:
+    where one was wrong, up to where their share began. Note there what is computed again."""
+    is_wrong = accepted < drafted
+    for row, end in zip(rows[is_wrong].tolist(), ends[is_wrong].tolist(), strict=True):
+        state.columns.recover(row, state.columns.owner[row].reach(state.columns.sequence.item(row), end))
+    return np.where(is_wrong, ends - accepted - 1, ends)
 
 
 def _await_append(state: State, rows: Rows) -> None:

@@ -98,8 +98,6 @@ class Engine:
             check_length(draft, longest)
         models = [self.model] if draft is None else [self.model, draft]
         manager, pools = memory_for(config, models, longest)
-        if config.decoding.speculate is not None:
-            manager.layout.refuse(f'speculate="{config.decoding.speculate}"', with_states=True)
         self.pool = pools[0]
         backend = config.model.backend
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=config.model.batch_invariant)

@@ -75,6 +75,10 @@ class Flight:
         """Tokens that the sequence there has computed with it; of its drafts only those that an update accepted."""
         return int(self.batch.seq_lens[place]) - self.drafts(place) + self.accepted.get(place, 0)
 
+    def is_wrong(self, place: int) -> bool:
+        """Whether drafts there were not accepted, once it has been updated."""
+        return self.drafts(place) > self.accepted.get(place, 0)
+
     def is_undecided(self, key: Key) -> bool:
         """Whether it has drafts of the sequence: how long that will be, its update says."""
         return any(

@@ -335,6 +335,10 @@ class SchedulerRig:
             if not flight.stands(index) or not self.books[key[0]].is_live:
                 continue
             self.computed[key] = flight.end(index)
+            if flight.is_wrong(index) and has_states(self.world.groups):
+                # Its states have seen the wrong ones: it goes back to before them.
+                self.computed[key] = int(flight.batch.seq_lens[index] - flight.batch.num_tokens[index])
+                self.events["set back by drafts"] += 1
             row = int(flight.batch.rows[index])
             if row in before and self.scheduler.id_of(row) == key[0] and row in self.manager.rows.live:
                 self.events["switch"] += not np.array_equal(before[row], self.manager.table(row)[: len(before[row])])

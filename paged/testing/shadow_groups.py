@@ -75,7 +75,7 @@ class ShadowGroups:
                 elif place in writes:
                     found.append(f"{share.who}: writes slot {place[1]} of page {place[0]}, as {writes[place][1]} does")
                 writes[place] = value, share.who
-        found += self._overwritten_states(shares, views, writes)
+        found += self._overwritten_states(shares, views, writes, getattr(batch, "num_drafts", None))
         if found:
             return found, {}
         for place, (value, _) in writes.items():
@@ -143,9 +143,14 @@ class ShadowGroups:
                 yield from self._unlike(f"{share.who}: its state {number} at {share.start}", page, 0, wanted)
 
     def _overwritten_states(
-        self, shares: Sequence[Share], views: Sequence[View], writes: dict[Place, tuple[int, str]]
+        self,
+        shares: Sequence[Share],
+        views: Sequence[View],
+        writes: dict[Place, tuple[int, str]],
+        num_drafts: Slots | None,
     ) -> Iterator[str]:
-        """States that one row reads and another one, or another part, writes in the same batch: they run side by side."""
+        """States that one row reads and another one, or another part, writes in the same batch: they run side by side. And those to which a
+        row goes back if one of its drafts is wrong, and that it writes itself."""
         for share in shares:
             for view in views:
                 if view.read is None or view.write is None or not share.start:
@@ -153,6 +158,8 @@ class ShadowGroups:
                 for page, target in zip(view.read[share.place].tolist(), view.write[share.place].tolist(), strict=True):
                     if page != target and (page, 0) in writes:
                         yield f"{share.who}: reads a state from page {page}, which {writes[page, 0][1]} writes"
+                    elif page == target and num_drafts is not None and num_drafts[share.place]:
+                        yield f"{share.who}: writes over the state on page {page}, with {num_drafts[share.place]} drafts"
 
     def _mismatches(self, share: Share, views: Sequence[View]) -> Iterator[str]:
         """Every position that a row attends to and whose slots do not hold what it put there."""

@@ -19,7 +19,7 @@ from hypothesis.stateful import precondition
 from paged.block_manager import LayerGroup
 from paged.testing.engine_world import GREEDY, EngineRequest, EngineWorld
 from paged.testing.manager_rig import ManagerWorld
-from paged.testing.naive_layers import has_states, pages_for
+from paged.testing.naive_layers import pages_for
 from paged.testing.protocol import Capabilities
 from paged.testing.reserving import DRAWN, DRAWN_FOR_ENGINES, PREALLOCATES, RESERVES
 from paged.testing.world import World
@@ -246,7 +246,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
         max_waiting=draw(st.sampled_from([None, None, None, 4])),
         max_outstanding=draw(st.sampled_from([4, 4, 3, 1])),
         event_stride=draw(st.sampled_from([0, 0, 1, 3])) if groups[0].kind == "full" else 0,
-        drafts=0 if has_states(groups) else draw(st.sampled_from([0, 1, 4, 4])),
+        drafts=draw(st.sampled_from([0, 1, 4, 4])),
         resumes_known=draw(st.sampled_from([False, False, True])),
         steps_ahead=draw(st.sampled_from([0, 1, 1, 2])),
         watermark=draw(st.sampled_from([None, None, 0.2])),

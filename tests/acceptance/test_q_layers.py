@@ -200,16 +200,6 @@ def test_blocks_of_several_pages_are_refused_what_they_cannot_do(make_manager, m
         make_scheduler(8, 4, groups=groups, policy="static")
 
 
-def test_a_draft_is_refused_where_a_state_would_see_it(make_scheduler, request_of):
-    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
-    scheduler.add(request_of("r", 3))
-    scheduler.update(scheduler.schedule(), np.array([7]))
-    with pytest.raises(UnsupportedByLayers, match="a draft is not possible with state layers"):
-        scheduler.schedule(drafts={("r", 0): [1, 2]})
-    # Nothing was decided: the step can be asked for again.
-    assert scheduler.schedule().num_tokens.tolist() == [1]
-
-
 def test_pages_are_asked_for_by_group_and_row(make_manager):
     manager = make_manager(12, 4, groups=HYBRID, prefix_caching=False)
     row = manager.add([1, 2, 3])
@@ -506,3 +496,160 @@ def test_who_has_no_scheduler_reads_states_where_they_were_kept(make_manager):
     assert full.tables.shape == (2, 8, 1) and state.read[0].tolist() == written
     assert set(state.write[0].tolist()).isdisjoint(state.write[1].tolist() + written)
     manager.confirm()
+
+
+def drafted(make_scheduler, request_of, drafts, num_pages=12, length=3, **options):
+    """A scheduler with request "r", whose prompt is computed and whose first output is 70, and the batch in which that has these drafts."""
+    scheduler = make_scheduler(num_pages, 4, groups=HYBRID, **options)
+    scheduler.add(request_of("r", length, max_tokens=20))
+    scheduler.update(scheduler.schedule(), [70])
+    return scheduler, scheduler.schedule(drafts={"r": drafts})
+
+
+def states_of(batch):
+    """The pages from which the first row of a batch reads its states, and those to which it writes them."""
+    return batch.groups[1].read[0].tolist(), batch.groups[1].write[0].tolist()
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_share_with_drafts_writes_its_states_elsewhere_and_goes_on_from_there_if_all_were_right(
+    make_scheduler, request_of, caching
+):
+    scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=caching)
+    read, written = states_of(batch)
+    assert not set(read) & set(written) and scheduler.manager.device.num_used == 2 + 2 * 3
+    scheduler.update(batch, [71, 72, 73], [3])
+    # What it read went back.
+    assert scheduler.manager.device.num_used == 2 + 3
+    batch = scheduler.schedule()
+    assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([73], [6])
+    assert states_of(batch) == (written, written)
+    assert scheduler.stats().recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("right", [[], [71]])
+def test_wrong_drafts_set_a_row_back_and_what_is_known_is_computed_again_from_the_old_states(
+    make_scheduler, request_of, right, caching
+):
+    scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=caching)
+    read, _ = states_of(batch)
+    (output,) = scheduler.update(batch, [*right, 9], [len(right) + 1])
+    # The tokens are answers all the same.
+    assert output.token_ids == [*right, 9]
+    row, rows = scheduler.row_of("r"), scheduler.manager.rows
+    assert (int(rows.num_computed[row]), int(rows.num_scheduled[row])) == (3, 0)
+    assert scheduler.manager.device.num_used == 1 + 3
+    # More than one token to go is no decode: it takes no drafts, and there is nothing to go back from.
+    batch = scheduler.schedule(drafts={"r": [1, 2]})
+    assert (batch.token_ids.tolist(), batch.num_drafts.tolist()) == ([70, *right, 9], [0])
+    assert states_of(batch) == (read, read)
+    scheduler.update(batch, [10])
+    batch = scheduler.schedule(drafts={"r": [1, 2]})
+    assert (batch.token_ids.tolist(), batch.num_drafts.tolist()) == ([10, 1, 2], [2])
+    assert scheduler.stats().recomputed_tokens == 1 + len(right)
+    scheduler.cancel(batch)
+
+
+def test_a_row_whose_states_find_no_page_gets_no_drafts(make_scheduler, request_of):
+    # A block and 3 pages of states are held; 2 and 3 are free. Its fifth token takes a block of those 3, too.
+    for num_pages, length, count in ((6, 2, 0), (7, 2, 1), (7, 3, 0), (8, 3, 1)):
+        scheduler, batch = drafted(make_scheduler, request_of, [71], num_pages, length, prefix_caching=False)
+        assert batch.num_drafts.tolist() == [count]
+        scheduler.cancel(batch)
+
+
+def test_a_kept_state_is_given_back_to_whom_it_was_kept_for(make_scheduler, request_of):
+    scheduler = make_scheduler(30, 2, groups=ALIKE)
+    begun(scheduler, request_of("a", [1, 2, 3, 4, 5], max_tokens=1))
+    scheduler.add(request_of("b", [1, 2, 3, 4, 6], max_tokens=9))
+    batch = scheduler.schedule()
+    kept, _ = states_of(batch)
+    # A cancel brings it to where one token is left, which is read from the state that is content.
+    scheduler.cancel(batch)
+    for tokens in ([7], [8]):
+        batch = scheduler.schedule(drafts={"b": [1, 2]})
+        read, written = states_of(batch)
+        assert (batch.num_drafts.tolist(), read != written) == ([2], True)
+        assert (read == kept) is (tokens == [7])
+        scheduler.update(batch, tokens, [1])
+        # It is set back, computes what is known by then, and has one token to go again.
+        batch = scheduler.schedule()
+        assert states_of(batch)[0] == read
+        scheduler.update(batch, [9])
+
+
+def test_drafts_behind_a_token_that_is_still_to_be_sampled_set_back_to_before_it(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, prefix_caching=False)
+    scheduler.add(request_of("r", 3, max_tokens=20))
+    first = scheduler.schedule()
+    second = scheduler.schedule(drafts={"r": [71, 72]})
+    assert (second.token_ids.tolist(), scheduler.schedule().is_empty) == ([-1, 71, 72], True)
+    scheduler.update(first, [70])
+    scheduler.update(second, [71, 9], [2])
+    assert scheduler.schedule().token_ids.tolist() == [70, 71, 9]
+
+
+def test_a_cancel_of_drafts_costs_a_row_with_states_nothing(make_scheduler, request_of):
+    scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=False)
+    read, _ = states_of(batch)
+    scheduler.cancel(batch, moved=True)
+    assert scheduler.status("r") == "running"
+    batch = scheduler.schedule()
+    assert (batch.positions.tolist(), states_of(batch)) == ([3], (read, read))
+
+
+def test_who_ends_with_drafts_undecided_leaves_nothing(make_scheduler, request_of):
+    scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=False)
+    scheduler.abort("r")
+    # Until the batch has run, what it reads is held.
+    assert scheduler.manager.device.num_used == 3
+    scheduler.update(batch, [9])
+    assert scheduler.manager.device.num_used == 0
+
+
+def test_who_gives_way_with_drafts_undecided_gets_what_was_right_and_begins_anew(make_scheduler, request_of):
+    # 4 blocks and 3 pages of states each, and 3 for what the drafts may have to go back to.
+    scheduler = make_scheduler(17, 16, groups=HYBRID, prefix_caching=False, policy="vllm", max_tokens_per_step=160)
+    for id, length in (("a", 63), ("b", 62)):
+        scheduler.add(request_of(id, length, max_tokens=9))
+    scheduler.update(scheduler.schedule(), [7, 7])
+    first = scheduler.schedule(drafts={"b": [5]})
+    second = scheduler.schedule()
+    assert (first.num_drafts.tolist(), second.preempted) == ([0, 1], (("b", "recompute"),))
+    # 5 blocks and 3 pages of states, and what the first batch reads.
+    assert scheduler.manager.device.num_used == 5 + 3 + 3
+    outputs = scheduler.update(first, [7, 5, 8], counts=[1, 2])
+    assert [(output.id, output.token_ids) for output in outputs] == [("a", [7]), ("b", [5, 8])]
+    assert scheduler.manager.device.num_used == 5 + 3
+    scheduler.update(second, [7])
+    scheduler.abort("a")
+    batch = scheduler.schedule()
+    assert (batch.ids.tolist(), batch.num_tokens.tolist()) == (["b"], [65])
+
+
+def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID)
+    scheduler.add(request_of("r", 1, max_tokens=9))
+    scheduler.cancel(scheduler.schedule())
+    batch = scheduler.schedule(drafts={"r": [1, 2]})
+    assert (batch.num_drafts.tolist(), batch.positions.tolist()) == ([2], [0, 1, 2])
+    assert batch.groups[1].read.tolist() == [[-1, -1, -1]]
+    scheduler.update(batch, [7])
+    # Not even a first block is left.
+    assert scheduler.manager.device.num_used == 0
+    batch = scheduler.schedule()
+    assert (batch.positions.tolist(), batch.groups[1].read.tolist()) == ([0, 1], [[-1, -1, -1]])
+
+
+def test_wrong_drafts_never_keep_a_row_from_going_on(make_scheduler, request_of):
+    scheduler = make_scheduler(12, 4, groups=HYBRID, max_chunk=1, max_tokens_per_step=3)
+    scheduler.add(request_of("r", 3, max_tokens=6))
+    num_steps, found = 0, []
+    while scheduler.has_unfinished:
+        num_steps += 1
+        batch = scheduler.schedule(drafts={"r": [1, 1]} if scheduler.running_ids() else None)
+        counts = batch.samples.astype(int)
+        found += [each.token_ids for each in scheduler.update(batch, [7] * int(counts.sum()), counts)]
+    # A token takes a step with drafts that sets it back, and one for what is known.
+    assert [each for each in found if each] == [[7]] * 6 and num_steps <= 3 + 2 * 6

@@ -105,8 +105,5 @@ def test_a_refusal_names_the_kinds_once_and_in_order(groups, named):
         Layout(groups, 4).refuse("a leap")
 
 
-def test_what_states_cannot_do_is_refused_for_states_alone():
+def test_nothing_is_refused_where_all_layers_are_full():
     Layout(PLAIN, 4).refuse("a leap")
-    Layout([WINDOW, FULL], 4).refuse("a guess", with_states=True)
-    with pytest.raises(UnsupportedByLayers, match="^a guess is not possible with state layers.$"):
-        Layout([WINDOW, STATE], 4).refuse("a guess", with_states=True)

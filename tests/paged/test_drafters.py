@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 
 from paged import Engine, SamplingParams  # noqa: E402
 from paged.decoding.drafter import FromText  # noqa: E402
+from paged.model.loading import load_model  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
@@ -62,6 +63,33 @@ def test_answers_and_logits_are_those_of_plain_decoding(model, plain, kind, opti
     assert engine.scheduler.stats().preemptions > 0 or options["num_blocks"] == 400
 
 
+@pytest.fixture(scope="module")
+def hybrid():
+    return load_model("hybrid")
+
+
+@pytest.fixture(scope="module")
+def plain_hybrid(hybrid):
+    return run(hybrid, num_blocks=900)[:2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("lookup", {}), ("lookup", {"num_blocks": 40}), ("lookahead", {"prefix_caching": False})],
+    ids=str,
+)
+def test_states_have_seen_what_was_right_and_nothing_else(hybrid, plain_hybrid, kind, options):
+    tokens, logits, engine = run(hybrid, speculate=kind, **{"num_blocks": 900, **options})
+    expected, their_logits = plain_hybrid
+    assert tokens == expected
+    assert all(torch.equal(logits[which], row) for which, row in their_logits.items())
+    stats, decided = engine.stats(), engine.scheduler.stats()
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    # Behind wrong drafts what is known is computed again.
+    assert decided.recomputed_tokens > 0
+    assert decided.preemptions > 0 or "num_blocks" not in options
+
+
 class Scripted(FromText):
     """Guesses what it was told: from the tokens of whoever has one, by how many it knows."""
 
@@ -80,9 +108,8 @@ class Scripted(FromText):
         self.tried += tried.num_right.tolist()
 
 
-def scripted(change):
+def scripted(change, model):
     """A prompt of three tokens and 16 outputs, of which the drafts are `change`d; (tokens, plain ones, how many were right each time)."""
-    model = tiny_model()
     alone = Engine(model, num_blocks=40, block_size=4)
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     live = alone.live_request(alone.add_request([1, 2, 3], params))
@@ -100,17 +127,19 @@ def scripted(change):
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "expected", "with_states"),
     [
-        (lambda place, token: token, [3, 3, 3, 2]),
-        (lambda place, token: token if place % 3 else (token + 1) % 8, [2, 2, 2, 2, 2]),
-        (lambda place, token: (token + 1) % 8, [0] * 14),
+        (lambda place, token: token, [3, 3, 3, 2], [3, 3, 3, 2]),
+        # Behind wrong ones, states need a step without drafts, which has a token, too.
+        (lambda place, token: token if place % 3 else (token + 1) % 8, [2, 2, 2, 2, 2], [2, 1, 1, 1, 1]),
+        (lambda place, token: (token + 1) % 8, [0] * 14, [0] * 7),
     ],
     ids=["all are right", "the third is wrong", "none is right"],
 )
-def test_drafts_are_accepted_up_to_the_first_wrong_one(change, expected):
-    ours, plain, right = scripted(change)
-    assert (ours, right) == (plain, expected)
+def test_drafts_are_accepted_up_to_the_first_wrong_one(hybrid, change, expected, with_states):
+    for model, accepted in ((tiny_model(), expected), (hybrid, with_states)):
+        ours, plain, right = scripted(change, model)
+        assert (ours, right) == (plain, accepted)
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,8 @@ def test_a_model_that_ships_is_named_and_another_name_is_refused(printed, paged)
     assert own == embedded
     assert hybrid.startswith(PROMPT)
     assert len(hybrid.strip()) > len(PROMPT) + 10
+    drafted = printed("generate", "--model", "hybrid", "-p", PROMPT, "--max-tokens", 12, "--speculate", "lookup")
+    assert drafted == hybrid
     status, out, error = paged("generate", "--model", "hybird", "-p", PROMPT)
     assert (status, out) == (2, "")
     assert "hybird: no such folder" in error
