@@ -424,6 +424,8 @@ class Memory:
             return (have + num_pages) * self.block_size
         moves = bool(layout.states) and self.growth.moving_states(np.array([row])).any()
         room = num_pages - (layout.state_pages if not have or moves else 0)
+        if moves and room < 0:
+            return self.tables.num_launched.item(row)
         more = room // layout.block_pages if layout.block_pages and room > 0 else 0
         if not layout.block_pages and room >= 0:
             more = self.blocks.num_available

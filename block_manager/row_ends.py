@@ -65,9 +65,9 @@ class RowEnds:
         return None
 
     def _has_room(self, num_blocks: int) -> bool:
-        """Whether the partial blocks can be copied when all that a row takes before is held."""
+        """Whether the partial blocks can be copied, and another state written, when all that a row takes before is held."""
         layout, room = self._layout, self._device.num_available - self._growth.num_promised
-        return room >= layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages
+        return room >= layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
 
     def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:
         """The ends of the first `most` nodes of a match, and of the node before, with the number of nodes: longest first."""

@@ -75,3 +75,10 @@ def test_without_room_for_the_copies_a_row_begins_at_a_blocks_end():
     assert manager.lookup(range(12)).num_tokens in (0, 8)
     assert manager.rows.num_computed[manager.add(range(12))] in (0, 8)
     assert manager.check() == []
+
+
+def test_who_begins_within_a_block_gets_no_token_without_a_page_for_its_state(manager):
+    row = manager.add(range(12))
+    memory = manager._memory
+    assert (manager.rows.num_computed[row], memory.tokens_within(row, 0)) == (10, 10)
+    assert memory.tokens_within(row, 1) == 12
