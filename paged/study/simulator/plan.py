@@ -48,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                     of a policy that splits none: prompts that are longer than the token budget
     arrivals_per_s  at rate 1, over the whole trace, of the first seed; None where all arrive at once, or a client waits for an answer
     num_blocks      of the scenario's pool, whatever is sought
-    kv_bytes        that a block takes of a device; None without a model
+    kv_bytes        that a block, or page, takes of a device; None without a model
     """
 
     find: Find
