@@ -47,10 +47,10 @@ def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None
     if spans:
         ends = known[:, None] + rising
         each = mean_read(spans, ends - 1, ends)
-        context, longest = each.sum(axis=0), each.max(axis=0, initial=0)
+        context, longest_decode = each.sum(axis=0), each.max(axis=0, initial=0)
     else:
         context = int(known.sum()) + len(known) * rising.astype(np.float64)
-        longest = float(known.max(initial=0)) + rising
+        longest_decode = float(known.max(initial=0)) + rising
     num_tiles, sampling, positions = 0.0, 0.0, np.zeros(num_steps)
     if tiling is not None:
         longest = tiling.longest_contexts(known)
@@ -63,7 +63,7 @@ def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None
         attended_pairs=context,
         decode_rows=float(len(known)),
         decode_context=context,
-        longest_decode=longest if len(known) else 0.0,
+        longest_decode=longest_decode if len(known) else 0.0,
         rows=float(len(known)),
         tiles=num_tiles,
         sampling_tiles=sampling,
