@@ -159,6 +159,8 @@ def _page(points: dict[str, list[Point]], repeated: list[tuple[str, int, list[in
         "* occupancy: what all sessions hold in the end, over the pool",
         "* all kept: all layers keep all tokens",
         "* ratio: by plan over all kept; –: nothing was found with all kept",
+        "",
+        "A session of which a part is evicted finds the rest with all kept. By plan it finds nothing once a block of its window is gone.",
     ]
     for name, of_model in points.items():
         planned, _ = both_plans(name)
