@@ -12,8 +12,7 @@ from paged.model.layer_plan import Layers, Part
 from paged.model.model_shape import Mixers
 from paged.study.hardware import Device, ModelShape, Roofline, StepWork, model_named, model_names
 from paged.study.hardware.step_work import Span, mean_pairs, mean_read
-from paged.study.simulator import Device as RunsOn
-from paged.study.simulator import Load, Scenario
+from paged.study.simulator import Device as RunsOn, Load, Scenario
 from paged.study.simulator.stretch import SteadyBatch
 from paged.study.simulator.work import steady_work, work_of
 
