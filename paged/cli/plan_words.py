@@ -168,7 +168,7 @@ def value_of(plan: Plan, value: float) -> str:
 
 def unit_of(plan: Plan) -> str:
     """What memory is counted in."""
-    return "block" if plan.scenario.layout().is_plain else "page"
+    return "page" if plan.groups else "block"
 
 
 def policy_of(scenario: Scenario) -> str:
@@ -228,6 +228,8 @@ def remarks(plan: Plan) -> list[str]:
     lines += [f"Median time to first token by quarter of the trace: {quarters}."]
     if plan.scenario.blocks is None:
         lines.append(f"The device has room for {counted(plan.num_blocks, unit_of(plan))}.")
+    if plan.groups:
+        lines.append(f"Blocks have {counted(plan.scenario.block_size, 'token')}; {'; '.join(plan.groups)}.")
     if plan.exceptions:
         values = ", ".join(_plain(probe.value) for probe in plan.exceptions)
         lines.append(f"More is not better here: {values} missed, too.")

@@ -191,7 +191,10 @@ def test_a_plan_counts_pages(document, printed, on_box):
     # Fewer do not hold the longest request: two blocks, and its state twice.
     fewest = 2 + 2 * step.plan(16).groups[1].pages
     assert plan["probes"][0]["value"] >= fewest
-    assert f": {plan['answer']:,} pages (" in printed(*find)
+    assert plan["groups"][0] == "full: 1 page a block"
+    said = printed(*find)
+    assert f": {plan['answer']:,} pages (" in said
+    assert "Blocks have 16 tokens; full: 1 page a block; state: " in said
 
 
 @pytest.mark.parametrize("name", [name for name in model_names() if model_named(name).kept])

@@ -6,6 +6,7 @@ Rates are the published ones, so that figures can be compared with other people'
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -110,10 +111,13 @@ def capacity_of(
             memory_share=memory_share, max_tokens_per_step=max_tokens_per_step, max_sequences=batch
         )
 
+    def fits(placement: Placement) -> bool:
+        return batch * placement.held_bytes(length, block_size) <= room_for_kv(placement)
+
     page_bytes, held = roofline.page_bytes(block_size), roofline.held_bytes(length, block_size)
     left = room_for_kv(roofline)
     num_blocks = max(left, 0) // page_bytes
-    kv_of_device = batch * held
+    prompts, decodes = partial(_prefill, roofline.spans), partial(_decode, roofline.spans)
     given = int(roofline.device.memory_bytes * memory_share)
     per_token = model.kv_elements_of_all_heads * DTYPES[roofline.kept_dtype]
     return Capacity(
@@ -137,39 +141,27 @@ def capacity_of(
         kv_bytes_per_token_of_device=roofline.kv_bytes_per_token_of_device,
         kv_bytes=roofline.kept_by(length) * batch,
         kv_bytes_of_all_heads=per_token * batch * length,
-        needed_bytes_of_device=given - left + kv_of_device,
+        needed_bytes_of_device=given - left + batch * held,
         given_bytes_of_device=given,
         num_blocks=num_blocks,
         max_sequences=num_blocks * page_bytes // held,
-        fits=kv_of_device <= left,
-        fewest_devices=_fewest_devices(
-            roofline, lambda spread: batch * spread.held_bytes(length, block_size) <= room_for_kv(spread)
-        ),
+        fits=fits(roofline),
+        fewest_devices=_fewest_devices(roofline, fits),
         ridge=roofline.device.ridge(roofline.dtype),
         knee_tokens=roofline.knee_tokens,
-        prefill=_intensity(
-            roofline,
-            _prefill(batch, length, roofline.spans),
-            lambda tokens: _prefill(1, tokens, roofline.spans),
-            model.max_length,
-        ),
-        decode=_intensity(
-            roofline,
-            _decode(batch, length, roofline.spans),
-            lambda rows: _decode(rows, length, roofline.spans),
-            _MOST_SEQUENCES,
-        ),
+        prefill=_intensity(roofline, prompts(batch, length), lambda tokens: prompts(1, tokens), model.max_length),
+        decode=_intensity(roofline, decodes(batch, length), lambda rows: decodes(rows, length), _MOST_SEQUENCES),
         notes=roofline.notes,
         not_modelled=model.not_modelled,
     )
 
 
-def _prefill(prompts: int, length: int, spans: Spans) -> StepWork:
+def _prefill(spans: Spans, prompts: int, length: int) -> StepWork:
     """All tokens of so many prompts in one step."""
     return _alike(prompts, StepWork.of_rows([length], [length], sampled_rows=1, spans=spans))
 
 
-def _decode(rows: int, length: int, spans: Spans) -> StepWork:
+def _decode(spans: Spans, rows: int, length: int) -> StepWork:
     """One token of each of so many sequences, the last of `length`."""
     return _alike(rows, StepWork.of_rows([1], [length], sampled_rows=1, spans=spans))
 

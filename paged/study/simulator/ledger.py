@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import LayerGroup, Scheduler
+from paged.block_manager import Layout
 from paged.study.hardware import StepWork
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Preemptions, SimulationResult, Spread
@@ -185,7 +186,7 @@ class Ledger:
             policy=scheduler.policy.name,
             num_blocks=manager.num_blocks,
             block_size=manager.block_size,
-            groups=() if manager.layout.is_plain else tuple(map(_pages_of, manager.layout.groups)),
+            groups=groups_of(manager.layout),
             host_blocks=manager.num_host_blocks,
             max_tokens_per_step=budget,
             max_sequences=limits.max_sequences,
@@ -227,6 +228,11 @@ class Ledger:
             wall_s=wall,
             us_per_step=wall / self.num_steps * 1e6 if self.num_steps else 0.0,
         )
+
+
+def groups_of(layout: Layout) -> tuple[str, ...]:
+    """Pages of each kind of layer, in words; none where a block is of all layers."""
+    return () if layout.is_plain else tuple(map(_pages_of, layout.groups))
 
 
 def _pages_of(group: LayerGroup) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 from paged.errors import InvalidConfig
 from paged.study.simulator.driver import Search
+from paged.study.simulator.ledger import groups_of
 from paged.study.simulator.plan import Find, Plan, Progress, Watching, scenario_at
 from paged.study.simulator.probe import Probe, Round
 from paged.study.simulator.scenario import Scenario, facts_of, prompts_over_budget
@@ -136,6 +137,7 @@ class Sought:
             prompts_over_budget=prompts_over_budget(self.scenario, trace),
             arrivals_per_s=self._arrivals_per_s(),
             num_blocks=self.scenario.num_blocks(),
+            groups=groups_of(self.scenario.layout()),
             kv_bytes=None if roofline is None else roofline.page_bytes(self.scenario.block_size),
         )
 

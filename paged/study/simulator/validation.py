@@ -126,7 +126,9 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
         raise InvalidConfig(f"the run does not say its {what}; --{what} does")
     shape, placed = model_named(model), device_named(device)
     if shape.mixers:
-        raise InvalidConfig(f"{shape.name} has layers that keep a state; how a recorded engine keeps one is not modelled")
+        raise InvalidConfig(
+            f"{shape.name} has layers that keep a state; how a recorded engine keeps one is not modelled"
+        )
     # A checkpoint of 8 bits stays one, whatever dtype its activations have.
     is_quantised = shape.dtype is not None and usual_dtype(shape, placed) == shape.dtype
     dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
@@ -153,7 +155,9 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
     assumed += [*_of_ranks(roofline), *setup.not_modelled]
     counted = setup.num_blocks if asked.blocks is None else asked.blocks
     if shape.kept:
-        assumed.append("memory keeps all tokens of every layer, also of those that read a window or a chunk of them alone")
+        assumed.append(
+            "memory keeps all tokens of every layer, also of those that read a window or a chunk of them alone"
+        )
     if counted is None:
         whole = msgspec.structs.replace(roofline, model=msgspec.structs.replace(shape, kept=()))
         blocks = whole.num_blocks(
