@@ -151,6 +151,13 @@ def test_a_simulation_has_the_pages_of_the_plan_and_says_so(document, printed, o
     assert hybrid["groups"][1].endswith(" a sequence")
 
 
+def test_slots_are_counted_in_every_kind_of_layer(document, on_box):
+    options = ["synthetic:at-once,requests=1,prompt=20,output=1", *on_box(WINDOWED)]
+    # Two blocks of 16 in each of two kinds of layers, with 20 tokens each.
+    (found,) = document("simulate", *options)
+    assert found["memory"]["of_held"] == 2 * 20 / (2 * 2 * 16)
+
+
 def test_windows_that_go_back_let_more_sequences_run_on_the_same_bytes(document, on_box):
     trace = "synthetic:at-once,requests=40,prompt=40,output=150"
     options = ["--max-sequences", 64, "--no-prefix-caching", "--max-tokens-per-step", 64]
