@@ -14,6 +14,7 @@ from paged.study.hardware import device_named, model_named, usual_dtype
 from paged.study.simulator import Device, Load, Scenario, StepTime, TraceFacts, grid
 
 _TIME = StepTime()
+_BLOCK_SIZE = 16
 
 
 def scenarios(
@@ -29,7 +30,7 @@ def scenarios(
     link_us: options.LinkUs = None,
     memory_share: options.MemoryShare = 0.9,
     blocks: options.Blocks = None,
-    block_size: options.BlockSize = 16,
+    block_size: options.BlockSize = None,
     host_blocks: options.HostBlocks = 0,
     prefix_caching: options.PrefixCaching = True,
     policy: options.PolicyName = "paged",
@@ -73,23 +74,24 @@ def scenarios(
         clients=clients,
         least_span_s=least_span,
     )
+    runs_on = Device(
+        model=model,
+        device=device,
+        dtype=dtype or (usual_dtype(shape, device_named(device)) if shape and device else "bf16"),
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        link_gbps=link_gbps,
+        link_us=link_us,
+        memory_share=memory_share,
+        profile=profile,
+        published=published,
+        formula=StepTime(weights_ms, context_us, token_us, swap_us),
+    )
     base = Scenario(
         load=load,
-        device=Device(
-            model=model,
-            device=device,
-            dtype=dtype or (usual_dtype(shape, device_named(device)) if shape and device else "bf16"),
-            kv_dtype=kv_dtype,
-            tensor_parallel=tensor_parallel,
-            link_gbps=link_gbps,
-            link_us=link_us,
-            memory_share=memory_share,
-            profile=profile,
-            published=published,
-            formula=StepTime(weights_ms, context_us, token_us, swap_us),
-        ),
+        device=runs_on,
         blocks=None if model else options.DEFAULT_BLOCKS,
-        block_size=block_size,
+        block_size=block_size or _block_size(runs_on),
         host_blocks=host_blocks,
         prefix_caching=prefix_caching,
         max_sequences=max_sequences,
@@ -105,6 +107,13 @@ def scenarios(
         scenario.scheduler()
     # A trace as somebody recorded it is simulated as it is, and what is too short of it is said; one that is made faster ends sooner, too.
     return [scenario.settled() if scenario.load.rate > 1 else scenario for scenario in found]
+
+
+def _block_size(device: Device) -> int:
+    """Tokens a block as the plan of the model's layers has it; 16 without one."""
+    roofline = device.roofline()
+    plan = None if roofline is None else roofline.plan(None)
+    return plan.block_size if plan else _BLOCK_SIZE
 
 
 def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:

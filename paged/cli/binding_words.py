@@ -2,7 +2,7 @@
 
 import math
 
-from paged.cli.plan_words import value_of
+from paged.cli.plan_words import unit_of, value_of
 from paged.cli.show import as_time
 from paged.study.simulator import Binding, Effect, Plan
 
@@ -53,7 +53,7 @@ def binding_lines(plan: Plan, binding: Binding) -> list[str]:
         changing.remove(binding.binds)
     if changing:
         lines.append(f"Less so: {'; '.join(f'{effect.knob}, {effect_words(plan, effect)}' for effect in changing)}.")
-    same = [step_words(effect) for effect in binding.effects if effect.gain == 1]
+    same = [step_words(plan, effect) for effect in binding.effects if effect.gain == 1]
     if same:
         lines.append(f"No change with {', '.join(same)}.")
     if binding.not_varied:
@@ -64,13 +64,13 @@ def binding_lines(plan: Plan, binding: Binding) -> list[str]:
 def effect_words(plan: Plan, effect: Effect) -> str:
     """What was changed, and what the answer is then."""
     assert effect.answer is not None
-    return f"with {step_words(effect)}: {value_of(plan, effect.answer)}"
+    return f"with {step_words(plan, effect)}: {value_of(plan, effect.answer)}"
 
 
-def step_words(effect: Effect) -> str:
+def step_words(plan: Plan, effect: Effect) -> str:
     """What was changed by a step."""
     if effect.knob == "memory":
-        return f"{effect.becomes:,.0f} blocks instead of {effect.was:,.0f}"
+        return f"{effect.becomes:,.0f} {unit_of(plan)}s instead of {effect.was:,.0f}"
     if effect.knob == "token budget":
         return f"{effect.becomes:,.0f} tokens a step instead of {effect.was:,.0f}"
     if effect.knob == "rows":

@@ -20,6 +20,7 @@ from paged.study.hardware import (
     Intensity,
     Kept,
     Roofline,
+    Spans,
     StepWork,
     capacity_of,
     device_named,
@@ -106,7 +107,7 @@ def capacity(
         max_tokens_per_step=max_tokens_per_step,
     )
     step = step_of(roofline)
-    seconds = {name: float(step.seconds(work)) for name, work in _steps(batch, length).items()}
+    seconds = {name: float(step.seconds(work)) for name, work in _steps(batch, length, roofline.spans).items()}
     notes = [*found.notes, *(step.layers.notes if isinstance(step, MeasuredStep) else ())]
     if json:
         said = {"timed_by": timed_by(step), "step_s": seconds, "notes": notes}
@@ -182,11 +183,13 @@ def _of_sequence(plan: LayerPlan, length: int) -> str:
     return f"{as_bytes(held)} held, {kept / held:.1%} of it needed{more}"
 
 
-def _steps(batch: int, length: int) -> dict[str, StepWork]:
+def _steps(batch: int, length: int, spans: Spans) -> dict[str, StepWork]:
     """A prompt, and sequences that decode: a step of each."""
     return {
-        f"a prompt of {length:,}": StepWork.of_rows([length], [length], sampled_rows=1),
-        f"{batch:,} decoding at {length:,}": StepWork.of_rows([1] * batch, [length] * batch, sampled_rows=batch),
+        f"a prompt of {length:,}": StepWork.of_rows([length], [length], sampled_rows=1, spans=spans),
+        f"{batch:,} decoding at {length:,}": StepWork.of_rows(
+            [1] * batch, [length] * batch, sampled_rows=batch, spans=spans
+        ),
     }
 
 
@@ -206,7 +209,10 @@ def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
             verdict += f" on as many devices as its heads can be split over, {max(roofline.degrees()):,}"
     else:
         verdict = f"does not fit; {found.fewest_devices} × {found.device} would do (--tensor-parallel)"
-    room = f"{counted(found.num_blocks, 'block')} of {counted(found.block_size, 'token')}; {counted(found.max_sequences, 'sequence')} of {counted(found.length, 'token')}"
+    room = f"{counted(found.num_blocks, 'block')} of {counted(found.block_size, 'token')}"
+    if model.kept:
+        room = f"{counted(found.num_blocks, 'page')} of {as_bytes(roofline.page_bytes(found.block_size))}"
+    room += f"; {counted(found.max_sequences, 'sequence')} of {counted(found.length, 'token')}"
     return [
         ("weights", f"{as_bytes(found.weight_bytes)} in {found.dtype}: {parameters}"),
         (

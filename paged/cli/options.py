@@ -62,9 +62,9 @@ LinkUs = Annotated[float | None, Option("--link-us", metavar="µS", help="Micros
 MemoryShare = Annotated[float, Option(help="Of the device's memory, what may be used.", rich_help_panel=_DEVICE)]
 PricePerHour = Annotated[float | None, Option(help="Of all devices together; gives the cost per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]
 
-Blocks = Annotated[str | None, Option(metavar="N[,…]", help="Device blocks.", show_default="what the device has left; 26,000 without one", rich_help_panel=_POOL)]
-BlockSize = Annotated[int, Option(min=1, help="Tokens a block.", rich_help_panel=_POOL)]
-HostBlocks = Annotated[int, Option(min=0, help="Host blocks to swap to; 0: a preemption recomputes.", rich_help_panel=_POOL)]
+Blocks = Annotated[str | None, Option(metavar="N[,…]", help="Device blocks; of a model whose layers are of several kinds, pages.", show_default="what the device has left; 26,000 without one", rich_help_panel=_POOL)]
+BlockSize = Annotated[int | None, Option(min=1, help="Tokens a block.", show_default="16, or 32 where layers of several kinds want it", rich_help_panel=_POOL)]
+HostBlocks = Annotated[int, Option(min=0, help="Host blocks to swap to; 0: a preemption recomputes. Not with layers of several kinds.", rich_help_panel=_POOL)]
 PrefixCaching = Annotated[bool, Option("--prefix-caching/--no-prefix-caching", help="Share equal full blocks.", rich_help_panel=_POOL)]
 
 PolicyName = Annotated[str, Option(help=_POLICY_HELP, rich_help_panel=_STEP)]

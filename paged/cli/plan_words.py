@@ -120,7 +120,7 @@ def nothing_meets(plan: Plan) -> str:
     said = f"with policy {policy_of(plan.scenario)} no {_ANY[plan.find]} meets {targets_of(plan)}"
     said += f"; nearest of {len(plan.probes)} tried is {value_of(plan, best.value)}, {'; '.join(map(missed_by, best.misses))}"
     if {miss.promise for miss in best.misses} & {"rejected", "cut_off"} and plan.find != "memory":
-        said += f". The pool of {plan.num_blocks:,} blocks cannot hold these requests whole; --context clips or leaves out what is longer"
+        said += f". The pool of {counted(plan.num_blocks, unit_of(plan))} cannot hold these requests whole; --context clips or leaves out what is longer"
     return said
 
 
@@ -161,9 +161,14 @@ def value_of(plan: Plan, value: float) -> str:
     if plan.find == "rate":
         return f"{_plain(value)} ({_shown_per_s(plan, value)} requests/s)"
     if plan.find == "memory":
-        return counted(int(value), "block") + (f" ({_kv(plan, value)} of KV a device)" if plan.kv_bytes else "")
+        return counted(int(value), unit_of(plan)) + (f" ({_kv(plan, value)} of KV a device)" if plan.kv_bytes else "")
     degree = plan.scenario.device.tensor_parallel
     return counted(int(value), "replica") + (f" of {degree} devices" if degree > 1 else "")
+
+
+def unit_of(plan: Plan) -> str:
+    """What memory is counted in."""
+    return "page" if plan.groups else "block"
 
 
 def policy_of(scenario: Scenario) -> str:
@@ -194,7 +199,9 @@ def _title(plan: Plan) -> str:
 def _value_columns(plan: Plan) -> list[str]:
     if plan.find == "rate":
         return ["rate", "requests/s"]
-    return ["replicas"] if plan.find == "devices" else ["blocks", "KV"] if plan.kv_bytes else ["blocks"]
+    if plan.find == "devices":
+        return ["replicas"]
+    return [f"{unit_of(plan)}s", *(["KV"] if plan.kv_bytes else [])]
 
 
 def _value_cells(plan: Plan, value: float) -> list[str]:
@@ -220,7 +227,9 @@ def remarks(plan: Plan) -> list[str]:
         lines.append(f"Cost: {cost:,.2f} an hour{tokens}.")
     lines += [f"Median time to first token by quarter of the trace: {quarters}."]
     if plan.scenario.blocks is None:
-        lines.append(f"The device has room for {counted(plan.num_blocks, 'block')}.")
+        lines.append(f"The device has room for {counted(plan.num_blocks, unit_of(plan))}.")
+    if plan.groups:
+        lines.append(f"Blocks have {counted(plan.scenario.block_size, 'token')}; {'; '.join(plan.groups)}.")
     if plan.exceptions:
         values = ", ".join(_plain(probe.value) for probe in plan.exceptions)
         lines.append(f"More is not better here: {values} missed, too.")

@@ -56,6 +56,8 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
     """What is worth knowing of a simulation: name and value, a line each."""
     computed = max(result.computed_tokens, 1)
     pool = f"{result.num_blocks:,} blocks of {result.block_size} tokens, {result.host_blocks:,} on the host"
+    if result.groups:
+        pool = f"{result.num_blocks:,} pages, blocks of {result.block_size} tokens; {'; '.join(result.groups)}"
     preemptions = f"{result.preemptions.recompute:,} by recompute, {result.preemptions.swap:,} by swap, at most {result.max_preemptions} of one request"
     lines = [
         ("requests", f"{result.requests:,}: {result.finished:,} finished, {result.rejected:,} rejected"),
@@ -70,7 +72,10 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
         ("between tokens", _percentiles(result.itl_s)),
         ("longest gap", _percentiles(result.longest_gap_s)),
         ("request, end to end", _percentiles(result.e2e_s)),
-        ("blocks used", f"{result.peak_block_usage:.1%} at the peak, {result.mean_block_usage:.1%} on average"),
+        (
+            f"{'pages' if result.groups else 'blocks'} used",
+            f"{result.peak_block_usage:.1%} at the peak, {result.mean_block_usage:.1%} on average",
+        ),
         ("memory that holds tokens", _shares(result.memory)),
         ("while requests wait", _shares(result.memory_while_waiting)),
         (

@@ -10,6 +10,10 @@ from typing import Literal
 import msgspec
 
 from paged.errors import InvalidConfig
+from paged.model.layer_plan import Layers
+
+BF16 = 2
+"""Bytes of an element of K and V as `ModelShape.kept` has them."""
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +64,16 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _at_least(self, 0, "query_rank")
 
 
+class Mixers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers that mix tokens by a state instead of attention: how many, and the parameters of such a layer beside its norms and MLP."""
+
+    layers: int
+    parameters: int
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "layers", "parameters")
+
+
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A decoder-only transformer's sizes.
 
@@ -70,8 +84,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gated_mlp             three matrices (gate, up, down) instead of two
     bias                  which linear layers have one; with "all" the norms have one, too
     qk_norm               queries and keys of a head are normed
+    gated_attention       what attention returns is gated: queries are projected twice as wide
     learned_positions     rows of a table of position embeddings
     experts, latent       None: one MLP a layer; K and V of `kv_heads` heads are kept
+    mixers                None: all layers attend
+    kept                  what layers of several kinds keep, with K and V in bf16; empty: all keep K and V of all tokens
     published_parameters  what the publisher counts, held against `parameters` by a test; 0: not known
     dtype                 the dtype of its weights where it is published in one of 8 bits; None: any
     aliases               names that publishers and runs use, as on Hugging Face
@@ -93,9 +110,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gated_mlp: bool = True
     bias: Literal["none", "qkv", "all"] = "none"
     qk_norm: bool = False
+    gated_attention: bool = False
     learned_positions: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
+    mixers: Mixers | None = None
+    kept: tuple[Layers, ...] = ()
     published_parameters: int = 0
     dtype: Literal["fp8", "int8"] | None = None
     aliases: tuple[str, ...] = ()
@@ -111,6 +131,21 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise InvalidConfig(f"kv_heads is {self.kv_heads}; {self.heads} heads cannot share so many evenly")
         if self.experts and self.experts.dense_layers > self.layers:
             raise InvalidConfig(f"dense_layers is {self.experts.dense_layers}; there are only {self.layers} layers")
+        num_mixers = self.mixers.layers if self.mixers else 0
+        for kind, counted, others in (
+            ("states", num_mixers, "mixers"),
+            ("K and V", self.layers - num_mixers, "all but mixers"),
+        ):
+            keeping = sum(each.count for each in self.kept if (each.kind == "state") == (kind == "states"))
+            if keeping != counted and (self.kept or self.mixers):
+                raise InvalidConfig(
+                    f"kept has {keeping} layers with {kind}; {counted} of {self.layers} layers are {others}"
+                )
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that attend."""
+        return self.layers - (self.mixers.layers if self.mixers else 0)
 
     @property
     def key_dim(self) -> int:
@@ -124,7 +159,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kv_elements(self) -> int:
-        """Elements that are kept of a token, over all layers."""
+        """Elements that are kept of a token, over all layers that keep tokens."""
+        if self.kept:
+            return sum(each.count * sum(each.entry) // (BF16 * each.stride) for each in self.kept)
         if self.latent:
             return self.layers * (self.latent.kv_rank + self.latent.rope_dim)
         return self.layers * 2 * self.kv_heads * self.head_dim
@@ -132,7 +169,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def kv_elements_of_all_heads(self) -> int:
         """The same if every head had its own K and V."""
-        return self.layers * self.heads * (self.key_dim + self.value_dim)
+        return self.attention_layers * self.heads * (self.key_dim + self.value_dim)
 
     @property
     def moe_layers(self) -> int:
@@ -154,7 +191,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def layer_parameters(self) -> int:
         """Parameters of all layers but the routed experts: what every token goes through between embedding and output."""
         norms = (2 * self._norm() + 2 * self.head_dim * self.qk_norm) * self.layers
-        attention = self._attention() * self.layers
+        attention = self._attention() * self.attention_layers
+        attention += self.mixers.layers * self.mixers.parameters if self.mixers else 0
         plain = self._mlp(self.intermediate) * (self.layers - self.moe_layers)
         if self.experts is None:
             return norms + attention + plain
@@ -209,7 +247,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return queries + kept + norms + self.expand_parameters + self.heads * self.value_dim * self.hidden
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         biases = {"none": 0, "qkv": queries + 2 * keys, "all": queries + 2 * keys + self.hidden}[self.bias]
-        return self.hidden * (2 * queries + 2 * keys) + biases
+        return self.hidden * ((3 if self.gated_attention else 2) * queries + 2 * keys) + biases
 
     def _mlp(self, width: int) -> int:
         bias = (width * (2 if self.gated_mlp else 1) + self.hidden) if self.bias == "all" else 0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paged.study.hardware import model_named
+from paged.study.hardware import layers_named, model_named
 
 from .files_of_others import CONFIGS  # noqa: TID252
 
@@ -58,21 +58,38 @@ def test_a_folder_and_its_config_json_are_the_same_model_as_the_one_that_ships(w
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (GPT_OSS, ["a window of 128 tokens in 18 of 36 layers"]),
-        (CONFIGS["GEMMA_3_27B"], ["a window of 1,024 tokens in 52 of 62 layers", "what reads vision"]),
-        (CONFIGS["LLAMA_4_SCOUT"], ["chunks of 8,192 tokens in 36 of 48 layers", "what reads vision"]),
-        (PHI_3, ["a window of 2,047 tokens in 32 of 32 layers"]),
+        (CONFIGS["GEMMA_3_27B"], ["what reads vision"]),
+        (CONFIGS["LLAMA_4_SCOUT"], ["what reads vision"]),
         (DEEPSEEK_V3, ["layers that guess tokens ahead, 1 beside the 61"]),
         ({**LLAMA, **AWQ}, ["weights in awq with 4 bits"]),
         ({**LLAMA, "num_kv_shared_layers": 8}, ["K and V that 8 of 32 layers take from others"]),
-        ({**PHI_3, "sliding_window": 262144}, []),
-        ({**CONFIGS["QWEN3_MOE"], "sliding_window": 4096}, []),
         (LLAMA, []),
     ],
 )
 def test_what_no_figure_counts_is_said(written, config, said):
     found = model_named(str(written(config))).not_modelled
     assert [sentence.startswith(words) for sentence, words in zip(found, said, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (GPT_OSS, [("full", 18, 0), ("window", 18, 128)]),
+        (CONFIGS["GEMMA_3_27B"], [("full", 10, 0), ("window", 52, 1024)]),
+        (CONFIGS["LLAMA_4_SCOUT"], [("full", 12, 0), ("chunk", 36, 8192)]),
+        (PHI_3, [("window", 32, 2047)]),
+        ({**PHI_3, "sliding_window": 262144}, []),
+        ({**CONFIGS["QWEN3_MOE"], "sliding_window": 4096}, []),
+        (DEEPSEEK_V3, []),
+    ],
+)
+def test_layers_that_keep_a_part_of_the_context_are_read_as_transformers_reads_them(written, config, kept):
+    path = str(written(config))
+    model = model_named(path)
+    assert [(each.kind, each.count, each.reach) for each in model.kept] == kept
+    if kept:
+        pytest.importorskip("transformers.models.auto.configuration_auto")
+        assert sorted(map(str, model.kept)) == sorted(map(str, layers_named(path).layers))
 
 
 def test_weights_are_counted_as_they_are_published(written, document):
@@ -91,18 +108,18 @@ def test_weights_are_counted_as_they_are_published(written, document):
 def test_a_checkpoint_folder_is_simulated_and_planned_with_what_is_not_modelled(
     printed, document, written, tmp_path, command
 ):
-    small = {**PHI_3, "num_hidden_layers": 2, "max_position_embeddings": 8192}
+    small = {**PHI_3, "num_hidden_layers": 2, "max_position_embeddings": 8192, "num_kv_shared_layers": 1}
     options = [*command.split(), "azure", "--limit", 4, "--model", written(small), "--device", "h100", "--published"]
-    page, said = tmp_path / "page.html", "ot modelled: a window of 2,047 tokens in 2 of 2 layers"
+    page, said = tmp_path / "page.html", "ot modelled: K and V that 1 of 2 layers take from others"
     assert said in printed(*options, "--html", page)
     assert said[13:] in page.read_text()
-    assert document(*options)[0]["not_modelled"][0].startswith("a window of 2,047 tokens")
+    assert document(*options)[0]["not_modelled"][0].startswith("K and V that 1 of 2")
 
 
 def test_several_simulations_say_once_what_is_not_modelled(printed):
-    options = "--model mistral-7b --device a100-80g --limit 4 --policy paged,vllm --jobs 1"
+    options = "--model gemma-3-27b --device a100-80g --limit 4 --policy paged,vllm --jobs 1"
     out = printed("simulate", "azure", *options.split())
-    assert out.count("Not modelled: a window of 4,096 tokens in 32 of 32 layers") == 1
+    assert out.count("Not modelled: what reads vision") == 1
 
 
 @pytest.mark.parametrize(

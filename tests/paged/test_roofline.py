@@ -45,7 +45,7 @@ def works(draw):
 def test_the_work_of_rows_is_counted_by_hand():
     # The first row computes positions 3 and 4 (they attend to 4 and 5), the second position 0.
     work = StepWork.of_rows([2, 1], [5, 1], sampled_rows=1, moved_tokens=16)
-    assert msgspec.structs.astuple(work) == (3, 1, 6, 4 + 5 + 1, 16, 1, 1, 1, 0, 0, 0)
+    assert msgspec.structs.astuple(work) == (3, 1, 6, 4 + 5 + 1, 16, 1, 1, 1, 0, 0, 0, 2)
 
 
 def test_a_decode_step_is_as_long_as_its_bytes_take_to_read():

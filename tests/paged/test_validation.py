@@ -255,7 +255,16 @@ def test_a_run_knows_its_models_shape_and_dtype_by_a_longer_name_and_what_of_it_
     assert (found.step.model.name, found.step.dtype, found.step.kept_dtype) == ("qwen3-30b-a3b", "fp8", "bf16")
     assert "K and V are kept in bf16 (--kv-dtype)" in found.assumed
     found = prepared(recorded(described_as={**META, "model": "mistralai/Mistral-7B-v0.1"}), Asked())
-    assert any(note.startswith("not modelled: a window of 4,096 tokens") for note in found.assumed)
+    assert any(note.startswith("memory keeps all tokens of every layer") for note in found.assumed)
+
+
+def test_a_run_of_a_model_with_states_is_refused_and_one_with_windows_holds_all_tokens(recorded):
+    with pytest.raises(InvalidConfig, match="lfm2-1.2b has layers that keep a state"):
+        prepared(recorded(described_as={**META, "model": "LiquidAI/LFM2-1.2B"}), Asked())
+    unsaid = {**META, "model": "openai/gpt-oss-20b", "kv_cache": {}}
+    found = prepared(recorded(described_as=unsaid), Asked(device="a100-80g"))
+    # K and V of 24 layers with 8 heads of 64 in bf16: pages of half of them would be more.
+    assert 40_000 < found.blocks < 80e9 / (24 * 2048 * 16)
 
 
 @pytest.fixture

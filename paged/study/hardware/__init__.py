@@ -3,14 +3,21 @@
 from paged.model.model_shape import Experts, Latent, ModelShape
 from paged.model.tiling import Tiling
 from paged.study.hardware.capacity import Capacity, Intensity, capacity_of
-from paged.study.hardware.catalogue import device_named, device_names, is_path, model_named, model_names
+from paged.study.hardware.catalogue import (
+    device_named,
+    device_names,
+    is_path,
+    model_named,
+    model_names,
+    published_layers,
+)
 from paged.study.hardware.cost_model import CostModel, budgets, suiting_budget
 from paged.study.hardware.device import DTYPES, Device
-from paged.study.hardware.layers import Kept, layers_named, published_layers
+from paged.study.hardware.layers import Kept, layers_named
 from paged.study.hardware.placement import Placement, kept_as, usual_dtype
 from paged.study.hardware.profile import Profile, ProfiledModel, ProfileError
 from paged.study.hardware.roofline import Faster, Part, Roofline
-from paged.study.hardware.step_work import Amount, StepWork
+from paged.study.hardware.step_work import Amount, Spans, StepWork
 
 __all__ = [
     "DTYPES",
@@ -30,6 +37,7 @@ __all__ = [
     "ProfileError",
     "ProfiledModel",
     "Roofline",
+    "Spans",
     "StepWork",
     "Tiling",
     "budgets",

@@ -6,6 +6,7 @@ Rates are the published ones, so that figures can be compared with other people'
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from paged.errors import InvalidConfig
 from paged.study.hardware.device import DTYPES
 from paged.study.hardware.placement import Placement
 from paged.study.hardware.roofline import Roofline
-from paged.study.hardware.step_work import StepWork
+from paged.study.hardware.step_work import Spans, StepWork
 
 _MOST_SEQUENCES = 1 << 20
 
@@ -38,13 +39,15 @@ class Intensity(msgspec.Struct, frozen=True, kw_only=True):
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Memory over all devices in bytes, unless a name says otherwise; what fits; and the steps of these sequences.
 
-    kv_bytes_per_token, kv_bytes                    as the model keeps K and V, each once
-    kv_bytes_per_token_of_all_heads, ..._all_heads  the same if every head had its own K and V
+    kv_bytes_per_token                              as all layers keep K and V, each once
+    kv_bytes                                        what the layers keep of these sequences: windows their reach, states as they are
+    kv_bytes_per_token_of_all_heads, ..._all_heads  K and V if every head had its own, and all layers kept all tokens
     kv_bytes_per_token_of_device                    on one device: heads are held whole, or split by tokens (`split_context`)
     activation_bytes_of_device                      one layer's tensors for a step of max_tokens_per_step, and logits
     needed_bytes_of_device                          weights, activations and the KV of these sequences, on one device
     given_bytes_of_device                           the share of its memory that they may have
-    num_blocks, max_sequences                       blocks of KV beside the weights, and sequences of this length in them; 0: no room
+    num_blocks, max_sequences                       blocks of KV beside the weights, or pages of layers of several kinds, and sequences of this
+                                                    length in them; 0: no room
     fewest_devices                                  the fewest devices that the model can be split over and on which these sequences fit, powers of two first; None: however many
     notes, not_modelled                             what a reader of these figures should know, and what of the model they do not count
     ridge                                           operations a byte at which arithmetic and memory take equally long
@@ -108,11 +111,13 @@ def capacity_of(
             memory_share=memory_share, max_tokens_per_step=max_tokens_per_step, max_sequences=batch
         )
 
-    blocks_each = -(-length // block_size)
-    block_bytes = block_size * roofline.kv_bytes_per_token_of_device
+    def fits(placement: Placement) -> bool:
+        return batch * placement.held_bytes(length, block_size) <= room_for_kv(placement)
+
+    page_bytes, held = roofline.page_bytes(block_size), roofline.held_bytes(length, block_size)
     left = room_for_kv(roofline)
-    num_blocks = max(left, 0) // block_bytes
-    kv_of_device = batch * blocks_each * block_bytes
+    num_blocks = max(left, 0) // page_bytes
+    prompts, decodes = partial(_prefill, roofline.spans), partial(_decode, roofline.spans)
     given = int(roofline.device.memory_bytes * memory_share)
     per_token = model.kv_elements_of_all_heads * DTYPES[roofline.kept_dtype]
     return Capacity(
@@ -134,37 +139,37 @@ def capacity_of(
         kv_bytes_per_token=roofline.kv_bytes_per_token,
         kv_bytes_per_token_of_all_heads=per_token,
         kv_bytes_per_token_of_device=roofline.kv_bytes_per_token_of_device,
-        kv_bytes=roofline.kv_bytes_per_token * batch * length,
+        kv_bytes=roofline.kept_by(length) * batch,
         kv_bytes_of_all_heads=per_token * batch * length,
-        needed_bytes_of_device=given - left + kv_of_device,
+        needed_bytes_of_device=given - left + batch * held,
         given_bytes_of_device=given,
         num_blocks=num_blocks,
-        max_sequences=num_blocks // blocks_each,
-        fits=kv_of_device <= left,
-        fewest_devices=_fewest_devices(roofline, batch * blocks_each * block_size, room_for_kv),
+        max_sequences=num_blocks * page_bytes // held,
+        fits=fits(roofline),
+        fewest_devices=_fewest_devices(roofline, fits),
         ridge=roofline.device.ridge(roofline.dtype),
         knee_tokens=roofline.knee_tokens,
-        prefill=_intensity(roofline, _prefill(batch, length), lambda tokens: _prefill(1, tokens), model.max_length),
-        decode=_intensity(roofline, _decode(batch, length), lambda rows: _decode(rows, length), _MOST_SEQUENCES),
+        prefill=_intensity(roofline, prompts(batch, length), lambda tokens: prompts(1, tokens), model.max_length),
+        decode=_intensity(roofline, decodes(batch, length), lambda rows: decodes(rows, length), _MOST_SEQUENCES),
         notes=roofline.notes,
         not_modelled=model.not_modelled,
     )
 
 
-def _prefill(prompts: int, length: int) -> StepWork:
+def _prefill(spans: Spans, prompts: int, length: int) -> StepWork:
     """All tokens of so many prompts in one step."""
-    tokens = prompts * length
-    return StepWork(
-        computed_tokens=tokens,
-        sampled_rows=prompts,
-        context_tokens=tokens,
-        attended_pairs=tokens * (length + 1) / 2,
-    )
+    return _alike(prompts, StepWork.of_rows([length], [length], sampled_rows=1, spans=spans))
 
 
-def _decode(rows: int, length: int) -> StepWork:
+def _decode(spans: Spans, rows: int, length: int) -> StepWork:
     """One token of each of so many sequences, the last of `length`."""
-    return StepWork(computed_tokens=rows, sampled_rows=rows, context_tokens=rows * length, attended_pairs=rows * length)
+    return _alike(rows, StepWork.of_rows([1], [length], sampled_rows=1, spans=spans))
+
+
+def _alike(rows: int, work: StepWork) -> StepWork:
+    """So many rows, each with this work."""
+    names = ("computed_tokens", "sampled_rows", "context_tokens", "attended_pairs", "rows")
+    return StepWork(**{name: rows * getattr(work, name) for name in names})
 
 
 def _intensity(roofline: Roofline, work: StepWork, work_of: Callable[[int], StepWork], most: int) -> Intensity:
@@ -193,11 +198,11 @@ def _flops_per_byte(roofline: Roofline, work: StepWork) -> float:
     return float(roofline.flops(work) / roofline.bytes_read(work))
 
 
-def _fewest_devices(roofline: Roofline, num_tokens: int, room_for_kv: Callable[[Placement], int]) -> int | None:
+def _fewest_devices(roofline: Roofline, fits: Callable[[Placement], bool]) -> int | None:
     # Powers of two first: so many devices stand beside each other.
     degrees = sorted(roofline.degrees(), key=lambda degree: (degree & (degree - 1) > 0, degree))
     for degree in degrees if roofline.device.interconnect else (1,):
         spread = msgspec.structs.replace(roofline, tensor_parallel=degree)
-        if num_tokens * spread.kv_bytes_per_token_of_device <= room_for_kv(spread):
+        if fits(spread):
             return degree
     return None

@@ -12,13 +12,30 @@ from typing import Any
 import msgspec
 
 from paged.errors import UnknownDevice, UnknownModel
+from paged.model.layer_plan import Layers
 from paged.model.model_shape import ModelShape
 from paged.study.hardware.device import Device
 from paged.study.hardware.files import read_described
 from paged.study.hardware.hf_config import is_config, shape_of_config
 
 _FOLDER = Path(__file__).parent
+_LAYERS = _FOLDER / "layer_shapes.json"
 _SAME_SHAPE = ("-instruct", "-chat", "-hf")
+
+
+class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model's layers keep with K and V in bf16, the `source` of that, and what of it is in `doubt`."""
+
+    aliases: tuple[str, ...]
+    layers: tuple[Layers, ...]
+    source: str
+    doubt: str | None = None
+
+
+@cache
+def published_layers() -> dict[str, Published]:
+    """Return the models whose layers are known, by name."""
+    return read_described(_LAYERS, dict[str, Published])
 
 
 def model_names() -> list[str]:
@@ -39,7 +56,7 @@ def model_named(name: str) -> ModelShape:
     BadHardwareFile for a file that does not describe a model, and OSError for one that cannot be read.
     """
     if name in (known := model_names()):
-        return read_described(_FOLDER / "models" / f"{name}.json", ModelShape)
+        return _shipped(name)
     if is_path(name):
         path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
         document = read_described(path, dict[str, Any])
@@ -65,6 +82,16 @@ def device_named(name: str) -> Device:
     if name not in (known := device_names()):
         raise UnknownDevice(name, known)
     return read_described(_FOLDER / "devices" / f"{name}.json", Device)
+
+
+@cache
+def _shipped(name: str) -> ModelShape:
+    """With what its layers keep, if they are of several kinds."""
+    described = read_described(_FOLDER / "models" / f"{name}.json", dict[str, Any])
+    layers = published_layers()[name].layers if name in published_layers() else ()
+    if any(each.kind != "full" for each in layers):
+        described["kept"] = msgspec.to_builtins(layers)
+    return msgspec.convert(described, ModelShape)
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
-from paged.study.hardware.step_work import StepWork
+from paged.study.hardware.step_work import Spans, StepWork
 
 LEAST_BUDGET, MOST_BUDGET = 128, 8192
 """The smallest and the largest budget that is ever chosen, tokens; all are powers of two, rounded up to whole blocks."""
@@ -21,6 +21,10 @@ class CostModel(Protocol):
     @property
     def tiling(self) -> Tiling | None:
         """The tiles that it wants counted in a step's work; None: none."""
+
+    @property
+    def spans(self) -> Spans:
+        """How far the model's layers attend, by which it wants contexts and pairs counted; none: all to all."""
 
     def seconds(self, work: StepWork) -> Any:
         """Duration of a step that does this work; of arrays an array, also where some amounts are numbers. Work of nothing takes none."""
@@ -50,4 +54,4 @@ def suiting_budget(cost_model: CostModel, *, max_sequences: int, block_size: int
 
 def _prompt_seconds(cost_model: CostModel, tokens: int) -> float:
     """A step that computes one prompt of so many tokens."""
-    return float(cost_model.seconds(StepWork.of_rows([tokens], [tokens], sampled_rows=1)))
+    return float(cost_model.seconds(StepWork.of_rows([tokens], [tokens], sampled_rows=1, spans=cost_model.spans)))

@@ -13,7 +13,8 @@ import msgspec
 
 from paged.errors import BadHardwareFile, InvalidConfig, NotModelled
 from paged.model.kept_layers import MOST
-from paged.model.model_shape import Experts, Latent, ModelShape
+from paged.model.layer_plan import Layers
+from paged.model.model_shape import BF16, Experts, Latent, ModelShape
 from paged.study.hardware.hf_kinds import KINDS
 
 _TEXT = ("text_config", "language_config", "llm_config")
@@ -100,7 +101,7 @@ class _Reader:
         dtype, quantisation = self._quantised(experts)
         if experts is not None and isinstance(quantisation, float):
             experts = msgspec.structs.replace(experts, bits=quantisation)
-        said = [*self._windows(layers, longest), *self._left_out(layers)]
+        said = self._left_out(layers)
         said += [quantisation] if isinstance(quantisation, str) else []
         try:
             return ModelShape(
@@ -121,6 +122,7 @@ class _Reader:
                 experts=experts,
                 latent=latent,
                 dtype=dtype,
+                kept=() if latent else self._kept(layers, longest, kv_heads * head_dim * BF16),
                 not_modelled=tuple(said),
                 source=f"{self.path}",
             )
@@ -259,9 +261,9 @@ class _Reader:
         plain = self.listed("mlp_only_layers")
         return sum(at < first or at in plain or (at + 1) % every > 0 for at in range(layers))
 
-    def _windows(self, layers: int, longest: int) -> list[str]:
-        """Layers that attend to less than all of the context."""
-        types, said = self.listed("layer_types"), []
+    def _kept(self, layers: int, longest: int, entry: int) -> tuple[Layers, ...]:
+        """What layers keep if some attend to less than all of the context; `entry`: bytes of K, or V, of a token."""
+        types, narrow_ones = self.listed("layer_types"), []
         window, chunk = self.number("sliding_window"), self.number("attention_chunk_size")
         every = self.text.get("sliding_window_pattern")
         every = every if isinstance(every, int) else self.kind.full_every
@@ -269,13 +271,18 @@ class _Reader:
         if self.model_type.startswith("qwen"):
             window = window if self.flag("use_sliding_window", False) else 0
             narrow = layers - min(self.number("max_window_layers"), layers)
-        for size, name, kind in ((window, "a window", "sliding"), (chunk, "chunks", "chunked")):
-            count = types.count(f"{kind}_attention") if types else narrow
+        kinds: tuple[tuple[int, Literal["window", "chunk"], str], ...] = (
+            (window, "window", "sliding_attention"),
+            (chunk, "chunk", "chunked_attention"),
+        )
+        for size, kind, named in kinds:
+            count = types.count(named) if types else narrow
             if size and count and size < longest:
-                said.append(
-                    f"{name} of {size:,} tokens in {count} of {layers} layers: all of the context is counted as kept and read"
-                )
-        return said
+                narrow_ones.append(Layers(kind=kind, count=count, entry=(entry, entry), reach=size))
+        full = layers - sum(each.count for each in narrow_ones)
+        if not narrow_ones:
+            return ()
+        return (*([Layers(kind="full", count=full, entry=(entry, entry))] if full else []), *narrow_ones)
 
     def _left_out(self, layers: int) -> list[str]:
         """Other parts that no figure counts."""

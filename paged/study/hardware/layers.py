@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,10 @@ import msgspec
 from paged.errors import BadHardwareFile, InvalidConfig, MissingExtra, NotModelled, UnknownLayers, UnknownModel
 from paged.model.kept_layers import config_of, kept_layers
 from paged.model.layer_plan import Layers
-from paged.model.model_shape import ModelShape
-from paged.study.hardware.catalogue import is_path, model_named, model_names
+from paged.model.model_shape import BF16, ModelShape
+from paged.study.hardware.catalogue import is_path, model_named, model_names, published_layers
 from paged.study.hardware.files import read_described
 from paged.study.hardware.hf_config import is_config, name_of, with_usual_names
-
-_FILE = Path(__file__).with_name("layer_shapes.json")
-_SIZE = 2
-"""Bytes of an element of the K and V that a table or configuration gives: bf16."""
-
-
-class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model's layers keep with K and V in bf16, the `source` of that, and what of it is in `doubt`."""
-
-    aliases: tuple[str, ...]
-    layers: tuple[Layers, ...]
-    source: str
-    doubt: str | None = None
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,13 +24,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     doubt: str | None = None
 
 
-@cache
-def published_layers() -> dict[str, Published]:
-    """Return the models whose layers are known, by name."""
-    return read_described(_FILE, dict[str, Published])
-
-
-def layers_named(name: str, *, size: int = _SIZE) -> Kept:
+def layers_named(name: str, *, size: int = BF16) -> Kept:
     """Return what the layers of a model keep: one of `published_layers` or of `model_names`, a publisher's name, or a file as `model_named` takes it.
 
     `size`: bytes of an element of K and V; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
@@ -53,12 +33,11 @@ def layers_named(name: str, *, size: int = _SIZE) -> Kept:
     kept = _published(name) or _configured(name)
     if kept is None:
         try:
-            kept = _all_alike(model_named(name))
+            kept = _by_shape(model_named(name))
         except UnknownModel:
             raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
     layers = [
-        msgspec.structs.replace(each, entry=tuple(piece * size // _SIZE for piece in each.entry))
-        for each in kept.layers
+        msgspec.structs.replace(each, entry=tuple(piece * size // BF16 for piece in each.entry)) for each in kept.layers
     ]
     return msgspec.structs.replace(kept, layers=tuple(layers))
 
@@ -84,15 +63,19 @@ def _configured(name: str) -> Kept | None:
             shape = model_named(name)
         except NotModelled as refused:
             raise (refused if isinstance(error, UnknownLayers) else error) from None
-        return msgspec.structs.replace(_all_alike(shape), doubt=f"All layers are taken to keep all tokens. {error}")
+        return msgspec.structs.replace(
+            _by_shape(shape), doubt=f"Layers are taken to be as the configuration says by itself. {error}"
+        )
     except InvalidConfig as error:
         raise BadHardwareFile(path, None, str(error)) from None
 
 
-def _all_alike(shape: ModelShape) -> Kept:
-    """Every layer keeps all tokens, as a shape without a configuration says."""
+def _by_shape(shape: ModelShape) -> Kept:
+    """As a shape says without a configuration; where it does not, every layer keeps all tokens."""
+    if shape.kept:
+        return Kept(name=shape.name, layers=shape.kept)
     if shape.latent:
-        entry: tuple[int, ...] = ((shape.latent.kv_rank + shape.latent.rope_dim) * _SIZE,)
+        entry: tuple[int, ...] = ((shape.latent.kv_rank + shape.latent.rope_dim) * BF16,)
     else:
-        entry = (shape.kv_heads * shape.head_dim * _SIZE,) * 2
+        entry = (shape.kv_heads * shape.head_dim * BF16,) * 2
     return Kept(name=shape.name, layers=(Layers(kind="full", count=shape.layers, entry=entry),))

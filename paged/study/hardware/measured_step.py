@@ -21,7 +21,7 @@ from paged.model.tiling import Tiling
 from paged.scheduler import Costs
 from paged.study.hardware.launching import Launching
 from paged.study.hardware.roofline import Part, Roofline
-from paged.study.hardware.step_work import StepWork
+from paged.study.hardware.step_work import Spans, StepWork
 
 MOST_TOKENS = 8192
 """Tokens of a step up to which its dense layers are tabulated; beyond, as between the last two thousand."""
@@ -78,6 +78,11 @@ class MeasuredStep:
     launching: Launching = field(default_factory=Launching)
 
     tiling: ClassVar[Tiling | None] = None
+
+    @property
+    def spans(self) -> Spans:
+        """See `CostModel`."""
+        return self.roofline.spans
 
     @property
     def is_lockstep(self) -> bool:

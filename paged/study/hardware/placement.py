@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 
 import msgspec
 
 from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
-from paged.model.model_shape import ModelShape
+from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
+from paged.model.model_shape import BF16, ModelShape
 from paged.study.hardware.device import DTYPES, Device
 from paged.study.hardware.link import Link
+from paged.study.hardware.step_work import Span, Spans
 
 LOGIT_BYTES = 4
 MOST_DEVICES = 1 << 16
@@ -23,7 +25,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
     `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16. Weights are split evenly. Heads go to devices whole, so beyond
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
-    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. Data-parallel ranks have layers
+    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
     and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
     reaches. Raises InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
     and heads or an MLP that so many devices cannot share evenly.
@@ -129,13 +131,73 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def kv_bytes_per_token_of_device(self) -> int:
-        """K and V of a token on one device (the fullest): heads are held whole and a latent by every device, or split by tokens."""
+        """K and V of a token on one device (the fullest), in all layers: heads are held whole and a latent by every device, or split by tokens."""
+        if self.kept_of_device:
+            return sum(each.count * sum(each.entry) // each.stride for each in self.kept_of_device)
         if self.split_context:
             return -(-self.kv_bytes_per_token // self.tensor_parallel)
         if self.model.latent:
             return self.kv_bytes_per_token
         heads = -(-self.model.kv_heads // self.tensor_parallel)
         return self.kv_bytes_per_token // self.model.kv_heads * heads
+
+    @cached_property
+    def kept_of_device(self) -> tuple[Layers, ...]:
+        """What layers of several kinds keep on one device (the fullest); empty where all layers keep K and V of all tokens."""
+        model, degree, size = self.model, self.tensor_parallel, DTYPES[self.kept_dtype]
+        times, of = (1, degree) if self.split_context else (-(-model.kv_heads // degree), model.kv_heads)
+        if model.latent and not self.split_context:
+            times = of = 1
+        return tuple(
+            msgspec.structs.replace(
+                each,
+                entry=tuple(-(-piece * size * times // (BF16 * of)) for piece in each.entry),
+                parts=tuple(_split(part, degree) for part in each.parts),
+            )
+            for each in model.kept
+        )
+
+    @cached_property
+    def state_bytes_of_device(self) -> int:
+        """All states of a sequence on one device."""
+        return sum(each.count * each.state_bytes for each in self.kept_of_device)
+
+    @cached_property
+    def spans(self) -> Spans:
+        """How far the layers attend; empty where all attend to all of the context."""
+        layers = [each for each in self.kept_of_device if each.kind != "state"]
+        if all(each.kind == "full" for each in layers):
+            return ()
+        weights = [each.count * sum(each.entry) / each.stride for each in layers]
+        count = sum(each.count for each in layers)
+        return tuple(
+            Span(each.kind, each.reach, weight / sum(weights), each.count / count)
+            for each, weight in zip(layers, weights)
+        )
+
+    def plan(self, block_size: int | None) -> LayerPlan | None:
+        """Groups and pages of one device, with blocks of so many tokens or as `plan_layers` chooses; None where a page is a block of all layers."""
+        return _plan(self.kept_of_device, block_size) if self.kept_of_device else None
+
+    def kept_by(self, length: int) -> int:
+        """Bytes that the layers keep of a sequence of so many tokens, over all devices, each once."""
+        if not self.model.kept:
+            return self.kv_bytes_per_token * length
+        size = DTYPES[self.kept_dtype]
+        return sum(
+            each.kept_bytes(length) if each.kind == "state" else each.kept_bytes(length) * size // BF16
+            for each in self.model.kept
+        )
+
+    def held_bytes(self, length: int, block_size: int) -> int:
+        """What a sequence of so many tokens holds of one device, in whole blocks."""
+        plan = self.plan(block_size)
+        return plan.held_bytes(length) if plan else -(-length // block_size) * self.page_bytes(block_size)
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of a page of one device; of a block where all layers are alike."""
+        plan = self.plan(block_size)
+        return plan.page_bytes if plan else block_size * self.kv_bytes_per_token_of_device
 
     def activation_bytes(self, tokens: int, sampled_rows: int) -> int:
         """What one device needs beside weights and KV for a step of so many tokens: one layer's tensors, and logits with a copy to sample.
@@ -168,7 +230,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         max_tokens_per_step: int = 2048,
         max_sequences: int = 256,
     ) -> int:
-        """Blocks of KV that fit beside the weights; every device holds its part of each. Raises BudgetTooSmall where not one does."""
+        """Blocks of KV that fit beside the weights, or pages of layers of several kinds; every device holds its part of each. Raises
+        BudgetTooSmall where not one block does, with its state."""
         limits = {"max_tokens_per_step": max_tokens_per_step, "max_sequences": max_sequences}
         left = self.room_for_kv(memory_share=memory_share, **limits)
         if left < 0:
@@ -179,19 +242,33 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 wanted=given - left,
                 given=given,
             )
-        return blocks_within(left, block_size * self.kv_bytes_per_token_of_device, block_size)
+        page_bytes = self.page_bytes(block_size)
+        blocks_within(left, self.held_bytes(1, block_size), block_size)
+        return left // page_bytes
 
     @property
     def attention_width(self) -> int:
         """Elements of a token's queries, keys, values and results of attention in one layer, over all devices."""
         model = self.model
-        kept = model.kv_elements // model.layers
+        kept = model.kv_elements // model.attention_layers
         return model.heads * (model.key_dim + model.value_dim) + kept
 
     @property
     def mlp_tensors(self) -> int:
         """Tensors of the MLP's width that a token leaves between matrices: gate, up and their product, or one."""
         return 3 if self.model.gated_mlp else 1
+
+
+@cache
+def _plan(kept: tuple[Layers, ...], block_size: int | None) -> LayerPlan:
+    return plan_layers(kept, block_size=block_size)
+
+
+def _split(part: Part, degree: int) -> Part:
+    """What one of so many devices has of a part of a state: whole units where they can be dealt out evenly."""
+    if part.units % degree == 0:
+        return Part(units=part.units // degree, unit_bytes=part.unit_bytes)
+    return Part(units=part.units, unit_bytes=-(-part.unit_bytes // degree))
 
 
 def usual_dtype(model: ModelShape, device: Device) -> str:

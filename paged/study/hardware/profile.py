@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from paged.model.tiling import Tiling
 from paged.scheduler import Costs
 from paged.study.hardware.files import read_described
 from paged.study.hardware.least_squares import non_negative_least_squares
-from paged.study.hardware.step_work import StepWork
+from paged.study.hardware.step_work import Spans, StepWork
 
 _AMOUNTS = {
     "seconds_per_computed_token": "computed_tokens",
@@ -88,6 +88,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: ProfiledModel | None = None
     about: str = ""
     format: int = FORMAT
+
+    spans: ClassVar[Spans] = ()
 
     def __post_init__(self) -> None:
         for name in _PRICES:

@@ -23,6 +23,8 @@ from paged.study.hardware.placement import LOGIT_BYTES, Placement
 from paged.study.hardware.step_work import Amount, StepWork
 
 _REDUCTIONS_A_LAYER = 2
+_STATE_FLOPS = 2
+"""Of a byte of a state, for each token: decay, a product with the key, an update, a product with the query, on elements of two or four bytes."""
 
 
 class Faster(msgspec.Struct, frozen=True):
@@ -60,7 +62,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         seconds = Σ over parts max(operations ÷ reached operations/s, bytes ÷ reached bytes/s)
                   + all-reduces + KV over the host link + host overhead
 
-    The parts are the dense layers, the routed experts, attention, and the output projection. The larger of the two is taken for each
+    The parts are the dense layers, the routed experts, states, attention, and the output projection. The larger of the two is taken for each
     part and not for the step as a whole, because kernels run one after another: while attention reads KV, the matrix units that have
     finished the MLP do not help it. Within a part the overlap is taken as perfect. KV is copied before the forward pass, so the link's
     time is added, too.
@@ -79,7 +81,8 @@ class Roofline(Placement, frozen=True, kw_only=True):
     ranks that share experts, `seconds` is of a step in which all do the same, `together` of one in which each does its own. Experts are drawn evenly, so n tokens touch
     count · (1 − (1 − per_token ÷ count)ⁿ) of them, and each that is touched is read whole. A model with latents attends in the cheaper of
     two ways, by the step: on latents (more operations a pair), or on K and V expanded from every latent of the context (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1).
+    arXiv:2405.04434, section 2.1). Of a row that a step computes, each state is read and written once; its operations are assumed to be two a
+    byte and token.
     """
 
     compute_efficiency: float = 0.6
@@ -182,7 +185,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         return self.bytes_read(work) - traffic * work.computed_tokens - logits * work.sampled_rows
 
     def parts(self, work: StepWork) -> tuple[Part, ...]:
-        """The step on one device by kind of layer: dense layers, routed experts where there are any, attention, output projection."""
+        """The step on one device by kind of layer: dense layers, routed experts and states where there are any, attention, output projection."""
         tokens = work.computed_tokens
         runs = tokens > 0
         flops, weights, traffic = self._dense
@@ -190,9 +193,10 @@ class Roofline(Placement, frozen=True, kw_only=True):
         head_flops, head_weights, logits = self._head
         rows = work.sampled_rows
         head = Part(head_flops * rows, head_weights * (rows > 0) + logits * rows)
-        if self.model.experts is None:
-            return dense, self._attention(work), head
-        return dense, self._routed(tokens * self.data_parallel), self._attention(work), head
+        routed = () if self.model.experts is None else (self._routed(tokens * self.data_parallel),)
+        states = self.state_bytes_of_device
+        mixing = (Part(_STATE_FLOPS * states * tokens, 2 * states * work.rows),) if states else ()
+        return dense, *routed, *mixing, self._attention(work), head
 
     def costs(self, block_size: int) -> Costs:
         """What the scheduler is to expect of swapping and recomputing, so that it decides by the clock that it is timed by.
@@ -202,7 +206,9 @@ class Roofline(Placement, frozen=True, kw_only=True):
         flops, _, _ = self._dense
         if self.model.experts:
             flops += self._experts[0] * self.model.experts.per_token * self.data_parallel
-        linear = (flops + 2 * self.model.expand_parameters * self.model.layers / self.tensor_parallel) / self._rate
+        linear = (
+            flops + 2 * self.model.expand_parameters * self.model.attention_layers / self.tensor_parallel
+        ) / self._rate
         linear += self.reduce_seconds(1.0) - self.reduce_seconds(0.0)
         return Costs(
             seconds_per_swapped_block=block_size * self.kv_bytes_per_token_of_device / self._host_link,
@@ -242,7 +248,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         A latent's expansion is multiplied in attention, and its weights are read here.
         """
         model, degree, size = self.model, self.tensor_parallel, DTYPES[self.dtype]
-        multiplied = model.layer_parameters - model.expand_parameters * model.layers
+        multiplied = model.layer_parameters - model.expand_parameters * model.attention_layers
         split = 2 * (self.attention_width + self.mlp_tensors * model.mlp_width)
         traffic = model.layers * (8 * model.hidden + split / degree) * size
         return 2 * multiplied / degree, model.layer_parameters * size / degree, traffic
@@ -270,14 +276,14 @@ class Roofline(Placement, frozen=True, kw_only=True):
     def _pair_flops(self) -> float:
         """Operations of attention for one pair of positions, all layers, on one device: a product with the key, one with the value."""
         model = self.model
-        return 2.0 * model.layers * model.heads * self._attention_share * (model.key_dim + model.value_dim)
+        return 2.0 * model.attention_layers * model.heads * self._attention_share * (model.key_dim + model.value_dim)
 
     def _attention(self, work: StepWork) -> Part:
         kv_bytes = self.kv_bytes_per_token_of_device * (work.context_tokens + work.computed_tokens)
         flops = self._pair_flops * work.attended_pairs
         if (latent := self.model.latent) is None:
             return Part(flops, kv_bytes)
-        layers, share = self.model.layers, self._attention_share
+        layers, share = self.model.attention_layers, self._attention_share
         expand = 2 * layers * self.model.expand_parameters * share
         on_latents = 2.0 * layers * self.model.heads * share * (2 * latent.kv_rank + latent.rope_dim)
         expanded = flops + expand * work.context_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,14 +13,63 @@ Amount: TypeAlias = float | NDArray[Any]
 """A number, or an array of one number a step; all amounts of a `StepWork` have one shape, or are numbers."""
 
 
+class Span(NamedTuple):
+    """Layers that attend to as much of the context: all of it, a window or a chunk (`kind`, `reach` as of `Layers`).
+
+    of_bytes  the share of the bytes of a token's K and V that they keep
+    of_pairs  the share of layers with attention that they are
+    """
+
+    kind: str
+    reach: int
+    of_bytes: float
+    of_pairs: float
+
+    def read(self, starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
+        """Tokens whose K and V are read where the tokens from `starts` on, before `ends`, are computed, int64 [n]."""
+        if self.kind == "window":
+            return np.minimum(ends, ends - starts + self.reach - 1)
+        return ends - (starts // self.reach * self.reach if self.kind == "chunk" else 0)
+
+    def pairs_before(self, ends: NDArray[Any]) -> NDArray[Any]:
+        """Positions that the first `ends` tokens attend to together, each itself included, int64 [n]."""
+        if self.kind == "window":
+            short = np.minimum(ends, self.reach)
+            return short * (short + 1) // 2 + (ends - short) * self.reach
+        chunks, rest = divmod(ends, self.reach) if self.kind == "chunk" else (0, ends)
+        return chunks * (self.reach * (self.reach + 1) // 2) + rest * (rest + 1) // 2
+
+
+Spans: TypeAlias = tuple[Span, ...]
+"""How far a model's layers attend, by kind of layer; none: all of them to all of the context."""
+
+
+def mean_read(spans: Spans, starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
+    """Tokens read for each row that computes the tokens from `starts` to `ends` - 1: the mean over layers, by bytes."""
+    if not spans:
+        return ends
+    return np.sum([span.of_bytes * span.read(starts, ends) for span in spans], axis=0)
+
+
+def mean_pairs(spans: Spans, starts: NDArray[Any], ends: NDArray[Any]) -> float:
+    """Pairs of positions that these rows attend to: the mean over layers."""
+    return sum(
+        span.of_pairs * float((span.pairs_before(ends) - span.pairs_before(starts)).sum())
+        for span in spans or (Span("full", 0, 1.0, 1.0),)
+    )
+
+
 class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The work of one step, or of many steps at once.
 
         computed_tokens  tokens that go through the layers
+        rows             rows that compute any: of each, layers with a state read and write it once
         sampled_rows     rows whose logits are computed
         context_tokens   sum over the rows of their context's length after the step: tokens whose KV is read
         attended_pairs   sum over computed tokens of the positions that each attends to, itself included
         moved_tokens     tokens whose KV crosses the link to the host, in either direction
+
+    where layers attend to parts of the context (`Spans`), contexts and pairs are means over the layers;
 
     of these, of the rows that compute one token and sample after it, which kernels treat differently from the rest of a prompt:
 
@@ -46,23 +95,32 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tiles: Amount = 0.0
     sampling_tiles: Amount = 0.0
     tile_context: Amount = 0.0
+    rows: Amount = 0.0
 
     @classmethod
     def of_rows(
-        cls, num_tokens: ArrayLike, seq_lens: ArrayLike, *, sampled_rows: float, moved_tokens: float = 0.0
+        cls,
+        num_tokens: ArrayLike,
+        seq_lens: ArrayLike,
+        *,
+        sampled_rows: float,
+        moved_tokens: float = 0.0,
+        spans: Spans = (),
     ) -> StepWork:
         """The work of one step that computes the last `num_tokens` [rows] of `seq_lens` [rows] tokens of each row."""
-        computed, context = np.asarray(num_tokens, np.float64), np.asarray(seq_lens, np.float64)
+        computed, ends = np.asarray(num_tokens, np.float64), np.asarray(seq_lens, np.float64)
+        context = mean_read(spans, ends - computed, ends)
         decoding = context[computed == 1]
         return cls(
             computed_tokens=float(computed.sum()),
             sampled_rows=sampled_rows,
             context_tokens=float(context.sum()),
-            attended_pairs=float((computed * (2 * context - computed + 1)).sum() / 2),
+            attended_pairs=mean_pairs(spans, ends - computed, ends),
             moved_tokens=moved_tokens,
             decode_rows=float(len(decoding)),
             decode_context=float(decoding.sum()),
             longest_decode=float(decoding.max(initial=0)),
+            rows=float(len(computed)),
         )
 
     @classmethod

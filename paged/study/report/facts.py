@@ -84,8 +84,12 @@ def _device(outcome: Outcome) -> str:
 def _memory(outcome: Outcome) -> str:
     result, roof = outcome.result, outcome.scenario.device.roofline()
     text = f"{result.num_blocks:,} blocks of {result.block_size} tokens"
+    if result.groups:
+        text = f"{result.num_blocks:,} pages, blocks of {result.block_size} tokens; {'; '.join(result.groups)}"
     if roof is not None:
         total = result.num_blocks * result.block_size * roof.kv_bytes_per_token
+        if result.groups:
+            total = result.num_blocks * roof.page_bytes(result.block_size) * roof.tensor_parallel
         text += f" ({total / 1e9:,.1f} GB)"
     if result.host_blocks:
         text += f", {result.host_blocks:,} on the host"

@@ -94,7 +94,7 @@ def plotted(plan: Plan) -> Figure:
         )
         known = [limit, *(seconds for probe in whole if (seconds := _p99(probe, name)))]
         axes[numbered("xaxis", i)] = log_axis(
-            f"{_VALUES[plan.find]} (logarithmic)", min(values), max(values), domain=domain, anchor=numbered("y", i)
+            f"{_axis(plan)} (logarithmic)", min(values), max(values), domain=domain, anchor=numbered("y", i)
         )
         axes[numbered("yaxis", i)] = log_axis(
             "seconds (s, logarithmic)", min(known), max(known), anchor=numbered("x", i)
@@ -127,9 +127,13 @@ def _row(plan: Plan, probe: Probe) -> dict[str, Any]:
     }
 
 
+def _axis(plan: Plan) -> str:
+    return "pages" if plan.find == "memory" and plan.groups else _VALUES[plan.find]
+
+
 def _section(page: PlanPage) -> str:
     plan = page.plan
-    heads = [_VALUES[plan.find], *(f"p99 of {name} (s)" for name in _NAMES.values()), "outcome"]
+    heads = [_axis(plan), *(f"p99 of {name} (s)" for name in _NAMES.values()), "outcome"]
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
     rows = "".join(_table_row(plan, probe) for probe in plan.probes)
     scenario = plan.scenario

@@ -70,7 +70,13 @@ def points(outcome: Outcome, roof: Roofline) -> tuple[NDArray[np.float64], NDArr
     tokens, sampled, context, pairs = (
         columns[name][drawn] / steps for name in ("tokens", "sampled", "context", "pairs")
     )
-    work = StepWork(computed_tokens=tokens, sampled_rows=sampled, context_tokens=context, attended_pairs=pairs)
+    work = StepWork(
+        computed_tokens=tokens,
+        sampled_rows=sampled,
+        context_tokens=context,
+        attended_pairs=pairs,
+        rows=columns["rows"][drawn],
+    )
     flops = roof.flops(work)
     return flops / roof.bytes_read(work), flops * steps / columns["seconds"][drawn]
 

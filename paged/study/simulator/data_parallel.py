@@ -20,7 +20,9 @@ from paged.study.traces import Trace
 
 _WAITING_WEIGHS = 4
 """How many running sequences one that waits counts for, in vLLM's choice of a rank."""
-_OF_NOBODY = StepWork(computed_tokens=1.0, context_tokens=1.0, attended_pairs=1.0, decode_rows=1.0, decode_context=1.0)
+_OF_NOBODY = StepWork(
+    computed_tokens=1.0, context_tokens=1.0, attended_pairs=1.0, decode_rows=1.0, decode_context=1.0, rows=1.0
+)
 
 
 class DataParallel:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paged import Batch, Costs
 from paged.errors import InvalidConfig
-from paged.study.hardware import CostModel, StepWork, Tiling
+from paged.study.hardware import CostModel, Spans, StepWork, Tiling
 from paged.study.simulator.decisions import Decision, decision_of
 from paged.study.simulator.recording import Recording
 from paged.study.simulator.result import SimulationResult
@@ -29,6 +29,7 @@ class RecordedSeconds:
     """
 
     tiling: ClassVar[Tiling | None] = None
+    spans: ClassVar[Spans] = ()
 
     def __init__(self, seconds: Sequence[float], costs: Costs) -> None:
         if not seconds:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Scheduler
+from paged import LayerGroup, Scheduler
+from paged.block_manager import Layout
 from paged.study.hardware import StepWork
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Preemptions, SimulationResult, Spread
@@ -21,7 +22,7 @@ Times = NDArray[np.float64]
 
 
 class Memory(NamedTuple):
-    """A moment of the pool: blocks that sequences hold, slots of them with computed KV, blocks kept by count."""
+    """A moment of the pool: blocks (or pages) that sequences hold, slots of them with computed KV, blocks kept by count."""
 
     used: int
     filled: int
@@ -55,7 +56,8 @@ class Ledger:
         empty -= manager.rows.num_computed
         # Of a swapped row more is computed than its table holds.
         np.maximum(empty, 0, out=empty)
-        return Memory(used, used * size - int(empty.sum()), self._scheduler.num_reserved)
+        # Of several groups the last block of each is as empty.
+        return Memory(used, used * size - int(empty.sum()) * manager.layout.block_pages, self._scheduler.num_reserved)
 
     def step(
         self, memory: Memory, sampled: NDArray[np.int64], *, end_s: float, seconds: float, rows: int, work: StepWork
@@ -77,7 +79,7 @@ class Ledger:
             pairs=float(work.attended_pairs),
             used=memory.used,
             reserved=memory.reserved,
-            filled=memory.filled + int(work.computed_tokens),
+            filled=memory.filled + int(work.computed_tokens) * self._scheduler.manager.layout.block_pages,
         )
 
     def stretch(
@@ -184,6 +186,7 @@ class Ledger:
             policy=scheduler.policy.name,
             num_blocks=manager.num_blocks,
             block_size=manager.block_size,
+            groups=groups_of(manager.layout),
             host_blocks=manager.num_host_blocks,
             max_tokens_per_step=budget,
             max_sequences=limits.max_sequences,
@@ -225,6 +228,17 @@ class Ledger:
             wall_s=wall,
             us_per_step=wall / self.num_steps * 1e6 if self.num_steps else 0.0,
         )
+
+
+def groups_of(layout: Layout) -> tuple[str, ...]:
+    """Pages of each kind of layer, in words; none where a block is of all layers."""
+    return () if layout.is_plain else tuple(map(_pages_of, layout.groups))
+
+
+def _pages_of(group: LayerGroup) -> str:
+    name = f"{group.kind} {group.reach:,}" if group.reach else group.kind
+    pages = "1 page" if group.pages == 1 else f"{group.pages:,} pages"
+    return f"{name}: {pages} a {'sequence' if group.kind == 'state' else 'block'}"
 
 
 def _spread(mean: dict[str, float], slots: int) -> Spread:

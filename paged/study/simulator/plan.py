@@ -47,8 +47,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     prompts_over_budget
                     of a policy that splits none: prompts that are longer than the token budget
     arrivals_per_s  at rate 1, over the whole trace, of the first seed; None where all arrive at once, or a client waits for an answer
-    num_blocks      of the scenario's pool, whatever is sought
-    kv_bytes        that a block takes of a device; None without a model
+    num_blocks      of the scenario's pool, whatever is sought; pages of layers of several kinds
+    groups          pages a block or a sequence of each kind of layer, in words; none where a block is of all layers
+    kv_bytes        that a block, or page, takes of a device; None without a model
     """
 
     find: Find
@@ -65,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     prompts_over_budget: int
     arrivals_per_s: float | None
     num_blocks: int
+    groups: tuple[str, ...]
     kv_bytes: int | None
     weighed: Weighed | None = None
 

@@ -57,7 +57,10 @@ class SimulationResult(msgspec.Struct, frozen=True):
     trace: str
     policy: str
     num_blocks: int
+    """Pages where layers are of several kinds."""
     block_size: int
+    groups: tuple[str, ...]
+    """Pages a block or a sequence of each kind of layer, in words; none where a block is of all layers."""
     host_blocks: int
     max_tokens_per_step: int | None
     """None: no bound."""

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import POLICIES, BlockManager, Policy, Scheduler
+from paged import POLICIES, BlockManager, LayerGroup, Policy, Scheduler
+from paged.block_manager import Layout
 from paged.errors import InvalidConfig, UnknownPolicy
 from paged.study.hardware import (
     CostModel,
@@ -227,7 +228,7 @@ def _shipped_step(device: Device) -> MeasuredStep | Roofline:
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A simulation.
 
-    blocks               device blocks; None: what the device has left beside the model
+    blocks               device blocks, or pages where the model's layers are of several kinds; None: what the device has left beside it
     max_tokens_per_step  token budget; "auto": one that suits model and device (`suiting_budget`), 2,048 without a model, and of a policy
                          that splits no prompts its own; "knee": at the roofline's knee; "own": the policy's own default, at the knee
                          where it has none. A policy that neither splits prompts nor has a budget (static, orca) is not bounded by any
@@ -277,7 +278,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return POLICIES[self.policy]
 
     def num_blocks(self) -> int:
-        """Device blocks. Raises BudgetTooSmall, and InvalidConfig where nobody says how many."""
+        """Device blocks, or pages. Raises BudgetTooSmall, and InvalidConfig where nobody says how many."""
         if self.blocks is not None:
             return self.blocks
         roofline = self.device.roofline()
@@ -294,8 +295,22 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds that the load's trace has to last (`settling_s`); 0 of a closed loop."""
         if self.load.clients is not None:
             return 0.0
-        slots = self.num_blocks() * self.block_size
-        return settling_s(trace, self.device.cost_model(), slots=slots, max_sequences=self.max_sequences)
+        return settling_s(trace, self.device.cost_model(), rows_at=self.rows_at)
+
+    def layout(self) -> Layout:
+        """The kinds of layers, and pages of them: those of the model's plan, or where there is none blocks of all layers."""
+        roofline = self.device.roofline()
+        plan = None if roofline is None else roofline.plan(self.block_size)
+        groups = (
+            [LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups] if plan else [LayerGroup("full")]
+        )
+        return Layout(groups, self.block_size, keeps=self.prefix_caching)
+
+    def rows_at(self, length: int) -> int:
+        """How many sequences of so many tokens run at once: as memory and rows allow, at least one."""
+        layout, num_blocks = self.layout(), self.num_blocks()
+        held = num_blocks * self.block_size // length if layout.is_plain else num_blocks // layout.pages_for(length)
+        return max(1, min(self.max_sequences, held))
 
     def settled(self) -> "Scenario":
         """The same with a trace that is drawn longer where it is too short at its rate, unless the load says how long it is to last."""
@@ -315,7 +330,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 f"is {self.host_blocks:,}. Take it again with a host, or simulate without one"
             )
         manager = BlockManager(
-            self.num_blocks(), self.block_size, host_blocks=self.host_blocks, prefix_caching=self.prefix_caching
+            self.num_blocks(),
+            self.block_size,
+            host_blocks=self.host_blocks,
+            prefix_caching=self.prefix_caching,
+            groups=self.layout().groups,
         )
         return Scheduler(
             manager,

@@ -180,7 +180,7 @@ class Simulation:
             if allowed < 2:
                 return 0.0
         clock, seconds = np.empty(allowed + 1), np.empty(allowed)
-        work = steady_work(first, allowed, self.cost_model.tiling)
+        work = steady_work(first, allowed, self.cost_model.tiling, self.cost_model.spans)
         seconds[:] = self.cost_model.seconds(work)
         # Sums in the order in which the steps come: the same clock to the last bit.
         clock[0], clock[1:] = self.now_s, seconds
@@ -201,7 +201,7 @@ class Simulation:
 
     def work_of(self, batch: Batch) -> StepWork:
         """What a batch asks of the device."""
-        return work_of(batch, self.scheduler.manager.block_size, self.cost_model.tiling)
+        return work_of(batch, self.scheduler.manager.block_size, self.cost_model.tiling, self.cost_model.spans)
 
     def finish(self, batch: Batch, work: StepWork, seconds: float) -> Step:
         """End a batch that took so long."""

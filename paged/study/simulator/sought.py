@@ -7,6 +7,7 @@ import numpy as np
 
 from paged.errors import InvalidConfig
 from paged.study.simulator.driver import Search
+from paged.study.simulator.ledger import groups_of
 from paged.study.simulator.plan import Find, Plan, Progress, Watching, scenario_at
 from paged.study.simulator.probe import Probe, Round
 from paged.study.simulator.scenario import Scenario, facts_of, prompts_over_budget
@@ -136,13 +137,15 @@ class Sought:
             prompts_over_budget=prompts_over_budget(self.scenario, trace),
             arrivals_per_s=self._arrivals_per_s(),
             num_blocks=self.scenario.num_blocks(),
-            kv_bytes=None if roofline is None else self.scenario.block_size * roofline.kv_bytes_per_token_of_device,
+            groups=groups_of(self.scenario.layout()),
+            kv_bytes=None if roofline is None else roofline.page_bytes(self.scenario.block_size),
         )
 
 
 def _blocks_of_longest(scenario: Scenario, trace: Trace) -> int:
     """What the longest request takes: in a pool of fewer it is rejected, or its output cut off."""
-    return -(-int((trace.prompt_tokens + trace.output_tokens).max()) // scenario.block_size)
+    layout = scenario.layout()
+    return layout.pages_for(int((trace.prompt_tokens + trace.output_tokens).max())) + layout.spare_pages
 
 
 def _blocks_of_all(scenario: Scenario, trace: Trace) -> int:
@@ -151,6 +154,8 @@ def _blocks_of_all(scenario: Scenario, trace: Trace) -> int:
     With so many nobody waits for memory, and nothing cached is ever evicted.
     """
     lengths = trace.prompt_tokens + np.maximum(trace.output_tokens, trace.max_tokens)
-    each = -(-lengths // scenario.block_size)
-    longest = max(int(each.max()), -(-(scenario.load.context or 0) // scenario.block_size))
+    layout = scenario.layout()
+    # What windows pass stays cached, so they count as full.
+    each = -(-lengths // scenario.block_size) * layout.block_pages + layout.state_pages + layout.spare_pages
+    longest = max(int(each.max()), layout.pages_for(scenario.load.context or 0))
     return max(int(each.sum()), 2 * longest * min(len(trace), scenario.max_sequences))

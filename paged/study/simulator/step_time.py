@@ -8,7 +8,7 @@ import numpy as np
 
 from paged import Costs
 from paged.errors import InvalidConfig
-from paged.study.hardware import StepWork, Tiling
+from paged.study.hardware import Spans, StepWork, Tiling
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -27,6 +27,7 @@ class StepTime(msgspec.Struct, frozen=True):
     swap_us: float = 5.2
 
     tiling: ClassVar[Tiling | None] = None
+    spans: ClassVar[Spans] = ()
 
     def check(self) -> None:
         """Raises InvalidConfig unless every constant is finite and not negative and a step that computes takes some time."""

@@ -159,8 +159,13 @@ def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int
 
 
 def _may_skip(memory: Memory) -> bool:
-    """Whether nothing is to be copied, and no content ends by time."""
-    return not memory.growth.any_shared_tail and memory.offload is None and memory.content.retentions.next_end == np.inf
+    """Whether all layers keep all tokens, nothing is to be copied, and no content ends by time."""
+    return (
+        memory.layout.is_plain
+        and not memory.growth.any_shared_tail
+        and memory.offload is None
+        and memory.content.retentions.next_end == np.inf
+    )
 
 
 def _most_decodes(memory: Memory, rows: Rows, limit: int) -> int:

@@ -125,6 +125,10 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
         what = "model" if model is None else "device"
         raise InvalidConfig(f"the run does not say its {what}; --{what} does")
     shape, placed = model_named(model), device_named(device)
+    if shape.mixers:
+        raise InvalidConfig(
+            f"{shape.name} has layers that keep a state; how a recorded engine keeps one is not modelled"
+        )
     # A checkpoint of 8 bits stays one, whatever dtype its activations have.
     is_quantised = shape.dtype is not None and usual_dtype(shape, placed) == shape.dtype
     dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
@@ -150,8 +154,13 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
         assumed += step.layers.notes
     assumed += [*_of_ranks(roofline), *setup.not_modelled]
     counted = setup.num_blocks if asked.blocks is None else asked.blocks
+    if shape.kept:
+        assumed.append(
+            "memory keeps all tokens of every layer, also of those that read a window or a chunk of them alone"
+        )
     if counted is None:
-        blocks = roofline.num_blocks(
+        whole = msgspec.structs.replace(roofline, model=msgspec.structs.replace(shape, kept=()))
+        blocks = whole.num_blocks(
             block_size,
             setup.memory_share or engine.memory_share,
             max_tokens_per_step=budget,

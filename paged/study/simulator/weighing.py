@@ -72,13 +72,16 @@ def full_step(sought: Sought, budget: int) -> float:
     trace, scenario = sought.trace, at_budget(sought, budget).scenario
     prompt = float(trace.prompt_tokens.mean())
     length = max(1, round(prompt + float(trace.output_tokens.mean()) / 2))
-    room = scenario.num_blocks() * scenario.block_size // length
-    rows = max(1, min(scenario.max_sequences, budget // 2, room))
+    rows = max(1, min(scenario.rows_at(length), budget // 2))
     chunk = budget - rows
+    cost_model = scenario.device.cost_model()
     work = StepWork.of_rows(
-        [1] * rows + [chunk], [length] * rows + [max(chunk, round(prompt))], sampled_rows=float(rows)
+        [1] * rows + [chunk],
+        [length] * rows + [max(chunk, round(prompt))],
+        sampled_rows=float(rows),
+        spans=cost_model.spans,
     )
-    return float(scenario.device.cost_model().seconds(work))
+    return float(cost_model.seconds(work))
 
 
 def _suggested(sought: Sought, choices: tuple[int, ...], limit: float | None) -> int:

@@ -3,19 +3,20 @@
 import numpy as np
 
 from paged import Batch
-from paged.study.hardware import StepWork, Tiling
+from paged.study.hardware import Spans, StepWork, Tiling
+from paged.study.hardware.step_work import mean_pairs, mean_read
 from paged.study.simulator.stretch import SteadyBatch
 
 
-def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> StepWork:
-    """One batch's work; with `tiling` its tiles, too."""
-    moves, context = batch.moves, batch.seq_lens
+def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None, spans: Spans = ()) -> StepWork:
+    """One batch's work; with `tiling` its tiles, too, and contexts as far as layers attend (`spans`)."""
+    moves, ends, counts = batch.moves, batch.seq_lens, batch.num_tokens
     num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
-    attended = read = int(context.sum())
-    decoding = context
+    context = mean_read(spans, ends - counts, ends)
+    read = context.sum().item()
+    decoding, attended = context, read
     if computed != num_rows:
-        counts = batch.num_tokens
-        attended = int((counts * (2 * context - counts + 1)).sum()) // 2
+        attended = mean_pairs(spans, ends - counts, ends)
         decoding = context[(counts == 1) & batch.samples]
     num_tiles = sampling = positions = 0
     if tiling is not None:
@@ -29,20 +30,27 @@ def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None) -> Step
         attended_pairs=attended,
         moved_tokens=(len(moves.device_to_host) + len(moves.host_to_device)) * block_size,
         decode_rows=len(decoding),
-        decode_context=read if decoding is context else int(decoding.sum()),
-        longest_decode=int(decoding.max()) if len(decoding) else 0,
+        decode_context=read if decoding is context else decoding.sum().item(),
+        longest_decode=decoding.max().item() if len(decoding) else 0,
+        rows=num_rows,
         tiles=num_tiles,
         sampling_tiles=sampling,
         tile_context=positions,
     )
 
 
-def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None) -> StepWork:
+def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None, spans: Spans = ()) -> StepWork:
     """So many steps with the same rows, a token each; `first` is what the first of them runs. What rises with the contexts comes in columns,
     [steps], the rest as numbers."""
     known, sampled = first.seq_lens, first.num_samples
     rising = np.arange(num_steps)
-    context = int(known.sum()) + len(known) * rising.astype(np.float64)
+    if spans:
+        ends = known[:, None] + rising
+        each = mean_read(spans, ends - 1, ends)
+        context, longest_decode = each.sum(axis=0), each.max(axis=0, initial=0)
+    else:
+        context = int(known.sum()) + len(known) * rising.astype(np.float64)
+        longest_decode = float(known.max(initial=0)) + rising
     num_tiles, sampling, positions = 0.0, 0.0, np.zeros(num_steps)
     if tiling is not None:
         longest = tiling.longest_contexts(known)
@@ -55,7 +63,8 @@ def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None
         attended_pairs=context,
         decode_rows=float(len(known)),
         decode_context=context,
-        longest_decode=float(known.max()) + rising if len(known) else 0.0,
+        longest_decode=longest_decode if len(known) else 0.0,
+        rows=float(len(known)),
         tiles=num_tiles,
         sampling_tiles=sampling,
         tile_context=positions,

@@ -1,0 +1,219 @@
+"""Models whose layers are of several kinds, simulated and planned: pages by their plan, and what windows, chunks and states read."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from paged import BlockManager, Request, Scheduler
+from paged.errors import BudgetTooSmall, InvalidConfig
+from paged.model.layer_plan import Layers, Part
+from paged.model.model_shape import Mixers
+from paged.study.hardware import Device, ModelShape, Roofline, StepWork, model_named, model_names
+from paged.study.hardware.step_work import Span, mean_pairs, mean_read
+from paged.study.simulator import Device as RunsOn, Load, Scenario
+from paged.study.simulator.stretch import SteadyBatch
+from paged.study.simulator.work import steady_work, work_of
+
+from .files_of_others import TINY  # noqa: TID252
+
+# K and V of 2 heads of 2 elements in bf16.
+KV = (8, 8)
+FULL = Layers(kind="full", count=1, entry=KV)
+WINDOW = Layers(kind="window", count=1, entry=KV, reach=8)
+STATE = Layers(kind="state", count=1, parts=(Part(units=4, unit_bytes=64),))
+WINDOWED = {"kept": (FULL, WINDOW)}
+HYBRID = {"kept": (FULL, STATE), "mixers": Mixers(layers=1, parameters=100)}
+BOX = {"name": "box", "memory_bytes": 3_000_000, "bandwidth": 1e9, "peak_flops": {"bf16": 1e10}, "host_link": 1e8}
+TRACE = "synthetic:poisson,rate=20,requests=12,prompt=24,output=6"
+
+
+def roofline(layers, **placed):
+    return Roofline(
+        model=ModelShape(**TINY, **layers), device=Device(**BOX, interconnect=1e6), host_overhead_s=0.0, **placed
+    )
+
+
+@pytest.fixture
+def on_box(tmp_path):
+    """Writes a model and a small device. Returns the options that name them."""
+
+    def write(layers):
+        document = {**TINY, "max_length": 256, **{name: msgspec.to_builtins(value) for name, value in layers.items()}}
+        (tmp_path / "model.json").write_text(json.dumps(document))
+        (tmp_path / "box.json").write_text(json.dumps(BOX))
+        return ["--model", tmp_path / "model.json", "--device", tmp_path / "box.json", "--published"]
+
+    return write
+
+
+@pytest.mark.parametrize(("kind", "reach"), [("full", 0), ("window", 1), ("window", 3), ("chunk", 1), ("chunk", 4)])
+def test_layers_read_what_their_tokens_see(kind, reach):
+    def first(token):
+        return {"full": 0, "window": max(0, token - reach + 1), "chunk": token // reach * reach if reach else 0}[kind]
+
+    spans = (Span(kind, reach, 1.0, 1.0),)
+    for start in range(10):
+        for end in range(start + 1, 12):
+            share = np.array([start]), np.array([end])
+            assert mean_read(spans, *share).tolist() == [end - first(start)]
+            assert mean_pairs(spans, *share) == sum(token + 1 - first(token) for token in range(start, end))
+
+
+def test_a_step_counts_the_mean_over_layers():
+    spans = (Span("full", 0, 0.75, 0.5), Span("window", 8, 0.25, 0.5))
+    work = StepWork.of_rows([1, 4], [20, 12], sampled_rows=2, spans=spans)
+    # The first row reads 20 and 8 tokens; the second, whose window begins at token 1, 12 and 11.
+    assert work.context_tokens == 0.75 * (20 + 12) + 0.25 * (8 + 11)
+    assert work.attended_pairs == 0.5 * (20 + 9 + 10 + 11 + 12) + 0.5 * (8 + 4 * 8)
+    assert (work.decode_context, work.rows) == (0.75 * 20 + 0.25 * 8, 2)
+
+
+def test_steps_that_are_taken_at_once_count_what_each_of_them_does():
+    spans = (Span("full", 0, 0.75, 0.5), Span("window", 8, 0.25, 0.5))
+    scheduler = Scheduler(BlockManager(64, 4))
+    for number, length in enumerate([3, 7, 12]):
+        scheduler.add(Request(id=str(number), prompt=np.arange(length), max_tokens=9))
+    batches = []
+    while scheduler.has_unfinished:
+        batches.append(scheduler.schedule())
+        scheduler.update(batches[-1], np.zeros(int(batches[-1].samples.sum()), np.int32))
+    _, *decodes = batches
+    together = steady_work(SteadyBatch(decodes[0].ids, decodes[0].seq_lens, 3), len(decodes), spans=spans)
+    one_by_one = StepWork.of_steps([work_of(batch, 4, spans=spans) for batch in decodes])
+    assert together.context_tokens.tolist() == one_by_one.context_tokens.tolist()
+    assert together.longest_decode.tolist() == one_by_one.longest_decode.tolist()
+
+
+def test_a_window_is_read_as_far_as_it_reaches():
+    step = roofline(WINDOWED)
+    short, long = (step.bytes_read(StepWork.of_rows([1], [n], sampled_rows=1, spans=step.spans)) for n in (100, 101))
+    # One token more in the full layer alone.
+    assert long - short == sum(KV)
+
+
+def test_a_state_is_read_and_written_once_a_row():
+    step = roofline(HYBRID)
+    _, states, attention, _ = step.parts(StepWork.of_rows([1, 5], [40, 5], sampled_rows=2, spans=step.spans))
+    assert states.bytes == 2 * 2 * 256
+    # One of two layers attends: 45 tokens are read, and 6 written.
+    assert attention.bytes == sum(KV) * (45 + 6)
+
+
+def test_a_mixer_stands_in_place_of_attention():
+    assert model_of(HYBRID).parameters == model_of({}).parameters - 192 + 100
+    assert model_of({"gated_attention": True}).parameters == model_of({}).parameters + 2 * 8 * 8
+
+
+def model_of(layers):
+    return ModelShape(**TINY, **layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ({"kept": (WINDOW,)}, "kept has 1 layers with K and V; 2 of 2 layers are all but mixers"),
+        ({"kept": (FULL, STATE)}, "kept has 1 layers with states; 0 of 2 layers are mixers"),
+        ({"mixers": Mixers(layers=1, parameters=9)}, "kept has 0 layers with states; 1 of 2 layers are mixers"),
+    ],
+)
+def test_layers_that_contradict_their_number_are_refused(layers, said):
+    with pytest.raises(InvalidConfig, match=said):
+        model_of(layers)
+
+
+def test_each_device_has_pages_of_its_heads_and_a_part_of_the_states():
+    one, two, four = (roofline(HYBRID, tensor_parallel=degree) for degree in (1, 2, 4))
+    assert [each.state_bytes_of_device for each in (one, two, four)] == [256, 128, 64]
+    # Two KV heads: four devices hold each of them twice.
+    assert [each.kv_bytes_per_token_of_device for each in (one, two, four)] == [16, 8, 8]
+    plan = one.plan(16)
+    assert one.held_bytes(40, 16) == plan.held_bytes(40)
+    assert one.num_blocks(16) == one.room_for_kv() // plan.page_bytes
+
+
+def test_a_device_without_room_for_a_block_and_its_state_is_refused():
+    large = Layers(kind="state", count=1, parts=(Part(units=4, unit_bytes=1_000_000),))
+    with pytest.raises(BudgetTooSmall, match="do not hold one block of 16 tokens"):
+        roofline({**HYBRID, "kept": (FULL, large)}).num_blocks(16)
+
+
+def test_a_simulation_has_the_pages_of_the_plan_and_says_so(document, printed, on_box):
+    options = [TRACE, *on_box(WINDOWED), "--max-sequences", 8, "--check"]
+    (found,) = document("simulate", *options)
+    assert found["groups"] == ["full: 1 page a block", "window 8: 1 page a block"]
+    assert (found["finished"], found["violations"], found["not_modelled"]) == (12, 0, [])
+    said = printed("simulate", *options)
+    assert f"pool: {found['num_blocks']:,} pages, blocks of 16 tokens; full: 1 page a block; window 8" in said
+    (hybrid,) = document("simulate", TRACE, *on_box(HYBRID), "--max-sequences", 8)
+    assert hybrid["groups"][1].startswith("state: ")
+    assert hybrid["groups"][1].endswith(" a sequence")
+
+
+def test_slots_are_counted_in_every_kind_of_layer(document, on_box):
+    options = ["synthetic:at-once,requests=1,prompt=20,output=1", *on_box(WINDOWED)]
+    # Two blocks of 16 in each of two kinds of layers, with 20 tokens each.
+    (found,) = document("simulate", *options)
+    assert found["memory"]["of_held"] == 2 * 20 / (2 * 2 * 16)
+
+
+def test_windows_that_go_back_let_more_sequences_run_on_the_same_bytes(document, on_box):
+    trace = "synthetic:at-once,requests=40,prompt=40,output=150"
+    options = ["--max-sequences", 64, "--no-prefix-caching", "--max-tokens-per-step", 64]
+    # A block of both layers has the bytes of two pages.
+    (whole,) = document("simulate", trace, *on_box({}), *options, "--blocks", 40)
+    (windowed,) = document("simulate", trace, *on_box(WINDOWED), *options, "--blocks", 80)
+    assert windowed["row_occupancy"] > 1.3 * whole["row_occupancy"]
+
+
+@pytest.mark.parametrize("layers", [WINDOWED, HYBRID], ids=["window", "state"])
+def test_policies_that_draw_as_they_go_work_with_layers_of_several_kinds(document, on_box, layers):
+    trace = "synthetic:at-once,requests=12,prompt=60,output=40"
+    policies = "paged,paged-fair,vllm,sarathi,fastgen,trtllm-max-utilization,trtllm-guaranteed-no-evict"
+    options = ["--policy", policies, "--max-sequences", 8, "--blocks", 32, "--check", "--jobs", 1]
+    found = document("simulate", trace, *on_box(layers), *options)
+    assert [(each["finished"], each["violations"]) for each in found] == [(12, 0)] * 7
+    assert max(each["preemptions"]["recompute"] for each in found) > 0
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan --find rate --ttft 1"])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--host-blocks 4", "a host tier (host_blocks) is not possible with window layers"),
+        ("--policy orca-max", "policy orca-max, which draws what a request may become, is not possible with window"),
+    ],
+)
+def test_what_is_not_possible_with_these_layers_is_refused_by_name(refused, on_box, command, option, said):
+    assert said in refused(*command.split(), TRACE, *on_box(WINDOWED), *option.split())
+
+
+def test_a_plan_counts_pages(document, printed, on_box):
+    find = ["plan", TRACE, *on_box(HYBRID), "--find", "memory", "--ttft", 0.5, "--no-explain", "--max-sequences", 8]
+    find += ["--max-tokens-per-step", 64, "--jobs", 1, "--least-span", 0]
+    (plan,) = document(*find)
+    step = roofline(HYBRID)
+    assert plan["kv_bytes"] == step.plan(16).page_bytes
+    # Fewer do not hold the longest request: two blocks, and its state twice.
+    fewest = 2 + 2 * step.plan(16).groups[1].pages
+    assert plan["probes"][0]["value"] >= fewest
+    assert plan["groups"][0] == "full: 1 page a block"
+    said = printed(*find)
+    assert f": {plan['answer']:,} pages (" in said
+    assert "Blocks have 16 tokens; full: 1 page a block; state: " in said
+
+
+@pytest.mark.parametrize("name", [name for name in model_names() if model_named(name).kept])
+def test_every_model_that_ships_with_layers_of_several_kinds_is_simulated(name):
+    shape = model_named(name)
+    scenario = Scenario(
+        load=Load(trace="synthetic:poisson,rate=2,requests=3,prompt=900,output=3"),
+        device=RunsOn(model=name, device="h100"),
+        blocks=4_000,
+        max_tokens_per_step=512,
+    )
+    result = scenario.simulation().result()
+    assert len(result.groups) == len({(each.kind, each.reach) for each in shape.kept})
+    layout = scenario.layout()
+    assert layout.full_pages > 0 or name == "mistral-7b"
