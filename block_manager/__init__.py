@@ -7,7 +7,8 @@ from .layout import LayerGroup, Layout
 from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
-from .stats import MemoryStats
+from .side_content import HitEnd
+from .stats import GroupStats, MemoryStats
 from .views import RowView, TierView
 
 __all__ = [
@@ -16,8 +17,10 @@ __all__ = [
     "Cleared",
     "Composed",
     "Event",
+    "GroupStats",
     "GroupTables",
     "Hit",
+    "HitEnd",
     "LayerGroup",
     "Layout",
     "Memory",

@@ -13,7 +13,7 @@ from .events import EventLog
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .row_ends import RowEnds
 from .runs import DEVICE, HOST, Blocks, Path, first_of, num_nodes
-from .side_content import SideContent
+from .side_content import HitEnd, SideContent
 from .tables import Tables
 from .tiers import Offload
 
@@ -48,6 +48,17 @@ class Content:
             return NOTHING
         found = self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
         return found if self.sides is None else self.sides.restart(found, 0)
+
+    def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
+        """Where a lookup of these tokens would end now, if there are sides."""
+        assert self.sides is not None, "there are sides"
+        path, limit = Path(root), (len(tokens) - 1) // self._tables.block_size
+        found = self._index.match(path, tokens.tobytes(), limit)
+        stands = self.sides.stands(found, 0)
+        hit, end = self.sides.longest(found, stands), None
+        if self.ends is not None and self._index.ends:
+            hit, end = self.ends.find(path, tokens, 0, found, hit.num_blocks) or (hit, None)
+        return self.sides.hit_end(found, hit, stands, end, sought=limit)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes and counts nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ class Growth:
         # Of copies that calls without moves planned: (source, target) of each page. False: those of an earlier batch come first.
         self.copies: list[tuple[int, int]] = []
         self.may_copy = True
+        # Pages that windows and chunks gave back in front so far, by table.
+        self.passed = [0] * layout.num_tables
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
@@ -210,6 +213,7 @@ class Growth:
             if not (is_longer := ends > begins).all():
                 begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
+            self.passed[side.table] += int((ends - begins).sum()) * side.pages
             if self.content is not None and (is_wanted := begins < tables.keeps_to[side.table, which]).any():
                 for i in is_wanted.nonzero()[0].tolist():
                     self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
@@ -234,6 +238,12 @@ class Growth:
         if layout.states and num_tokens < tables.num_launched[row]:
             return False
         return all(side.first_column(num_tokens) >= tables.first[side.table, row] for side in layout.bounded)
+
+    def restarts(self, row: int) -> tuple[int, int]:
+        """The least and the most tokens, 0 aside, at which the row can stand, and at all between."""
+        launched = self._tables.num_launched.item(row)
+        stands_from = bisect_left(range(1, launched + 1), True, key=lambda length: self.is_restart(row, length))
+        return min(stands_from + 1, launched), launched
 
     def mark_tail(self, row: int, is_shared: bool) -> None:
         """Mark whether the row's partial block may be shared. A marked row is checked before it writes there."""

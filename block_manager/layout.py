@@ -51,6 +51,11 @@ class LayerGroup:
         checked_integer(f"reach of {self.kind} layers", self.reach, *((1, 2**31) if is_bounded else (0, 1)))
         checked_integer(f"pages of {self.kind} layers", self.pages, 1, 2**15)
 
+    @property
+    def name(self) -> str:
+        """Words for it, as "window layers of 1,024" or "state layers"."""
+        return f"{self.kind} layers" + (f" of {self.reach:,}" if self.reach else "")
+
 
 class Side:
     """A group beside the full one, and the index of its table. `most`: blocks that a row holds at most, one of them
@@ -58,6 +63,7 @@ class Side:
 
     def __init__(self, group: LayerGroup, table: int, block_size: int, *, keeps: bool) -> None:
         self.kind, self.reach, self.pages, self.table = group.kind, group.reach, group.pages, table
+        self.name = group.name
         self.is_state = group.kind == "state"
         self._size, self._keeps = block_size, keeps
         span = group.reach - 1 if group.kind == "window" else group.reach

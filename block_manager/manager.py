@@ -377,6 +377,7 @@ class BlockManager(Uncopyable):
             lifetime_steps=memory.index.lifetime_steps,
             offloaded_blocks=offload.offloaded_blocks if offload else 0,
             loaded_blocks=offload.loaded_blocks if offload else 0,
+            groups=memory.group_stats(),
         )
 
     def check(self) -> list[str]:

@@ -26,6 +26,7 @@ from .prefix_index import PrefixIndex
 from .row_ends import RowEnds
 from .sharing import Sharing
 from .side_content import SideContent
+from .stats import GroupStats
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
 from .views import RowView
@@ -402,13 +403,31 @@ class Memory:
 
     def pages_of_rows(self, rows: list[int]) -> int:
         """Pages that these rows hold, each counted once."""
-        tables = self.tables
-        pages = len({block for row in rows for block in self.rows.table(row).tolist()}) * self.layout.full_pages
-        for side in self.layout.sides:
-            stops = np.minimum(tables.num_blocks, 1) if side.is_state else tables.num_blocks
-            firsts, blocks = tables.first[side.table], tables.blocks[side.table]
-            pages += len({b for row in rows for b in blocks[row, firsts[row] : stops[row]].tolist()}) * side.pages
-        return pages
+        return sum(self.pages_by_group(rows))
+
+    def pages_by_group(self, rows: Sequence[int], *, with_held: bool = False) -> list[int]:
+        """Pages that these rows hold in each group, each counted once; and those that no row holds: of states that batches read,
+        and of copies to come."""
+        tables, found, chosen = self.tables, list[int](), np.array(rows, np.int64)
+        held = list(self.growth.copied) if with_held else []
+        for read in [read for flight in self.flights.all for read in flight.reads.values()] if with_held else ():
+            held += [(side.table, block) for side, block in zip(self.layout.states, read.blocks, strict=True)]
+        for group, table in zip(self.layout.groups, self.layout.table_of, strict=True):
+            firsts, stops = tables.first[table, chosen], tables.num_blocks[chosen]
+            counts = np.minimum(stops, 1) if group.kind == "state" else stops - firsts
+            blocks = tables.blocks[table, chosen.repeat(counts), rising_from(firsts, counts)].tolist()
+            found.append(len({*blocks, *(block for its, block in held if its == table)}) * group.pages)
+        return found
+
+    def group_stats(self) -> tuple[GroupStats, ...]:
+        """Figures of each group, of layers of several kinds."""
+        if self.sides is None:
+            return ()
+        cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.growth.passed
+        cached = [self.device.num_cached - sum(cached), *cached]
+        used = self.pages_by_group(self.tables.live_rows.tolist(), with_held=True)
+        groups = zip(self.layout.groups, used, self.layout.table_of, strict=True)
+        return tuple([GroupStats(group, its, cached[at], passed[at], lost[at]) for group, its, at in groups])
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:
         """Pages that become free with each of the row's blocks, int64 [n]; of shared ones none."""

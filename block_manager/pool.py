@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ _SOLE_WITH_CONTENT = np.full(_PATTERN, _CONTENT + 1, np.int64).tobytes()
 _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
 # Levels of retention, 0 for content that is not retained.
 _NUM_LEVELS = 4
+_Number = TypeVar("_Number", bound=np.integer)
 NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
@@ -201,6 +202,14 @@ class Pool:
         is_there = np.arange(1 + rest.shape[1]) < width[:, None]
         pages: Blocks = np.concatenate([blocks[:, None], rest], axis=1)[is_there]
         return pages
+
+    def of_pages(self, column: NDArray[_Number]) -> NDArray[_Number]:
+        """A column of blocks with each block's value on all of its pages."""
+        if self._width is None:
+            return column
+        blocks, spread = self.state.nonzero()[0], np.zeros_like(column)
+        spread[self.all_pages_of(blocks)] = column[blocks].repeat(self._width[blocks])
+        return spread
 
     def _take_free(self, count: int) -> Blocks:
         top = self.num_free

@@ -601,6 +601,8 @@ class PrefixIndex:
                 for at in [at for at in run.children if first <= at < stop] if self.ends else ():
                     if (end := self.end_of(run, at)) is not None:
                         self._drop_end(end)
+            elif place >= NUM_PLACES:
+                run.note_evicted(place, first, stop)
             if run.row < 0:
                 self._trim(run)
 

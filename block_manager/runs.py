@@ -56,6 +56,7 @@ class Run:
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
     is_end      its one node is where a row ended within a block: see `RowEnds`
+    evicted     by place of a side, the nodes that it has evicted, a bit each; None: none ever
     """
 
     id: int
@@ -72,6 +73,7 @@ class Run:
     children: dict[int, int] = field(default_factory=dict)
     digests: list[bytes] = field(default_factory=list)
     is_end: bool = False
+    evicted: dict[int, int] | None = None
 
     @property
     def confirmed_length(self) -> int:
@@ -139,6 +141,18 @@ class Run:
             if have.item(-1) < 0:
                 have = have[: len(have.tobytes().rstrip(_BYTE)) // 8]
         self.blocks[place] = have if len(have) else None
+
+    def note_evicted(self, place: int, first: int, stop: int) -> None:
+        """Note that a side has evicted these nodes, for who asks why a hit ended."""
+        self.evicted = self.evicted or {}
+        self.evicted[place] = self.evicted.get(place, 0) | ((1 << stop - first) - 1) << first
+
+    def was_evicted(self, place: int, first: int, stop: int) -> bool:
+        """Return whether a side has evicted one of these nodes, which it has not again."""
+        if self.evicted is None or place not in self.evicted:
+            return False
+        missing = np.packbits(self.blocks_in(place, first, stop) < 0, bitorder="little").tobytes()
+        return self.evicted[place] >> first & int.from_bytes(missing, "little") > 0
 
     def close(self, tokens: bytes, blocks: Blocks) -> None:
         """Close the run with these nodes, perhaps none, on the device."""

@@ -89,12 +89,16 @@ class Sharing:
         match = index.match(path, data, limit)
         on_host, end = list[Span](), None
         if self.sides is not None:
-            found, match = match, self.sides.restart(match, have, row)
+            stands, found = self.sides.stands(match, have, row), match
+            match = self.sides.longest(found, stands)
             if match.num_blocks < found.num_blocks:
                 self.sides.note_junction(row, have + found.num_blocks)
             if self.ends is not None and index.ends and self._growth.may_copy:
                 tokens = tables.tokens[row, : tables.num_tokens[row]]
                 match, end = self.ends.find(path, tokens, have, found, match.num_blocks, row) or (match, None)
+            if found.num_blocks or end is not None:
+                hit = self.sides.hit_end(found, match, stands, end, have=have, sought=have + limit)
+                self.sides.note_end(row, hit, have, count=count)
         if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0

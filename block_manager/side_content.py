@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,9 @@ from paged.base.arguments import is_integer
 
 from .flights import Flight, StateRead
 from .layout import Layout, Side
-from .pool import Pool
-from .prefix_index import Match, PrefixIndex
-from .runs import Blocks, Span, first_of, num_nodes
+from .pool import NO_BLOCKS, Pool
+from .prefix_index import NOTHING, Match, PrefixIndex
+from .runs import Blocks, Run, Span, first_of, num_nodes
 from .tables import NUM_WANTED, Rows, Tables
 
 # The places of the device and the host come before those of the sides, whose tables are numbered from 1 on.
@@ -46,14 +46,51 @@ def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
     return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {keep_at!r}."
 
 
+Stands = list[NDArray[np.bool_]]
+
+
 def place_of(side: Side) -> int:
     return _FIRST_PLACE + side.table
+
+
+class HitEnd(NamedTuple):
+    """Where a lookup ended, in tokens.
+
+    num_tokens  where every group can stand: the hit, which the end of a row may have made longer
+    confirmed   that the full group had; `found`: with those that batches were still computing
+    sought      the most that there can be: a token is left to compute, and blocks are whole
+    alone       the most that each side allows by itself
+    limit       the side that allows least
+    why         "whole": all was found; "not cached": no group had more; of the side: "pending", what comes next was still
+                being computed; "evicted", it had more; "not kept", it never had
+    """
+
+    num_tokens: int
+    confirmed: int
+    found: int
+    sought: int
+    alone: tuple[int, ...]
+    limit: int
+    why: str
+
+    @property
+    def lost(self) -> int:
+        """Tokens behind it that the full group had."""
+        return max(self.confirmed - self.num_tokens, 0)
+
+
+def _last(stands: NDArray[np.bool_]) -> int:
+    """The number of blocks after which it is last true, 0: after none."""
+    return len(stands) - int(stands[::-1].argmax()) if stands.any() else 0
 
 
 class SideContent:
     def __init__(self, tables: Tables, index: PrefixIndex, device: Pool, layout: Layout) -> None:
         self._tables, self._index, self._device, self._layout = tables, index, device, layout
         self._size = tables.block_size
+        # By row: its uid, where its hit ended, and whether that is counted. By side: tokens that such ends lost.
+        self._ends: dict[int, tuple[int, HitEnd, bool]] = {}
+        self.lost = [0] * len(layout.sides)
 
     def begin(self, row: int, num_tokens: int, keep_at: Sequence[int]) -> None:
         """Note at which lengths the prompt of a new row is wanted: at its last full block, one token being left to
@@ -63,28 +100,82 @@ class SideContent:
         self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
     def restart(self, match: Match, have: int, row: int = -1) -> Match:
-        """The longest part of a match, which begins at column `have`, after which every group can stand. `row`: whose
-        first `have` blocks are there already. Confirmed nodes alone."""
+        """The longest part of a match after which every side of `stands` can stand."""
+        return self.longest(match, self.stands(match, have, row))
+
+    def longest(self, match: Match, stands: Stands) -> Match:
+        num = _last(np.logical_and.reduce(stands))
+        return Match(first_of(match.spans, num), num, -1) if num else NOTHING
+
+    def stands(self, match: Match, have: int, row: int = -1) -> Stands:
+        """Whether each side can stand after each confirmed block of a match, which begins at column `have`. `row`: whose
+        first `have` blocks are there already."""
         most = match.num_blocks if match.first_pending < 0 else min(match.num_blocks, match.first_pending - have)
-        if most <= 0:
-            return Match([], 0, -1)
-        ends = np.arange(have + 1, have + most + 1)
-        stands = np.ones(most, np.bool_)
+        ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
         for side in self._layout.sides:
-            is_there = self._residence(side, match.spans)[:most] >= 0
+            is_there = self._residence(side, match.spans)[: max(most, 0)] >= 0
+            found.append(is_there)
             if side.is_state:
-                stands &= is_there
                 continue
             begins = side.first_column(ends * self._size)
             # Holes before each column; none may lie between where a window begins and its end.
             holes = np.concatenate([[0], np.cumsum(~is_there)])
-            stands &= holes[1:] == holes[np.maximum(begins - have, 0)]
+            found[-1] = holes[1:] == holes[np.maximum(begins - have, 0)]
             if have:
-                stands &= (begins >= have) | (begins >= self._tables.first[side.table, row])
-        if not stands.any():
-            return Match([], 0, -1)
-        num = most - int(stands[::-1].argmax())
-        return Match(first_of(match.spans, num), num, -1)
+                found[-1] &= (begins >= have) | (begins >= self._tables.first[side.table, row])
+        return found
+
+    def hit_end(
+        self, match: Match, hit: Match, stands: Stands, end: Run | None, *, have: int = 0, sought: int
+    ) -> HitEnd:
+        """Where a lookup of `sought` blocks ended, the first `have` of which were there already: it had `match`, and took `hit`
+        and then an `end` of a row."""
+        size, most, found = self._size, have + len(stands[0]), (have + match.num_blocks) * self._size
+        taken = (have + hit.num_blocks) * size + (0 if end is None else len(end.tokens) // 4)
+        alone = [have + _last(each) for each in stands]
+        limit, why = alone.index(min(alone)), "whole" if taken >= sought * size else "not cached"
+        side, least = self._layout.sides[limit], min(alone)
+        if taken < found:
+            # What would have to be there to stand one block further.
+            first = least if side.is_state else int(side.first_column((least + 1) * size))
+            is_evicted = self._was_evicted(side, first_of(match.spans, most - have), first - have)
+            why = "pending" if least == most else "evicted" if is_evicted else "not kept"
+        allowed = tuple([max(size * blocks, taken) for blocks in alone])
+        return HitEnd(taken, size * most, found, size * sought, allowed, limit, why)
+
+    def _was_evicted(self, side: Side, spans: list[Span], first: int) -> bool:
+        """Whether the side has evicted one of the nodes from the place `first` of the spans on, which is not there."""
+        for run, begin, stop in spans:
+            if run.was_evicted(place_of(side), min(begin + max(first, 0), stop), stop):
+                return True
+            first -= stop - begin
+        return False
+
+    def note_end(self, row: int, end: HitEnd, have: int, *, count: bool) -> None:
+        """Keep where the row's hit ended, unless it has begun to compute. `count`: what the full group had behind it is lost."""
+        uid, before, was_counted = self._ends.get(row, (0, end, count))
+        is_again = uid == self._tables.uid[row]
+        if have * self._size > (before.num_tokens if is_again else 0):
+            return
+        if is_again and (count := was_counted):
+            self.lost[before.limit] -= before.lost
+        if count:
+            self.lost[end.limit] += end.lost
+        self._ends[row] = self._tables.uid.item(row), end, count
+
+    def end_of(self, row: int) -> HitEnd | None:
+        """Where the row's hit ended; None: nothing was found."""
+        uid, end, _ = self._ends.get(row, (0, None, False))
+        return end if uid == self._tables.uid[row] else None
+
+    def cached_pages(self) -> list[int]:
+        """Pages with content of each side that nobody holds."""
+        found, runs = [], [*self._index.runs.values(), *self._index.ends.values()]
+        for side in self._layout.sides:
+            there = [blocks for run in runs if (blocks := run.blocks[place_of(side)]) is not None]
+            blocks = np.concatenate([NO_BLOCKS, *there])
+            found.append(int(np.count_nonzero(self._device.state[blocks[blocks >= 0]] < 0)) * side.pages)
+        return found
 
     def _residence(self, side: Side, spans: list[Span]) -> Blocks:
         """The block of each node of the spans in a side's place, int64 [n]; -1: none."""

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .layout import LayerGroup
+
 WINDOW = 1_000
 """Lookups that the recent hit rate looks back on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """A layer group at one moment, in pages.
+
+    used         held by rows and batches
+    cached       with content, and nobody's
+    passed       given back in front so far by a window or chunk, from the table of each row by itself
+    lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
+    """
+
+    group: LayerGroup
+    used: int
+    cached: int
+    passed: int
+    lost_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +40,7 @@ class MemoryStats:
 
     `evicted_blocks` of content left the device; `idle_steps` sums the steps (batches composed) that each was unused,
     `lifetime_steps` those since its run of content began. `offloaded_blocks` of content were copied to the host when
-    they left the device, `loaded_blocks` back on a hit.
+    they left the device, `loaded_blocks` back on a hit. `groups`: of a model whose layers are of several kinds; else empty.
     """
 
     num_blocks: int
@@ -46,6 +65,7 @@ class MemoryStats:
     lifetime_steps: int
     offloaded_blocks: int
     loaded_blocks: int
+    groups: tuple[GroupStats, ...] = ()
 
     @property
     def device_hit_tokens(self) -> int:

@@ -60,7 +60,8 @@ class RowView:
 
 
 class TierView:
-    """Blocks of one tier: *free* (ref count 0, no content), *cached* (0, with content) or *used* (1 or more)."""
+    """Blocks of one tier: *free* (ref count 0, no content), *cached* (0, with content) or *used* (1 or more). Where a block takes
+    several pages, the columns have what its block has for each of them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.num_blocks = pool, pool.num_blocks
@@ -90,19 +91,19 @@ class TierView:
     @property
     def ref_counts(self) -> NDArray[np.int32]:
         """int32 [num_blocks]: references to each block."""
-        return self._pool.ref_count
+        return self._pool.of_pages(self._pool.ref_count)
 
     @property
     def states(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: 0 free, 1 cached, 2 used."""
-        state = self._pool.state
+        state = self._pool.of_pages(self._pool.state)
         return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
 
     @property
     def levels(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: the priority of each block's content, 0 if not retained; see `BlockManager.retain`."""
         level = self._pool.level
-        return np.zeros(self.num_blocks, np.int8) if level is None else level.copy()
+        return np.zeros(self.num_blocks, np.int8) if level is None else self._pool.of_pages(level.copy())
 
 
 def _read_only(column: NDArray[_Integer]) -> NDArray[_Integer]:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from paged.base.words import counted
-from paged.block_manager import Memory
+from paged.block_manager import HitEnd, Memory
 from paged.errors import UnknownRequest
 
 from .request import RequestState
@@ -17,6 +17,11 @@ from .reservations import Books
 from .state import State
 from .status import Status
 
+_WHY = {
+    "pending": "what comes next was still being computed",
+    "evicted": "what {} had further on was evicted",
+    "not kept": "nothing further on was kept of {}",
+}
 _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and comes in again when that has ended."
 
 
@@ -35,6 +40,23 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     preemptions: int
 
 
+class LayersView(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a request whose model has layers of several kinds, its first live sequence; lengths in tokens.
+
+    pages     that it holds, as (group, pages)
+    hit       where the lookup of its prompt ended; while it has no row, where it would end now. None: nothing was found
+    restarts  the least and the most at which it can stand, 0 aside, and at all between; (0, 0): it has no row
+    again     at which it would begin with what is cached now, had it given back all
+    says      all this in sentences
+    """
+
+    pages: tuple[tuple[str, int], ...] = ()
+    hit: HitEnd | None = None
+    restarts: tuple[int, int] = (0, 0)
+    again: int = 0
+    says: str = ""
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What `Scheduler.explain` found; str() is the whole story. blocks_needed is what the request lacks to go on,
     blocks_free what could be drawn for it, holders the other requests with blocks, most first, as (id, blocks). A block
@@ -46,9 +68,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     blocks_needed: int = 0
     blocks_free: int = 0
     holders: tuple[tuple[str, int], ...] = ()
+    layers: LayersView | None = None
 
     def __str__(self) -> str:
         text = f'request "{self.id}" is {self.status}: {self.reason}'
+        if self.layers is not None:
+            text += self.layers.says
         if self.blocks_needed > self.blocks_free and self.holders:
             held = ", ".join(f'"{name}" {blocks}' for name, blocks in self.holders[:3])
             text += f" Blocks are held by {held}{' and others' if len(self.holders) > 3 else ''}."
@@ -102,7 +127,39 @@ def explain(state: State, request_id: str, *, with_holders: bool = True) -> Expl
         blocks_needed=needed,
         blocks_free=free,
         holders=_holders(state.manager, state.requests.values(), request) if with_holders else (),
+        layers=_layers(state.manager, request) if with_holders and state.manager.sides is not None else None,
     )
+
+
+def _layers(manager: Memory, request: RequestState) -> LayersView:
+    """Return where its hit ended and why, what it holds of each group, and where it can restart."""
+    rows, restarts, again, sides = request.live_rows, (0, 0), 0, manager.sides
+    assert sides is not None, "there are layers of several kinds"
+    pages = tuple(zip([group.name for group in manager.layout.groups], manager.pages_by_group(rows), strict=True))
+    tokens = manager.rows.tokens[rows[0], : manager.rows.num_tokens[rows[0]]] if rows else request.first_tokens
+    hit, says = None, ""
+    if manager.prefix_caching and request.request.reads_cache:
+        now = manager.content.hit_end(tokens, request.root)
+        hit, again = sides.end_of(rows[0]) if rows else now, now.num_tokens
+        says = f" {'Its hit ended' if rows else 'It would begin'} {_where(manager, hit)}."
+    if rows:
+        restarts = manager.growth.restarts(rows[0])
+        lengths = " to ".join(f"{length:,}" for length in sorted(set(restarts)))
+        held = ", ".join(f"{counted(num, 'page')} of {name}" for name, num in pages)
+        says += f" It holds {held}. It can stand at {lengths} tokens, and begin again at {again:,} with what is cached."
+    return LayersView(pages=pages, hit=hit, restarts=restarts, again=again, says=says)
+
+
+def _where(manager: Memory, hit: HitEnd | None) -> str:
+    """Return the length of a hit in words, and what ended it."""
+    if hit is None or not hit.found:
+        return "at 0 tokens: nothing of its prompt was cached"
+    at, sides = f"at {counted(hit.num_tokens, 'token')}", manager.layout.sides
+    if hit.why not in _WHY:
+        return f"{at}, {'all that can be found of its prompt' if hit.why == 'whole' else 'where the cached part of its prompt ends'}"
+    allowed = ", ".join(f"{side.name} allow {length:,}" for side, length in zip(sides, hit.alone, strict=True))
+    why = _WHY[hit.why].format(sides[hit.limit].name)
+    return f"{at}: of {counted(hit.found, 'cached token')} {allowed}; {why}"
 
 
 def _holders(manager: Memory, requests: Iterable[RequestState], request: RequestState) -> tuple[tuple[str, int], ...]:

@@ -270,6 +270,6 @@ def progress_line(frame: Frame) -> str:
     blocks = f"{frame.used:3} of {len(frame.cells)} blocks used, {frame.cached:3} cached"
     preempted = f"preempted {frame.preemptions_recompute:2} by recompute, {frame.preemptions_swap:2} by swap"
     if frame.groups:
-        held = ", ".join(f"{group.kind} {group.used:3}" for group in frame.groups)
+        held = ", ".join(f"{each.group.kind} {each.used:3}" for each in frame.groups)
         blocks = f"{frame.used:3} of {len(frame.cells)} pages used: {held}; {frame.cached:3} cached"
     return f"step {frame.step:5,}  {frame.now_s:6.2f} s  {blocks}  {states}  {preempted}  hits {frame.hit_tokens:6,} tokens"

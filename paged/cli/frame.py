@@ -4,18 +4,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-
-class GroupPages(msgspec.Struct, frozen=True):
-    """Pages that the live rows hold in one layer group.
-
-    kind   full, window, chunk or state
-    each   pages of one block, or of one state
-    used   in tables now, shared ones counted once
-    """
-
-    kind: str
-    each: int
-    used: int
+from paged.block_manager import GroupStats
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -46,5 +35,5 @@ class Frame(msgspec.Struct, frozen=True):
     """The latest last: when (s), whose (request's number), what."""
     texts: tuple[tuple[int, str], ...] = ()
     """What a model is writing: whose (request's number), and all of it so far. Empty where nobody writes."""
-    groups: tuple[GroupPages, ...] = ()
+    groups: tuple[GroupStats, ...] = ()
     """Where layers are of several kinds: cells and counts are of pages then. Else empty."""

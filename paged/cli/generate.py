@@ -292,6 +292,7 @@ def _document(engine: "Engine", completions: "dict[int, Completion]") -> dict[st
         "batch_invariant": engine.config.model.batch_invariant,
         "completions": [msgspec.to_builtins(completion) for _, completion in sorted(completions.items())],
         "stats": msgspec.to_builtins(stats),
+        "groups": msgspec.to_builtins(engine.manager.stats().groups),
         "tokens_per_s": _tokens_per_s(stats),
     }
 

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from paged.block_manager import LayerGroup
 from paged.cli.show import as_time, counted, figures, table
-from paged.cli.view import COLOURS, DIM, EDGE, GOOD, STATES, TIGHT, bar, block_map, colour_of, legend
+from paged.cli.view import COLOURS, DIM, EDGE, GOOD, PALETTE, STATES, TIGHT, bar, block_map, colour_of, legend
 from paged.serving.block_map import CACHED
 from paged.serving.sight import RequestSight, Snapshot
 
@@ -40,7 +41,7 @@ def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
     """At most `width` columns and `height` lines."""
     width = min(width, MAX_WIDTH)
     map_lines: list[RenderableType] = list(
-        block_map(_cells(seen), width - 4, max((height - LINES_BESIDE - MIN_LINES) // 2, 2))
+        block_map(_cells(seen), width - 4, max((height - LINES_BESIDE - 2 * bool(seen.groups) - MIN_LINES) // 2, 2))
     )
     blocks = Panel(
         Group(*map_lines),
@@ -51,7 +52,7 @@ def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
         border_style=EDGE,
         width=width,
     )
-    lines: list[RenderableType] = [*_bars(seen, width), _states(seen), _totals(seen)]
+    lines: list[RenderableType] = [*_bars(seen, width), *_groups(seen, width), _states(seen), _totals(seen)]
     num_left = max(height - 3 - len(map_lines) - len(lines) - 2, 0)
     num_events = min(len(seen.happened), num_left // 3)
     requests = _requests(seen, width, num_left - num_events)
@@ -73,6 +74,11 @@ def print_plain(seen: Snapshot) -> None:
     ]
     if seen.host_blocks:
         pairs.append(("host", f"{seen.host.used:,} used, {seen.host.cached:,} cached, {seen.host.free:,} free"))
+    for each in seen.groups:
+        words = f"{each.used:,} pages used, {each.cached:,} cached"
+        words += f", {each.passed:,} given back in front" if each.group.reach else ""
+        words += f", {each.lost_tokens:,} hit tokens lost" if each.group.kind != "full" else ""
+        pairs.append((each.group.name, words))
     if last is not None:
         words = f"{last.decode_tokens} tokens of decodes and {last.prompt_tokens} of prompts, of {seen.max_tokens_per_step}, in {as_time(last.seconds)}"
         pairs.append(("last step", words))
@@ -117,6 +123,8 @@ def _cells(seen: Snapshot) -> NDArray[np.int64]:
 
 
 def _blocks_of(seen: Snapshot) -> str:
+    if seen.groups:
+        return f"{counted(seen.num_blocks, 'page')}, blocks of {seen.block_size} tokens"
     return f"{counted(seen.num_blocks, 'block')} of {seen.block_size} tokens"
 
 
@@ -154,6 +162,30 @@ def _bars(seen: Snapshot, width: int) -> list[Text]:
         words = f"{last.decode_tokens} + {last.prompt_tokens} of {budget} tokens, {as_time(last.seconds)}"
         bars.append(bar("last step", parts, words, width))
     return bars
+
+
+def _groups(seen: Snapshot, width: int) -> list[Text]:
+    """What sequences hold of each kind of layer, where there are several; what windows gave back, and what hits lost."""
+    if not seen.groups:
+        return []
+    signs = ["━╍═┅"[i % 4] for i in range(len(seen.groups))]
+    parts = [
+        (each.used / seen.num_blocks, sign, PALETTE[i])
+        for i, (each, sign) in enumerate(zip(seen.groups, signs, strict=True))
+    ]
+    line = bar("groups", parts, "", width)
+    for i, each in enumerate(seen.groups):
+        line.append(f"{signs[i]} {each.used:,} {_name(each.group)}  ", PALETTE[i])
+    line.rstrip()
+    back = ", ".join(f"{each.passed:,} pages of {_name(each.group)}" for each in seen.groups if each.passed)
+    lost = ", ".join(f"{each.lost_tokens:,} by {_name(each.group)}" for each in seen.groups if each.lost_tokens)
+    below = Text(" given back in front ", style=DIM, no_wrap=True)
+    below.append(back or "none", "default").append("   hit tokens lost ").append(lost or "none", "default")
+    return [line, below]
+
+
+def _name(group: LayerGroup) -> str:
+    return f"{group.kind} {group.reach:,}" if group.reach else group.kind
 
 
 def _states(seen: Snapshot) -> Text:

@@ -163,9 +163,10 @@ def _groups(frame: Frame, width: int) -> list[Text]:
     if not frame.groups:
         return []
     line = Text(" pages     ", style=DIM, no_wrap=True)
-    for group in frame.groups:
-        line.append(f"{group.used:<4}", "bold default")
-        line.append(f"{group.kind}, {group.each} a {'state' if group.kind == 'state' else 'block'}   ", DIM)
+    for each in frame.groups:
+        kind = each.group.kind
+        line.append(f"{each.used:<4}", "bold default")
+        line.append(f"{kind}, {each.group.pages} a {'state' if kind == 'state' else 'block'}   ", DIM)
     line.rstrip()
     line.truncate(width, overflow="ellipsis")
     return [line]

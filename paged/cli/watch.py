@@ -6,12 +6,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.cli.frame import Frame, GroupPages
-from paged.serving.block_map import block_cells
+from paged.cli.frame import Frame
+from paged.serving.block_map import block_cells, groups_of, tables_of
 from paged.study.simulator import Simulation, Step
 
 MAX_EVENTS = 40
-_NONE: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class Watch:
@@ -82,28 +81,11 @@ class Watch:
             prompt_tokens=stats.prompt_tokens,
             events=tuple(self._events),
             texts=tuple((int(id), self._texts[id]) for id in scheduler.running_ids() if id in self._texts),
-            groups=tuple(
-                GroupPages(group.kind, group.pages, len(np.unique(np.concatenate([_NONE, *self._pages(i)]))))
-                for i, group in enumerate(self._groups)
-            ),
+            groups=groups_of(manager),
         )
-
-    def _pages(self, group: int) -> list[NDArray[np.int32]]:
-        """Each live row's pages in a group."""
-        manager = self._simulation.scheduler.manager
-        tables = [manager.group_pages(group, row) for row in manager.rows.live.tolist()]
-        return [table[table >= 0] for table in tables]
 
     def _cells(self) -> NDArray[np.int64]:
         scheduler, manager = self._simulation.scheduler, self._simulation.scheduler.manager
         rows = manager.rows.live
         owners = np.array([int(scheduler.id_of(row) or 0) for row in rows.tolist()], np.int64)
-        tables, lengths = manager.rows.block_tables[rows], manager.rows.num_blocks[rows]
-        if self._groups:
-            by_group = [self._pages(group) for group in range(len(self._groups))]
-            pages = [np.concatenate(of_row) for of_row in zip(*by_group, strict=True)]
-            lengths = np.array(list(map(len, pages)), np.int64)
-            tables = np.zeros((len(rows), int(lengths.max(initial=0))), np.int32)
-            for table, its in zip(tables, pages, strict=True):
-                table[: len(its)] = its
-        return block_cells(tables, lengths, owners, manager.device.states)
+        return block_cells(*tables_of(manager), owners, manager.device.states)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.block_manager import BlockManager, GroupStats
+
 FREE = -1
 """No content, and nobody's."""
 CACHED = -2
@@ -20,6 +22,27 @@ HELD = -5
 """In no table, and used: by a load that has not ended."""
 
 
+def groups_of(manager: BlockManager) -> tuple[GroupStats, ...]:
+    """Figures of each layer group, where layers are of several kinds; else none."""
+    return () if manager.layout.is_plain else manager.stats().groups
+
+
+def tables_of(manager: BlockManager) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """What each live row holds, pages of all its layer groups one after the other: `tables` and `table_lengths` of `block_cells`."""
+    rows = manager.rows.live
+    if manager.layout.is_plain:
+        lengths = manager.rows.num_blocks[rows]
+        return manager.rows.block_tables[rows, : int(lengths.max(initial=0))], lengths
+    groups = range(len(manager.layout.groups))
+    pages = [np.concatenate([manager.group_pages(group, row).ravel() for group in groups]) for row in rows.tolist()]
+    pages = [its[its >= 0] for its in pages]
+    lengths = np.array(list(map(len, pages)), np.int64)
+    tables = np.zeros((len(rows), int(lengths.max(initial=0))), np.int32)
+    for table, its in zip(tables, pages, strict=True):
+        table[: len(its)] = its
+    return tables, lengths
+
+
 def block_cells(
     tables: NDArray[np.int32],
     table_lengths: NDArray[np.int64],
@@ -29,7 +52,7 @@ def block_cells(
 ) -> NDArray[np.int64]:
     """Whose each block is, int64 [blocks].
 
-    `tables` int32 [rows, columns] and `table_lengths` [rows] are the block tables of live rows, `owners` [rows] the number of the
+    `tables` int32 [rows, columns] and `table_lengths` [rows] are what live rows hold (`tables_of`), `owners` [rows] the number of the
     request that each row belongs to, `states` int8 [blocks] is 0 for free, 1 for cached, 2 for used, and `levels` int8 [blocks] above 0 where
     content is retained.
     """

@@ -33,6 +33,7 @@ from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest
 from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch
+from paged.serving.block_map import groups_of
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
 from paged.serving.pace import Pace
 from paged.serving.request_log import divert, to_stderr
@@ -322,6 +323,7 @@ class EngineServer:
             host_s=ran.host_s,
             model_s=ran.model_s,
             forecast=self._forecast(),
+            groups=groups_of(manager),
         )
 
     def _forecast(self) -> list[float]:
@@ -353,6 +355,7 @@ def ready(engine: Engine) -> Ready:
         device=str(model.device),
         backend=engine.runner.backend.name,
         prefix_caching=manager.prefix_caching,
+        groups=[each.group for each in groups_of(manager)],
         rotary_limit=model.rotary_limit,
     )
 

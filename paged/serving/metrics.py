@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from paged.serving.durations import durations
 from paged.serving.histogram import Histogram
-from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Read, Reading
+from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Read, Reading, readings_of
 from paged.serving.records import RequestRecord
 from paged.serving.wire import Figures, Ready, Stepped
 
@@ -73,6 +73,7 @@ class Metrics:
         # There is one engine. vLLM calls its first one "0".
         self._labels = {"model_name": model_name, "engine": "0"}
         self._families: dict[str, Counter | Gauge] = {}
+        self._shows_groups = False
         self._make_engines()
         self._make_servers()
         self._make_requests()
@@ -81,6 +82,12 @@ class Metrics:
     def ready(self, ready: Ready) -> None:
         """An engine process takes requests."""
         self._caches_prefixes = ready.prefix_caching
+        if not self._shows_groups and ready.groups:
+            # An engine that takes its place has the same model.
+            self._shows_groups = True
+            gauges, counters = readings_of(ready.groups)
+            self._gauges += self._readings(Gauge, gauges)
+            self._counters += self._followed(counters)
         shown = {
             "block_size": ready.block_size,
             "cache_dtype": ready.dtype,
@@ -196,10 +203,7 @@ class Metrics:
         """What the engine tells."""
         self._gauges = self._readings(Gauge, GAUGES)
         self._set_gauges(NO_ENGINE)
-        self._counters, self._prefix_counters = (
-            [(Followed(counter), read) for counter, read in self._readings(Counter, readings)]
-            for readings in (COUNTERS, PREFIX_COUNTERS)
-        )
+        self._counters, self._prefix_counters = self._followed(COUNTERS), self._followed(PREFIX_COUNTERS)
         self._caches_prefixes = False
         self._cache_config = Gauge(
             "vllm:cache_config_info", "The KV cache; always 1.", CACHE_CONFIG, registry=self.registry
@@ -262,6 +266,9 @@ class Metrics:
     def _readings(self, kind: type[Family], readings: Iterable[Reading]) -> list[tuple[Family, Read]]:
         """The series of each reading, and what it reads."""
         return [(self._series(kind, name, said, label), read) for name, said, read, label in readings]
+
+    def _followed(self, readings: Iterable[Reading]) -> list[tuple[Followed, Read]]:
+        return [(Followed(counter), read) for counter, read in self._readings(Counter, readings)]
 
     def _series(
         self, kind: type[Family], name: str, documentation: str, label: tuple[str, str] | None = None

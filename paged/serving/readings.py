@@ -7,18 +7,20 @@ a line here, and one in docs/metrics.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import convert
 
+from paged.block_manager import LayerGroup
 from paged.serving.wire import Figures
 
 Read = Callable[[Figures], float]
 
 NO_ENGINE = convert(
-    dict.fromkeys(Figures.__struct_fields__, 0) | {"totals": dict[str, int](), "forecast": list[float]()}, Figures
+    dict.fromkeys(Figures.__struct_fields__, 0) | {"totals": dict[str, int](), "forecast": list[float](), "groups": ()},
+    Figures,
 )
 """What is so while there is no engine process."""
 
@@ -131,3 +133,30 @@ COUNTERS = (
     Reading("paged:step_model_seconds", "Seconds in copies of blocks and forward passes.", attrgetter("model_s")),
 )
 """Totals since the engine process began."""
+
+_GROUP_GAUGES = (
+    ("paged:group_used_pages", "Pages that requests hold, by layer group.", "used"),
+    ("paged:group_cached_pages", "Pages with content that nobody holds, by layer group.", "cached"),
+)
+_GROUP_COUNTERS = (
+    ("paged:group_passed_pages", "Pages that a window or chunk gave back in front.", "passed"),
+    ("paged:group_lost_tokens", "Prompt tokens cached in full layers, behind hits that a group ended.", "lost_tokens"),
+)
+
+
+def readings_of(groups: Iterable[LayerGroup]) -> tuple[list[Reading], list[Reading]]:
+    """Gauges and counters of a model's layer groups; groups of one kind and reach are one series."""
+    labels = dict.fromkeys(map(_label, groups))
+    gauges, counters = (
+        [Reading(name, said, _of_group(each, field), ("group", each)) for name, said, field in kind for each in labels]
+        for kind in (_GROUP_GAUGES, _GROUP_COUNTERS)
+    )
+    return gauges, counters
+
+
+def _label(group: LayerGroup) -> str:
+    return f"{group.kind}_{group.reach}" if group.reach else group.kind
+
+
+def _of_group(label: str, field: str) -> Read:
+    return lambda figures: sum(getattr(each, field) for each in figures.groups if _label(each.group) == label)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from paged.block_manager import GroupStats
+
 Moment = tuple[float, str, str]
 """Seconds since a request came, a kind (one of KINDS, or "waits"), a detail."""
 
@@ -29,7 +31,7 @@ KINDS = (
 
 
 class BlockSight(msgspec.Struct, frozen=True):
-    """The blocks of the device.
+    """The blocks of the device; pages, where layers are of several kinds.
 
     cell_blocks  blocks that one cell of the map stands for; 1 but in large pools
     runs         the map in the order of block ids, as (cell, how many in a row): a request's number, or what `serving.block_map` names below 0
@@ -159,6 +161,7 @@ class Snapshot(msgspec.Struct, frozen=True):
                          totals are the same nothing happened
     happened             the newest last, 50 at most
     prefixes             the most used first, 12 at most
+    groups               of a model whose layers are of several kinds; else empty
     """
 
     unix_time: float
@@ -179,6 +182,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     history: list[PointSight]
     happened: list[EventSight]
     prefixes: list[PrefixSight]
+    groups: tuple[GroupStats, ...] = ()
 
 
 class Story(msgspec.Struct, frozen=True):

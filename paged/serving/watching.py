@@ -20,7 +20,18 @@ import numpy as np
 
 from paged.errors import UnknownRequest
 from paged.scheduler import Batch
-from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, merged, runs_of
+from paged.serving.block_map import (
+    CACHED,
+    FREE,
+    HELD,
+    RETAINED,
+    SHARED,
+    block_cells,
+    groups_of,
+    merged,
+    runs_of,
+    tables_of,
+)
 from paged.serving.sight import (
     BlockSight,
     EventSight,
@@ -249,6 +260,7 @@ class Watcher:
             ],
             happened=[EventSight(number, round(at + offset, 3), *rest) for at, number, *rest in self._events],
             prefixes=self._most_used(),
+            groups=groups_of(manager),
         )
 
     def story(self, request_id: str) -> Story:
@@ -415,9 +427,7 @@ class Watcher:
         manager, scheduler = self._engine.manager, self._scheduler
         rows = manager.rows.live
         owners = np.array([self._number_of(scheduler.id_of(row) or "") for row in rows.tolist()], np.int64)
-        lengths = manager.rows.num_blocks[rows]
-        tables = manager.rows.block_tables[rows, : int(lengths.max(initial=0))]
-        cells = block_cells(tables, lengths, owners, manager.device.states, manager.device.levels)
+        cells = block_cells(*tables_of(manager), owners, manager.device.states, manager.device.levels)
         counts = {state: int(np.count_nonzero(cells == state)) for state in (FREE, CACHED, RETAINED, SHARED, HELD)}
         size = -(-len(cells) // MAX_CELLS)
         return BlockSight(

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from paged.block_manager import GroupStats, LayerGroup
 from paged.engine.config import EngineConfig
 from paged.engine.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
@@ -69,6 +70,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests.
 
     max_model_len  tokens of one sequence, as model and pool allow
+    groups         of a model whose layers are of several kinds; else empty
     rotary_limit   tokens that are computed of a sequence whose prompt has no more; None: as many as of any
     """
 
@@ -85,6 +87,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     device: str
     backend: str
     prefix_caching: bool
+    groups: list[LayerGroup] = []
     rotary_limit: int | None = None
 
     def longest(self, length: int) -> int:
@@ -113,6 +116,7 @@ class Figures(msgspec.Struct, frozen=True):
     """What is so now, and totals since the engine began. Requests, blocks, tokens and seconds, as their names say.
 
     forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
+    groups    of a model whose layers are of several kinds; else empty
     """
 
     now: float
@@ -135,6 +139,7 @@ class Figures(msgspec.Struct, frozen=True):
     host_s: float
     model_s: float
     forecast: list[float]
+    groups: tuple[GroupStats, ...] = ()
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):

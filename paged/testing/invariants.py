@@ -109,13 +109,13 @@ def held_pages(manager: Any, groups: Groups) -> dict[int, list[int]]:
 
 
 def page_references(manager: Any, groups: Groups, *, may_hold: bool = False) -> list[str]:
-    """1, 2 and 3 where blocks have several pages: no page is in two blocks, pages in tables are the used ones, and a block is referenced on
-    its first page, as often as tables name it."""
+    """1, 2 and 3 where blocks have several pages: no page is in two blocks, pages in tables are the used ones, and are referenced as often
+    as tables name them."""
     named, found = np.zeros(manager.num_blocks, np.int64), []
     for row in manager.rows.live.tolist():
         for number in range(len(groups)):
-            firsts = manager.group_pages(number, row)[:, 0]
-            np.add.at(named, firsts[firsts >= 0], 1)
+            its_pages = manager.group_pages(number, row)
+            np.add.at(named, its_pages[its_pages >= 0], 1)
     pages = [page for block in held_pages(manager, groups).values() for page in block]
     if len(set(pages)) < len(pages):
         found.append(f"1: a page is in two blocks: {sorted(pages)}")

@@ -22,7 +22,6 @@ from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.figures import Figures
 from paged.testing.flight import Flight, Key, Mirror, Source
-from paged.testing.invariants import held_pages
 from paged.testing.naive_layers import has_states
 from paged.testing.shadow_groups import ShadowGroups, views_of
 from paged.testing.shadow_kv import ShadowKV
@@ -82,8 +81,6 @@ class SchedulerRig:
         self.decisions: list[Any] = []
         self.events: Counter[str] = Counter()
         self._roots: dict[object, bytes] = {}
-        # All pages of each block that a table of layers of several kinds ever named, by its first one.
-        self._pages: dict[int, list[int]] = {}
 
     @property
     def live(self) -> list[str]:
@@ -285,7 +282,6 @@ class SchedulerRig:
         flight = Flight(batch, keys, tables, [], plans)
         if self.world.groups:
             flight.views = views_of(batch, self.world.groups)
-            self._pages |= held_pages(self.manager, self.world.groups)
         for place, key in enumerate(keys):
             if (num_drafts := flight.drafts(place)) and key in plans:
                 last = int(batch.query_start_loc[place + 1])
@@ -751,11 +747,7 @@ class SchedulerRig:
     def _poison_free(self) -> None:
         """Once nothing is between decision and execution, blocks without content are poisoned, as a debug build would."""
         is_between = all(flight.has_run for flight in self.flights) and not self.carries_moves
-        if is_between and self.world.groups:
-            there = self.manager.device.states.nonzero()[0].tolist()
-            held = {page for block in there for page in self._pages.get(block, [block])}
-            self.shadow.poison(set(range(self.world.num_blocks)) - held)
-        elif is_between and not self.loads:
+        if is_between and not self.loads:
             self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
 
     def _forget_progress(self, id: str, only: int | None = None) -> None:

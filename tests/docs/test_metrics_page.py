@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from paged.block_manager import LayerGroup
 from paged.serving.metrics import FINISHED, MISSED, Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import MOST_LINES, RequestLog
@@ -20,7 +21,9 @@ RECORD = RequestRecord(
 @pytest.fixture(scope="module")
 def families():
     metrics = Metrics("model")
-    metrics.ready(Ready(16, 9, 1, 1, 144, 8, 256, 512, "paged", "float32", "cpu", "native", True))
+    metrics.ready(
+        Ready(16, 9, 1, 1, 144, 8, 256, 512, "paged", "float32", "cpu", "native", True, [LayerGroup("window", 8)])
+    )
     metrics.refused(RECORD)
     return {family.name: family for family in metrics.registry.collect() if ":" in family.name}
 
@@ -45,7 +48,7 @@ def test_every_value_of_a_label_is_named_where_its_metric_is(page, families):
     for name, (_, labels, meaning) in rows(page).items():
         for label in re.findall(r"`(\w+)`", labels):
             values = {sample.labels[label] for sample in families[name].samples}
-            if name not in ("vllm:cache_config_info", "paged:requests_refused"):
+            if label != "group" and name not in ("vllm:cache_config_info", "paged:requests_refused"):
                 assert values <= set(re.findall(r"`(\w+)`", meaning)), name
 
 

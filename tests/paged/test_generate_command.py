@@ -44,6 +44,13 @@ def test_json_tells_ids_text_reasons_and_times(document):
     assert document("generate", "-p", PROMPT, "--max-tokens", 2, "--fast")["batch_invariant"] is False
 
 
+def test_json_tells_pages_by_layer_group(document):
+    assert document("generate", "-p", PROMPT, "--max-tokens", 2)["groups"] == []
+    full, state = document("generate", "-p", PROMPT, "--max-tokens", 2, "--model", "hybrid")["groups"]
+    assert (full["group"]["kind"], state["group"]["kind"]) == ("full", "state")
+    assert (state["used"], state["passed"], state["lost_tokens"]) == (0, 0, 0)
+
+
 def test_prompts_come_from_a_file_a_line_each(printed, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("Return a list\n\nÄ with ☃\n", encoding="utf-8")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paged.cli.frame import Frame, GroupPages
+from paged.block_manager import GroupStats, LayerGroup
+from paged.cli.frame import Frame
 from paged.cli.view import PALETTE, colour_of, render
 from paged.serving.block_map import CACHED, FREE, SHARED, block_cells
 
@@ -69,7 +70,9 @@ def test_a_frame_fits_its_terminal(width, height, num_blocks):
 
 
 def test_pages_of_each_kind_of_layer_are_told_where_there_are_several():
-    groups = GroupPages("full", 2, 118), GroupPages("state", 1, 8)
+    groups = tuple(
+        GroupStats(LayerGroup(*it), used, 0, 0, 0) for *it, used in (("full", 0, 2, 118), ("state", 0, 1, 8))
+    )
     lines = drawn(frame_of(np.arange(200) % 40, groups=groups))
     assert any("200 pages for layers of 2 kinds, blocks of 16 tokens" in line for line in lines)
     assert " pages     118 full, 2 a block   8   state, 1 a state" in lines

@@ -215,3 +215,21 @@ def test_a_running_server_moves_no_part_of_the_page(page):
             before, number = shown.js(top), shown.js("return lastEvent")
             shown.wait_for(f"lastEvent > {number} + 60")
             assert shown.js(top) == before
+
+
+def test_layers_of_several_kinds_have_a_bar_each(page):
+    load = Load(seed=4, is_hybrid=True, num_blocks=120, host_blocks=0, num_clients=9, longest=60)
+    for _ in range(40):
+        load.step()
+    groups = load.watcher.snapshot().groups
+    with WatchedServer(load, every_s=0.1) as server:
+        for width in (360, 1600):
+            shown = page(width, url=server.url)
+            assert shown.js("return document.documentElement.scrollWidth") <= width
+            bars = shown.js("return [...document.querySelectorAll('#bar-groups .bar')].map((each) => each.innerText)")
+            full, state = (" ".join(each.split()) for each in bars)
+            assert full == f"full {groups[0].used} pages used, {groups[0].cached} cached"
+            assert state == (
+                f"state {groups[1].used} pages used, {groups[1].cached} cached, {groups[1].lost_tokens} hit tokens lost"
+            )
+            assert shown.js("return document.getElementById('map-title').textContent") == "Device pages"

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Histogram as TheirHistogram, ge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from paged.block_manager import GroupStats, LayerGroup
 from paged.scheduler import SchedulerStats
 from paged.serving.histogram import Histogram
 from paged.serving.metrics import GAP, MISSED, Metrics
@@ -180,6 +181,31 @@ def test_parts_add_up_to_their_wholes(metrics):
     assert waiting["capacity"] + waiting["deferred"] == 25
     assert of_label(metrics, "paged:requests", "state") == STATES
     assert of_label(metrics, "paged:blocks", "state").items() >= (BLOCKS | HOST_BLOCKS).items()
+
+
+WINDOW = LayerGroup("window", 1024, pages=2)
+GROUPS = [LayerGroup("full"), WINDOW, LayerGroup("state"), LayerGroup("state", pages=3)]
+
+
+def test_layer_groups_are_series_of_their_own_and_states_are_one(metrics):
+    assert not any("group" in name for name in series(metrics))
+    ready = msgspec.structs.replace(READY, groups=GROUPS)
+    metrics.ready(ready)
+    assert of_label(metrics, "paged:group_used_pages", "group") == {"full": 0, "window_1024": 0, "state": 0}
+    stats = tuple(GroupStats(group, 10 + i, 20 + i, 30 + i, 40 + i) for i, group in enumerate(GROUPS))
+    now = msgspec.structs.replace(FIGURES, groups=stats)
+    metrics.stepped(told(now))
+    assert of_label(metrics, "paged:group_used_pages", "group") == {"full": 10, "window_1024": 11, "state": 25}
+    assert of_label(metrics, "paged:group_cached_pages", "group") == {"full": 20, "window_1024": 21, "state": 45}
+    assert of_label(metrics, "paged:group_passed_pages_total", "group")["window_1024"] == 31
+    lost = {"full": 40, "window_1024": 41, "state": 85}
+    assert of_label(metrics, "paged:group_lost_tokens_total", "group") == lost
+    metrics.restarted()
+    metrics.ready(ready)
+    assert of_label(metrics, "paged:group_used_pages", "group")["full"] == 0
+    metrics.stepped(told(now))
+    twice = {group: 2 * tokens for group, tokens in lost.items()}
+    assert of_label(metrics, "paged:group_lost_tokens_total", "group") == twice
 
 
 def test_without_a_prefix_cache_nothing_is_looked_up(metrics):

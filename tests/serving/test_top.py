@@ -76,6 +76,36 @@ def test_a_view_fits_its_terminal_and_says_who_waits(load, width, height, colour
     assert load.engine.scheduler.reason(waiting)[:4] in line
 
 
+@pytest.fixture(scope="module")
+def hybrid():
+    """A load on layers of two kinds, of which one has ended hits."""
+    found = Load(seed=4, is_hybrid=True, num_blocks=120, host_blocks=0, num_clients=9, longest=60)
+    while not found.watcher.snapshot().groups[1].lost_tokens:
+        found.step()
+    return found
+
+
+def test_a_view_splits_pages_by_layer_group_and_says_what_hits_lost(hybrid):
+    seen = hybrid.watcher.snapshot()
+    full, state = seen.groups
+    for width, height in ((80, 24), (120, 40)):
+        lines = drawn(seen, width, height)
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+        (bar,) = [line for line in lines if line.startswith(" groups ")]
+        assert bar.endswith(f"━ {full.used:,} full  ╍ {state.used:,} state")
+        assert f" given back in front none   hit tokens lost {state.lost_tokens:,} by state" in lines
+        assert any("120 pages, blocks of 8 tokens" in line for line in lines)
+
+
+def test_a_pipe_gets_a_line_of_each_layer_group(top, hybrid):
+    with WatchedServer(hybrid, every_s=0.05) as server:
+        _, out, _ = top(server.url)
+    state = hybrid.watcher.snapshot().groups[1]
+    words = f"{state.used:,} pages used, {state.cached:,} cached, {state.lost_tokens:,} hit tokens lost"
+    assert f"state layers: {words}" in out
+
+
 def test_a_view_of_a_server_where_nothing_has_happened():
     seen = Load(num_clients=0, num_blocks=10, host_blocks=0).watcher.snapshot()
     assert any("waiting 0" in line for line in drawn(seen, 80, 24))

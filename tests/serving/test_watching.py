@@ -120,6 +120,32 @@ def test_pictures_and_stories_agree_with_a_naive_account(policy, ticks):
     assert load.engine.check() == []
 
 
+def test_pages_of_a_hybrid_are_shown_by_whose_they_are_and_by_layer_group(ticks):
+    sizes = {"num_blocks": 120, "block_size": 8, "host_blocks": 0, "max_sequences": 6, "num_clients": 9, "longest": 60}
+    load = Load(seed=4, is_hybrid=True, clock=ticks, **sizes)
+    manager, scheduler = load.engine.manager, load.engine.scheduler
+    for _ in range(60):
+        load.step()
+        seen = load.watcher.snapshot()
+        blocks, device = seen.blocks, manager.device
+        assert (blocks.free, blocks.cached + blocks.retained) == (device.num_free, device.num_cached)
+        cells = np.repeat(*map(np.array, zip(*blocks.runs, strict=True)))
+        numbers = {each.number: each for each in seen.requests}
+        for number in set(cells[cells >= 0].tolist()):
+            (row,) = scheduler.rows_of(numbers[number].id)
+            pages = np.concatenate([manager.group_pages(group, row).ravel() for group in range(2)])
+            assert set((cells == number).nonzero()[0].tolist()) <= set(pages.tolist())
+        assert [each.group.kind for each in seen.groups] == ["full", "state"]
+        assert sum(each.used for each in seen.groups) == device.num_used == blocks.own + blocks.shared + blocks.held
+    assert seen.groups == manager.stats().groups
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
+    name = next(each.id for each in seen.requests if each.hit_tokens and each.status == "running")
+    why = load.watcher.story(name).why
+    assert why == str(scheduler.explain(name))
+    assert " Its hit ended at " in why
+    assert " of full layers, 1 page of state layers. It can stand at " in why
+
+
 def test_a_wait_has_its_reason_from_the_beginning_and_as_the_first_of_the_queue(ticks):
     load = Load(num_clients=0, num_blocks=40, block_size=4, max_sequences=1, clock=ticks, longest=20)
     first, second, third = (load.add(max_tokens=6) for _ in range(3))

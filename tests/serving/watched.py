@@ -16,7 +16,7 @@ import msgspec
 
 from paged import Engine, SamplingParams
 from paged.errors import UnknownRequest
-from paged.model.checkpoint import checkpoint_path
+from paged.model.checkpoint import checkpoint_path, hybrid_path
 from paged.serving.dashboard import page
 from paged.serving.watching import Watcher
 
@@ -24,11 +24,21 @@ TENANTS = ("research", "support", "batch")
 
 
 class Load:
-    """Requests drawn from a seed, on an engine of the model that ships, each step told to a watcher."""
+    """Requests drawn from a seed, on an engine of the model that ships (`is_hybrid`: of its hybrid brother), each step told to a watcher."""
 
-    def __init__(self, seed=0, num_clients=40, num_prefixes=6, longest=220, clock=time.perf_counter, **options):
+    def __init__(
+        self,
+        seed=0,
+        num_clients=40,
+        num_prefixes=6,
+        longest=220,
+        clock=time.perf_counter,
+        *,
+        is_hybrid=False,
+        **options,
+    ):
         sizes = {"num_blocks": 192, "block_size": 8, "host_blocks": 24, "max_tokens_per_step": 96, "max_sequences": 24}
-        self.engine = Engine(checkpoint_path(), clock=clock, **(sizes | options))
+        self.engine = Engine(hybrid_path() if is_hybrid else checkpoint_path(), clock=clock, **(sizes | options))
         self.engine.on_batch = lambda batch: setattr(self, "batch", batch)
         self.watcher = Watcher(self.engine, clock, model="paged")
         self.clock, self.random = clock, Random(seed)
