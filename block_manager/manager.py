@@ -19,6 +19,7 @@ from paged.base.arguments import (
     checked_level,
     int64_array,
     is_integer,
+    keep_at_error,
     logical_time,
     token_array,
 )
@@ -33,7 +34,6 @@ from .group_tables import GroupTables
 from .layout import PLAIN, LayerGroup
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
-from .side_content import keep_at_error
 from .stats import MemoryStats
 from .tables import Rows, Tables
 from .views import TierView

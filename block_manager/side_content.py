@@ -14,36 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import is_integer
+from paged.base.arguments import MOST_KEPT_AT
 
 from .flights import Flight, StateRead
 from .layout import Layout, Side
 from .pool import NO_BLOCKS, Pool
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import Blocks, Run, Span, first_of, num_nodes
-from .tables import NUM_WANTED, Rows, Tables
+from .tables import Rows, Tables
 
 # The places of the device and the host come before those of the sides, whose tables are numbered from 1 on.
 _FIRST_PLACE = 1
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
 # what it was found to share, and the lengths that were asked for.
-_LAST, _JUNCTION, _ASKED = 1, 2, 3
-MOST_KEPT_AT = NUM_WANTED - _ASKED
-"""Lengths of `keep_at` that count."""
-
-
-def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
-    """What is wrong with the lengths of a prompt at which others may begin; None: nothing."""
-    is_few = isinstance(keep_at, (tuple, list)) and len(keep_at) <= MOST_KEPT_AT
-    if is_few and all(is_integer(length) and 1 <= length <= num_tokens for length in keep_at):
-        return None
-    return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {keep_at!r}."
+_LAST, _JUNCTION = 1, 2
 
 
 Stands = list[NDArray[np.bool_]]

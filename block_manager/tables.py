@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import Tokens, int64_array, is_integer
+from paged.base.arguments import MOST_KEPT_AT, Tokens, int64_array, is_integer
 from paged.errors import DuplicateRow, RowSwapped, UnknownRow
 
 Rows = NDArray[np.int64]
@@ -27,7 +27,7 @@ Rows = NDArray[np.int64]
 _STRIDE_PADDING = 16
 # Room for tokens in a row at first.
 _FIRST_STRIDE = 4096
-NUM_WANTED = 8
+NUM_WANTED = 3 + MOST_KEPT_AT
 """Lengths of a prompt that a row notes as likely beginnings of others."""
 
 

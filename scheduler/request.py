@@ -8,9 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import checked_level, is_integer, token_array
+from paged.base.arguments import checked_level, is_integer, keep_at_error, token_array
 from paged.block_manager.content_key import root_prefix
-from paged.block_manager.side_content import keep_at_error
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
 from .arguments import UNLIMITED, count_of, is_number, vocabulary_error

@@ -18,6 +18,7 @@ from paged.errors import InvalidConfig, InvalidTokens
 Tokens = NDArray[np.int32]
 
 HIGHEST_LEVEL = 3
+MOST_KEPT_AT = 5
 _HIGHEST = np.iinfo(np.int64).max
 _HIGHEST_TOKEN = np.iinfo(np.int32).max
 _INT32 = np.dtype(np.int32)
@@ -155,3 +156,11 @@ def _has_negative(tokens: Tokens) -> bool:
         return bool(tokens.min() < 0)
     # The highest byte of a token id is below 128, which is told of bytes faster than a small array is reduced.
     return not tokens.tobytes()[_HIGHEST_BYTE::4].isascii()
+
+
+def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
+    """What is wrong with the lengths of a prompt at which others may begin; None: nothing."""
+    is_few = isinstance(keep_at, (tuple, list)) and len(keep_at) <= MOST_KEPT_AT
+    if is_few and all(is_integer(length) and 1 <= length <= num_tokens for length in keep_at):
+        return None
+    return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {keep_at!r}."
