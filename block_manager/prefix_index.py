@@ -352,6 +352,10 @@ class PrefixIndex:
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
+    def branches(self, run: Run, at: int) -> bool:
+        """Whether another run than the node's own goes on behind it; ends of rows do not count."""
+        return run.children.get(at, 0) > (self.end_of(run, at) is not None)
+
     def end_of(self, run: Run, at: int) -> Run | None:
         return self.ends.get(node_prefix(run.id, at))
 

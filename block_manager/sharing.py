@@ -91,11 +91,11 @@ class Sharing:
         if self.sides is not None:
             stands, found = self.sides.stands(match, have, row), match
             match = self.sides.longest(found, stands)
-            if match.num_blocks < found.num_blocks:
-                self.sides.note_junction(row, have + found.num_blocks)
             if self.ends is not None and index.ends and self._growth.may_copy:
                 tokens = tables.tokens[row, : tables.num_tokens[row]]
                 match, end = self.ends.find(path, tokens, have, found, match.num_blocks, row) or (match, None)
+            if found.num_blocks:
+                self.sides.note_junction(row, have, found, match, is_passed=end is not None)
             if found.num_blocks or end is not None:
                 hit = self.sides.hit_end(found, match, stands, end, have=have, sought=have + limit)
                 self.sides.note_end(row, hit, have, count=count)

@@ -183,7 +183,7 @@ class SideContent:
         return found
 
     def windows_stand(self, match: Match, have: int, row: int) -> bool:
-        """Whether what windows and chunks need after all of a match is there; see `restart`."""
+        """Whether what windows and chunks need after all of a match is there; see `stands`."""
         stop = have + match.num_blocks
         for side in self._layout.bounded:
             begin = int(side.first_column(stop * self._size))
@@ -194,7 +194,7 @@ class SideContent:
         return True
 
     def take(self, row: int, have: int, match: Match, *, with_states: bool) -> None:
-        """Give the row, which has `have` blocks, what every side holds of a `restart`; its table has the columns."""
+        """Give the row, which has `have` blocks, what every side holds of a hit; its table has the columns."""
         tables, stop = self._tables, have + match.num_blocks
         for side in self._layout.sides:
             blocks = self._residence(side, match.spans)
@@ -215,9 +215,18 @@ class SideContent:
             tables.put(side.table, row, slice(stop - len(blocks), stop), blocks)
             tables.set_first(side.table, row, max(begin, first))
 
-    def note_junction(self, row: int, num_blocks: int) -> None:
-        """Want what the row passes after so many blocks: there other prompts part from its own, and no group stood."""
-        self._tables.want(row, [num_blocks], _JUNCTION)
+    def note_junction(self, row: int, have: int, found: Match, hit: Match, *, is_passed: bool) -> None:
+        """Note where the row's prompt parts from what the full group `found` behind `have` blocks, if that goes on and no
+        group stood there: it is wanted. And whether what it was given in `hit` is where others go on, too."""
+        run, _, stop = found.spans[-1]
+        is_shortened = hit.num_blocks < found.num_blocks
+        goes_on = run.row >= 0 or stop < run.end or self._index.branches(run, stop - 1)
+        if is_shortened and goes_on and not is_passed:
+            self._tables.want(row, [have + found.num_blocks], _JUNCTION)
+        if hit.spans:
+            run, _, stop = hit.spans[-1]
+            branches = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
+            self._tables.let_branch(row, branches)
 
     def _wanted(self, row: int) -> set[int]:
         """Numbers of blocks after which the row's prompt is wanted, whether pages are free or not."""
@@ -259,9 +268,10 @@ class SideContent:
             if is_wanted[begin]:
                 self._device.release(blocks[begin:end])
                 continue
-            # What was content before was of use: it ages as all does.
-            self._device.release(blocks[begin:end][was_content[begin:end]])
-            self._device.release(blocks[begin:end][~was_content[begin:end]], is_next=True)
+            # What others go on from ages as all does; what a conversation has left behind is of no more use.
+            stays = was_content[begin:end] & tables.branches[row]
+            self._device.release(blocks[begin:end][stays])
+            self._device.release(blocks[begin:end][~stays], is_next=True)
         if stop > side.first_column(last * self._size) and last * self._size <= tables.num_computed[row]:
             # All of the last wanted window at once: block by block it costs as much each time.
             self._keep(side, row, stop, last)
@@ -337,7 +347,7 @@ class SideContent:
             is_new = ~self._device.has_content(read)
             for i in (is_new & may_keep).nonzero()[0].tolist():
                 self._keep_state(side, rows.item(i), starts.item(i), read[i : i + 1])
-            is_next = is_new & ~is_wanted
+            is_next = ~is_wanted & ~(is_live & tables.branches[rows] & ~is_new)
             self._release(read[~is_next])
             self._release(read[is_next], is_next=True)
 

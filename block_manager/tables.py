@@ -52,6 +52,7 @@ class Tables:
     wanted        int64 [NUM_WANTED, rows]       numbers of blocks after which prompts may begin, 0: none. See `SideContent`
     keeps_to      int64 [tables, rows]           columns before which what a side passes may be kept
     moves_state   bool [rows]                    its next share writes its states elsewhere
+    branches      bool [rows]                    others go on from where its hit ended, too
     looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
     next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
     """
@@ -68,6 +69,7 @@ class Tables:
         self.wanted = np.zeros((NUM_WANTED, num_rows), np.int64)
         self.keeps_to = np.zeros((len(leads), num_rows), np.int64)
         self.moves_state = np.zeros(num_rows, np.bool_)
+        self.branches = np.zeros(num_rows, np.bool_)
         self._num_rows = num_rows
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.reserved = np.zeros(num_rows, np.int64)
@@ -121,7 +123,7 @@ class Tables:
         if self._num_tables > 1:
             self.first[:, row] = self.keeps_to[:, row] = self.wanted[:, row] = 0
             self.passes_at[:, row] = self._leads
-            self.moves_state[row] = False
+            self.moves_state[row] = self.branches[row] = False
         heapq.heappush(self._free_rows, row)
 
     def set_num_blocks(self, rows: int | Rows, num_blocks: int | NDArray[np.int64]) -> None:
@@ -157,6 +159,9 @@ class Tables:
     def let_move(self, rows: Any, moves: bool) -> None:
         """Note whether the next shares of rows write their states elsewhere."""
         self.moves_state[rows] = moves
+
+    def let_branch(self, row: int, branches: bool) -> None:
+        self.branches[row] = branches
 
     def want(self, row: int, num_blocks: list[int], place: int = 0) -> None:
         """Note these numbers of blocks from a place of `wanted` on."""

@@ -653,3 +653,19 @@ def test_wrong_drafts_never_keep_a_row_from_going_on(make_scheduler, request_of)
         found += [each.token_ids for each in scheduler.update(batch, [7] * int(counts.sum()), counts)]
     # A token takes a step with drafts that sets it back, and one for what is known.
     assert [each for each in found if each] == [[7]] * 6 and num_steps <= 3 + 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("beside", "num_pages"), [(LayerGroup("state", pages=8), 86), (LayerGroup("window", 16, pages=4), 104)]
+)
+def test_what_a_conversation_has_left_behind_makes_room_before_what_another_will_need(
+    make_scheduler, request_of, beside, num_pages
+):
+    # Three of them take turns in a pool that holds one state, or one window, of each, and little else.
+    scheduler = make_scheduler(num_pages, 4, groups=[LayerGroup("full"), beside], max_tokens_per_step=64)
+    known = {name: [1000 * name + token for token in range(18)] for name in (1, 2, 3)}
+    for turn in range(5):
+        for name, tokens in known.items():
+            starts, _ = begun(scheduler, request_of(f"{name}.{turn}", tokens, max_tokens=6))
+            assert starts[0] >= len(tokens) - 8 or not turn
+            known[name] = tokens + [7] * 6 + [2000 + turn] * 3
