@@ -219,15 +219,11 @@ class Growth:
                     self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
                 begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
             counts = ends - begins
-            blocks = tables.blocks[side.table, which.repeat(counts), rising_from(begins, counts)]
-            while len(blocks):
-                rest = blocks[:0]
-                if not self._device.are_sole(blocks):
-                    # Forks pass a block that they share in one step.
-                    places = np.sort(np.unique(blocks, return_index=True)[1])
-                    blocks, rest = blocks[places], np.delete(blocks, places)
-                self._device.release(blocks)
-                blocks = rest
+            columns = begins
+            if (counts != 1).any():
+                which, columns = which.repeat(counts), rising_from(begins, counts)
+            # Forks pass a block that they share in one step.
+            self._device.release_each(tables.blocks[side.table, which, columns])
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
         """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are

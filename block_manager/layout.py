@@ -67,14 +67,18 @@ class Side:
         self.is_state = group.kind == "state"
         self._size, self._keeps = block_size, keeps
         span = group.reach - 1 if group.kind == "window" else group.reach
-        self.most = 1 if self.is_state else -(-span // block_size) + 2
+        # Whole blocks that a window reaches back over from the end of a block.
+        self._behind = -(-span // block_size)
+        self.most = 1 if self.is_state else self._behind + 2
         # A window passes a block when so many computed tokens lie beyond its beginning; a chunk not before one block.
-        lead = (-(-span // block_size) * block_size if keeps else span) if group.kind == "window" else 0
+        lead = (self._behind * block_size if keeps else span) if group.kind == "window" else 0
         self.lead = block_size + lead
 
     def first_column(self, computed: Any) -> Any:
         """The first column that a row with so many computed tokens still reads, int or int64 [n]; where content is kept,
         also from the end of its last full block, where it can begin again."""
+        if self._keeps and self.kind == "window":
+            return np.maximum(computed // self._size - self._behind, 0)
         if self._keeps:
             computed = computed // self._size * self._size
         if self.kind == "window":

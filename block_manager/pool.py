@@ -289,6 +289,16 @@ class Pool:
         if len(cached):
             self._put_cached(cached, is_next=is_next)
 
+    def release_each(self, blocks: NDArray[Any], *, is_next: bool = False) -> None:
+        """`release` where a block may be listed several times: so many references are dropped."""
+        while len(blocks):
+            rest, looks = blocks[:0], self.state[blocks].tobytes()
+            if looks != _SOLE_PLAIN[: len(looks)] and not self.are_sole(blocks):
+                places = np.sort(np.unique(blocks, return_index=True)[1])
+                blocks, rest = blocks[places], np.delete(blocks, places)
+            self.release(blocks, is_next=is_next)
+            blocks = rest
+
     def _put_free(self, blocks: Blocks) -> None:
         """Add blocks without content, last one first: the first is drawn next."""
         if self._width is not None:

@@ -348,14 +348,8 @@ class SideContent:
             for i in (is_new & may_keep).nonzero()[0].tolist():
                 self._keep_state(side, rows.item(i), starts.item(i), read[i : i + 1])
             is_next = ~is_wanted & ~(is_live & tables.branches[rows] & ~is_new)
-            self._release(read[~is_next])
-            self._release(read[is_next], is_next=True)
-
-    def _release(self, blocks: Blocks, *, is_next: bool = False) -> None:
-        """Release states that were read; forks may have read the same."""
-        apart = [blocks] if not len(blocks) or self._device.are_sole(blocks) else blocks[:, None]
-        for each in apart:
-            self._device.release(each, is_next=is_next)
+            self._device.release_each(read[~is_next])
+            self._device.release_each(read[is_next], is_next=True)
 
     def take_back(self, flight: Flight, rows: Rows) -> Rows:
         """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
@@ -370,8 +364,8 @@ class SideContent:
         stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts)
         rows = rows[stands]
         for side, read in zip(self._layout.states, blocks.T, strict=True):
-            self._release(read[~stands])
-            self._release(tables.blocks[side.table, rows, 0])
+            self._device.release_each(read[~stands])
+            self._device.release_each(tables.blocks[side.table, rows, 0])
             tables.put(side.table, rows, 0, read[stands])
         tables.let_move(rows, True)
         return rows
