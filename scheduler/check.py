@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from paged.block_manager import Memory
 
 from .batch import Batch
@@ -72,8 +74,11 @@ def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[Reques
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
     worst = manager.pages_of_rows(bounded) + books.owed_to_bounded()
-    # While batches are out a row holds a block of a window more than it is counted to.
-    late = len(bounded) * sum(side.pages for side in manager.layout.bounded)
+    # While batches are out, with drafts or without, a row holds more of a window than it is counted to.
+    late, tables = 0, manager.tables
+    for side in manager.layout.bounded:
+        held = tables.num_blocks[bounded] - tables.first[side.table, bounded]
+        late += int(np.maximum(held - side.most, 0).sum()) * side.pages
     if worst > manager.num_blocks + late:
         found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
     return found

@@ -13,7 +13,7 @@ from paged.testing.machines import LayerMachine, run_machine
 SHARES = {
     0.1: "preempted by recompute, switch, void, none sampled, append, several outstanding, computes what nobody knows",
     0.03: "hit, abort in flight, state is void, cancel of states, drafts accepted, drafts rejected, set back by drafts",
-    0.01: "hit within a block",
+    0.005: "hit within a block",
 }
 
 
