@@ -75,14 +75,15 @@ class Memory:
         self.blocks = (
             self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position", grows=True)
         )
-        self.host = Pool(self.num_host_blocks, "host")
+        self.host = Pool(self.num_host_blocks, "host", layout.most_pages)
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
-        self.index = PrefixIndex(self.tables, self.flights, self.blocks, self.host, [self.device] * len(layout.sides))
+        of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
+        self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
-        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload)
+        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, layout, (self.device, self.host))
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
         self.content = Content(self.tables, self.index, self.offload, layout.full_pages)
@@ -496,6 +497,8 @@ class Memory:
         if self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
             self.growth.give_back_fronts(rows)
+            if self.tiers.tails:
+                self.tiers.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
 
     def _publish(self, row: int) -> None:
@@ -611,7 +614,7 @@ class Memory:
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
         reads = [block for flight in self.flights.all for read in flight.reads.values() for block in read.blocks]
         reads += [block for table, block in self.growth.copied if table]
-        sides = self.device, self.layout, reads
+        sides = self.layout, reads
         found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")

@@ -120,7 +120,7 @@ class SideContent:
             first = int(tables.first[side.table, row])
             self._keep(side, row, first, int(tables.num_blocks[row]))
         computed = int(tables.num_computed[row])
-        if computed and computed % self._size == 0 and computed == tables.num_launched[row]:
+        if computed and computed % self._size == 0 and computed == tables.num_launched[row] and tables.num_blocks[row]:
             for side in self._layout.states:
                 self._keep_state(side, row, computed, tables.blocks[side.table, row, :1].astype(np.int64))
 
@@ -153,7 +153,7 @@ class SideContent:
         """Let the row's blocks in these columns carry the row's nodes that reside nowhere in this place."""
         index, place = self._index, _place(side)
         path = index.paths[row].closed(index.confirmed_length)
-        stop = min(stop, path.published)
+        stop = min(stop, path.published, int(self._tables.num_blocks[row]))
         if first >= stop:
             return
         column = first
@@ -225,8 +225,12 @@ class SideContent:
         stood before it."""
         stand: set[int] = set()
         for row, (uid, start, blocks) in flight.reads.items():
-            # It has ended, or stands further in front: then what it held is given back already.
-            if self._tables.uid[row] != uid or self._tables.num_launched[row] <= start:
+            # It has ended, or stands further in front, or is on the host: then what it held is given back already.
+            if (
+                self._tables.uid[row] != uid
+                or self._tables.num_launched[row] <= start
+                or not self._tables.num_blocks[row]
+            ):
                 for block in blocks:
                     self._device.release(np.array([block]))
                 continue
