@@ -341,12 +341,15 @@ class Tiers:
                         block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
                     new.append((source, block))
                 blocks.append(block)
-            if new and pages:
+            if pages == 1:
+                pairs += new
+            elif new and pages:
                 sources, targets = np.array(new).T
-                from_pages = self.pool(1 - place, table).pages_of(sources, pages)
-                pairs += zip(
-                    from_pages.reshape(-1).tolist(), pool.pages_of(targets, pages).reshape(-1).tolist(), strict=True
+                from_pages, to_pages = (
+                    self.pool(1 - place, table).pages_of(sources, pages),
+                    pool.pages_of(targets, pages),
                 )
+                pairs += zip(from_pages.reshape(-1).tolist(), to_pages.reshape(-1).tolist(), strict=True)
             found.append(np.array(blocks, np.int64))
         return found
 

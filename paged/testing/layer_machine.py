@@ -14,10 +14,9 @@ from paged.testing.world import World
 
 
 class LayerMachine(SchedulerMachine):
-    """Its worlds have `groups`. No host tier, which is refused for such layers."""
+    """Its worlds have `groups`. No content on the host, which is refused for such layers."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        host_tier=False,
         host_content=False,
         external_tokens=False,
     )
