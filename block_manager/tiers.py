@@ -292,10 +292,8 @@ class Tiers:
 
     def _entries_on_host(self, tails: list[Blocks]) -> list[list[Entry]]:
         nodes = self._index.node_of_each(HOST, tails[0])
-        return [
-            list(zip(tails[0].tolist(), nodes, strict=True)),
-            *([(block, None) for block in tail.tolist()] for tail in tails[1:]),
-        ]
+        found: list[list[Entry]] = [list(zip(tails[0].tolist(), nodes, strict=True))]
+        return found + [[(block, None) for block in tail.tolist()] for tail in tails[1:]]
 
     def _block_of(self, place: int, node: Node | None) -> int:
         return -1 if node is None else self._index.block(place, *node)
