@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from paged.testing.protocol import Capabilities
-from paged.testing.scheduler_machine import MAX_LIVE, SchedulerMachine
+from paged.testing.scheduler_machine import COUNTS, MAX_LIVE, SchedulerMachine
 from paged.testing.strategies import Wish, layer_worlds, picks, tails, where, wishes
 from paged.testing.world import World
 
@@ -41,3 +41,11 @@ class LayerMachine(SchedulerMachine):
             self.rig.abort(id)
         self.add(Wish(known[:length] + more, output=0.4), again=False)
         self.go_on(steps, ())
+
+    @where(lambda self: self.rig.world.host_blocks and len(self.rig.live) < MAX_LIVE)
+    @rule(prompt=tails(longest=4), num_sequences=st.sampled_from([1, 1, 2]), steps=st.integers(3, 12), counts=COUNTS)
+    def crowd(self, prompt: list[int], num_sequences: int, steps: int, counts: tuple[int, ...]) -> None:
+        """Several come at once whose answers are long: they get in each other's way, and the later ones go to the host."""
+        for last in range(3):
+            self.add(Wish([*prompt, last], output=1.0, num_sequences=num_sequences), again=False)
+        self.go_on(steps, counts)
