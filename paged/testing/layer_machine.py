@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from paged.testing.protocol import Capabilities
-from paged.testing.scheduler_machine import COUNTS, MAX_LIVE, SchedulerMachine
+from paged.testing.scheduler_machine import MAX_LIVE, SchedulerMachine
 from paged.testing.strategies import Wish, layer_worlds, picks, tails, where, wishes
 from paged.testing.world import World
 
@@ -27,7 +28,10 @@ class LayerMachine(SchedulerMachine):
         is_alike=st.booleans(),
     )
     def begin(self, world: World, opening: list[Wish], is_alike: bool) -> None:
-        """Requests that are there from the start, together; their prompts may begin alike."""
+        """Requests that are there from the start, together; their prompts may begin alike. Where there is a host, their answers are long: they get
+        in each other's way."""
+        if world.host_blocks:
+            opening = [replace(wish, output=1.0) for wish in opening]
         super().begin(world=world, opening=opening, is_alike=is_alike)
 
     @where(lambda self: self.rig.live and len(self.rig.live) < MAX_LIVE)
@@ -41,11 +45,3 @@ class LayerMachine(SchedulerMachine):
             self.rig.abort(id)
         self.add(Wish(known[:length] + more, output=0.4), again=False)
         self.go_on(steps, ())
-
-    @where(lambda self: self.rig.world.host_blocks and len(self.rig.live) < MAX_LIVE)
-    @rule(prompt=tails(longest=4), num_sequences=st.sampled_from([1, 1, 2]), steps=st.integers(3, 12), counts=COUNTS)
-    def crowd(self, prompt: list[int], num_sequences: int, steps: int, counts: tuple[int, ...]) -> None:
-        """Several come at once whose answers are long: they get in each other's way, and the later ones go to the host."""
-        for last in range(3):
-            self.add(Wish([*prompt, last], output=1.0, num_sequences=num_sequences), again=False)
-        self.go_on(steps, counts)

@@ -84,6 +84,18 @@ def test_a_cancel_leaves_a_row_on_the_host_no_state(make_manager):
     assert manager.group_pages(2, row).shape == (1, 3)
 
 
+def test_a_kept_state_that_a_cancelled_batch_was_to_read_stays_kept(make_manager, fill):
+    manager = make_manager(40, 2, groups=GROUPS, host_blocks=20)
+    manager.free(fill(manager, [1, 2, 3, 4]))
+    row = manager.add([1, 2, 3, 4, 5])
+    assert manager.rows.num_computed[row] == 4
+    manager.allocate(row, 1)
+    manager.swap_out(row)
+    manager.cancel()
+    assert (manager.rows.num_launched[row], manager.device.num_used, manager.host.num_used) == (0, 0, 0)
+    assert manager.extend_hit(row) == 4
+
+
 def test_a_cancel_sets_a_row_without_states_back_on_the_host(make_manager):
     manager = make_manager(40, 2, groups=GROUPS[:2], host_blocks=20, prefix_caching=False)
     row = manager.add(range(8))
