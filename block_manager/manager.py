@@ -290,8 +290,8 @@ class BlockManager(Uncopyable):
         return memory.fork_of(row)
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
-        """Move the rows' blocks from column `keep` on to the host, after outstanding batches wrote them. Raises
-        UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing no row or content."""
+        """Move the rows' blocks from column `keep` on, and with all blocks the states, to the host, after outstanding batches
+        wrote them. Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing no row or content."""
         memory = self._own("swap_out")
         array = memory.tables.checked(rows, allow_swapped=True)
         least = int(memory.tables.num_blocks[array].min()) if len(array) else 0

@@ -9,6 +9,7 @@ node (a partial tail, windows and states, everything without a prefix cache) get
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -145,7 +146,8 @@ class Offload:
 
 
 class Tiers:
-    """The host tails of swapped rows, and swaps both ways. A row keeps its length and its fronts on the host."""
+    """The host tails of swapped rows, and swaps both ways. A row keeps its length and its fronts on the host. A state goes
+    with the row's first block."""
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class Tiers:
         runs are closed all the same."""
         tables = self._tables
         self.pools[HOST].require(self.host_blocks_wanted(rows.tolist(), keep))
-        copied, pairs = self._nothing_copied(), list[tuple[int, int]]()
+        copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
         for row in rows.tolist():
             tails = self._moved_to(HOST, self._entries_on_device(row, keep), copied, pairs)
             if row in self.tails:
@@ -217,7 +219,7 @@ class Tiers:
         for row in rows.tolist():
             # Before any tail is popped: this may raise MemoryError.
             tables.ensure_columns(int(tables.num_blocks[row]) + self.num_on_host(row))
-        copied, pairs = self._nothing_copied(), list[tuple[int, int]]()
+        copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
         returned = [self.tails.pop(row) for row in rows.tolist()]
         for row, tails in zip(rows.tolist(), returned, strict=True):
             blocks, *of_sides = self._moved_to(DEVICE, self._entries_on_host(tails), copied, pairs)
@@ -315,11 +317,8 @@ class Tiers:
                 wanted.add(source if node is None else node)
         return len(wanted)
 
-    def _nothing_copied(self) -> list[dict[int, int]]:
-        return [{} for _ in self._kinds]
-
     def _moved_to(
-        self, place: int, of_tables: list[list[Entry]], copied: list[dict[int, int]], pairs: list[tuple[int, int]]
+        self, place: int, of_tables: list[list[Entry]], copied: dict[int, dict[int, int]], pairs: list[tuple[int, int]]
     ) -> list[Blocks]:
         """Hold or draw blocks of a place for the entries of each table of a row, int64 [n]; add the copies, page by page, to
         `pairs`, and those of blocks without a node to `copied` (by table, source → target), too."""
@@ -342,12 +341,9 @@ class Tiers:
             if pages == 1:
                 pairs += new
             elif new and pages:
-                sources, targets = np.array(new).T
-                from_pages, to_pages = (
-                    self.pool(1 - place, table).pages_of(sources, pages),
-                    pool.pages_of(targets, pages),
-                )
-                pairs += zip(from_pages.reshape(-1).tolist(), to_pages.reshape(-1).tolist(), strict=True)
+                of_places = zip((1 - place, place), np.array(new).T, strict=True)
+                both = [self.pool(at, table).pages_of(its, pages).reshape(-1).tolist() for at, its in of_places]
+                pairs += zip(*both, strict=True)
             found.append(np.array(blocks, np.int64))
         return found
 
