@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .flights import Flights
 from .layout import Layout
@@ -25,15 +26,15 @@ def violations_of(
     index: PrefixIndex,
     tiers: Tiers,
     held: Sequence[Mapping[int, int]],
-    sides: tuple[Pool, Layout, Sequence[int]],
+    sides: tuple[Layout, Sequence[int]],
 ) -> list[str]:
     """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` counts the
-    references beyond the tables (loads and copies), by place and block. `sides`: the pool and layout of their tables,
-    and the blocks of states that batches read and no table names."""
-    pools = {id(pool): pool for pool in (sides[0], *index.pools)}.values()
+    references beyond the tables (loads and copies), by place and block. `sides`: the layout of their tables, and the
+    blocks of states that batches read and no table names."""
+    pools = {id(pool): pool for pool in (*tiers.pools, *index.pools)}.values()
     found = [violation for pool in pools for violation in _free_lists(pool)]
-    found += [*_table_lengths(tables, tiers), *_shares(tables, flights), *_sides(tables, sides[1])]
-    found += _references(tables, tiers, index.pools[:NUM_PLACES], held, sides)
+    found += [*_table_lengths(tables, tiers), *_shares(tables, flights), *_sides(tables, tiers, sides[0])]
+    found += _references(tables, tiers, held, sides)
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
@@ -64,45 +65,44 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 
 
 def _references(
-    tables: Tables,
-    tiers: Tiers,
-    pools: Sequence[Pool],
-    held: Sequence[Mapping[int, int]],
-    sides: tuple[Pool, Layout, Sequence[int]],
+    tables: Tables, tiers: Tiers, held: Sequence[Mapping[int, int]], sides: tuple[Layout, Sequence[int]]
 ) -> Iterator[str]:
-    counted, pinned = (np.zeros(pool.num_blocks, np.int64) for pool in pools)
-    device, layout, read = sides
-    beside = counted if device is pools[DEVICE] else np.zeros(device.num_blocks, np.int64)
+    layout, read = sides
+    pools = [tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(layout.num_tables)]
+    counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools}
+
+    def count(place: int, table: int, blocks: NDArray[Any]) -> None:
+        np.add.at(counted[id(tiers.pool(place, table))][1], blocks, 1)
+
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
         if len(set(blocks.tolist())) != len(blocks):
             yield f"6: row {row} names a block twice: {blocks.tolist()}."
-        np.add.at(counted, blocks, 1)
+        count(DEVICE, 0, blocks)
         for side in layout.sides:
             stop = min(1, len(blocks)) if side.is_state else len(blocks)
-            np.add.at(beside, tables.blocks[side.table, row, tables.first[side.table, row] : stop], 1)
-    for block in read:
-        beside[block] += 1
-    if beside is not counted and (beside != device.ref_count).any():
-        wrong = (beside != device.ref_count).nonzero()[0].tolist()
-        yield f"2: {device.tier} blocks {wrong} have other ref counts than references."
-    for row, tail in tiers.tails.items():
-        np.add.at(pinned, tail, 1)
+            count(DEVICE, side.table, tables.blocks[side.table, row, tables.first[side.table, row] : stop])
+    for row, tails in tiers.tails.items():
+        for table, tail in enumerate(tails):
+            count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    for pool, references, holds in zip(pools, (counted, pinned), held, strict=True):
+    for block in read:
+        count(DEVICE, layout.sides[0].table, np.array([block]))
+    for place, holds in zip((DEVICE, HOST), held, strict=True):
+        for block, references in holds.items():
+            counted[id(tiers.pool(place, 0))][1][block] += references
+    for pool, wanted in counted.values():
         ref_count = pool.ref_count
-        for block, count in holds.items():
-            references[block] += count
-        for block in (references != ref_count).nonzero()[0].tolist():
-            yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {references[block]} references."
+        for block in (wanted != ref_count).nonzero()[0].tolist():
+            yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {wanted[block]} references."
 
 
 def _table_lengths(tables: Tables, tiers: Tiers) -> Iterator[str]:
     size = tables.block_size
     for row in tables.live_rows.tolist():
         num_blocks, end = int(tables.num_blocks[row]), int(tables.num_launched[row])
-        have = num_blocks + len(tiers.tails.get(row, ()))
+        have = num_blocks + tiers.num_on_host(row)
         least = -(-end // size)
         if not least <= have <= max(least, int(tables.reserved[row])):
             yield f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved."
@@ -114,13 +114,16 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> Iterator[str]:
             yield f"6: row {row} has {tables.num_computed[row]} tokens computed, {end} launched and {tables.num_tokens[row]} known."
 
 
-def _sides(tables: Tables, layout: Layout) -> Iterator[str]:
+def _sides(tables: Tables, tiers: Tiers, layout: Layout) -> Iterator[str]:
     for row in tables.live_rows.tolist() if layout.bounded else ():
         for side in layout.bounded:
-            first, have = int(tables.first[side.table, row]), int(tables.num_blocks[row])
+            first, on_device = int(tables.first[side.table, row]), int(tables.num_blocks[row])
+            have = on_device + tiers.num_on_host(row)
             wanted = min(int(side.first_column(tables.num_computed[row])), have)
             if first != wanted:
                 yield f"17: row {row} holds its {side.kind} of {side.reach} tokens from column {first} on, not {wanted}."
+            if row in tiers.tails and len(tiers.tails[row][side.table]) != have - max(first, on_device):
+                yield f"17: row {row} has not all of its {side.kind} of {side.reach} tokens on the host."
 
 
 def _shares(tables: Tables, flights: Flights) -> Iterator[str]:
@@ -244,7 +247,7 @@ def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
         if path.open is not None and index.runs.get(path.open.key) is not path.open:
             yield f"4: row {row} extends a run that cannot be found."
         column, num_blocks = 0, int(tables.num_blocks[row])
-        held = [*tables.blocks[0, row, :num_blocks].tolist(), *tiers.tails.get(row, NO_BLOCKS).tolist()]
+        held = [*tables.blocks[0, row, :num_blocks].tolist(), *tiers.tails.get(row, [NO_BLOCKS])[0].tolist()]
         for run, first, stop in path.spans(0):
             theirs = index.run_tokens(run, first, stop)
             if theirs != tables.tokens[row, column * size : (column + stop - first) * size].tobytes():

@@ -98,26 +98,27 @@ class Growth:
             return wanted - have
         return self._pages(wanted - have, have == 0)
 
-    def lacking(self, rows: Rows, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pages that each row draws to hold its first `ends` tokens, int64 [n]."""
-        have = self._tables.num_blocks[rows]
+    def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""
+        have = self._tables.num_blocks[rows] if have is None else have
         short: NDArray[np.int64] = np.maximum(-(-ends // self._tables.block_size) - have, 0)
         if not self._layout.is_plain:
             is_first = ((short > 0) & (have == 0)) | self.moving_states(rows)
             short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
         return short
 
-    def owed(self, rows: Rows, totals: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pages that each row lacks to have `totals` tokens at last, int64 [n]: of a window what it will hold at once, but
-        always its next block, since fronts go back later."""
+    def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """`lacking` for rows that have `totals` tokens at last: of a window what it will hold at once, but always its next
+        block, since fronts go back later."""
         tables, layout = self._tables, self._layout
-        wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows]
+        wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows] if have is None else have
         more: NDArray[np.int64] = np.maximum(wanted - have, 0)
         if layout.is_plain:
             return more
         pages: NDArray[np.int64] = more * layout.full_pages
         for side in layout.bounded:
-            lacks = np.minimum(wanted, side.most) - have + tables.first[side.table, rows]
+            # A front may lie on the host.
+            lacks = np.minimum(wanted, side.most) - np.maximum(have - tables.first[side.table, rows], 0)
             pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
         # States that must not be overwritten are read once more, and then let go.
         draws_states = ((have == 0) & (more > 0)) | self.moving_states(rows)

@@ -79,7 +79,7 @@ class BlockManager(Uncopyable):
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
-    are not full go without host_blocks so far (UnsupportedByLayers).
+    are not full go without host_caching so far (UnsupportedByLayers).
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -112,8 +112,8 @@ class BlockManager(Uncopyable):
         self._memory = memory = Memory(
             num_blocks, block_size, host_blocks, prefix_caching, host_caching, _checked(groups)
         )
-        if host_blocks:
-            memory.layout.refuse("a host tier (host_blocks)")
+        if host_caching:
+            memory.layout.refuse("host_caching (content on the host)")
         # The groups, and counts of pages.
         self.layout = memory.layout
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
@@ -311,8 +311,8 @@ class BlockManager(Uncopyable):
         return memory.fork_of(row)
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
-        """Move the rows' blocks from column `keep` on to the host, after outstanding batches wrote them. Raises
-        UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing no row or content."""
+        """Move the rows' blocks from column `keep` on, and with all blocks the states, to the host, after outstanding batches
+        wrote them. Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing no row or content."""
         memory = self._own("swap_out")
         array = memory.tables.checked(rows, allow_swapped=True)
         least = int(memory.tables.num_blocks[array].min()) if len(array) else 0

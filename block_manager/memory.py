@@ -78,14 +78,15 @@ class Memory:
         self.blocks = (
             self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position", grows=True)
         )
-        self.host = Pool(self.num_host_blocks, "host")
+        self.host = Pool(self.num_host_blocks, "host", layout.most_pages)
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
-        self.index = PrefixIndex(self.tables, self.flights, self.blocks, self.host, [self.device] * len(layout.sides))
+        of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
+        self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
-        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload)
+        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, layout, (self.device, self.host))
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
         self.content = Content(self.tables, self.index, self.offload, layout.full_pages)
@@ -414,7 +415,8 @@ class Memory:
             held += [(side.table, block) for side, block in zip(self.layout.states, read.blocks, strict=True)]
         for group, table in zip(self.layout.groups, self.layout.table_of, strict=True):
             firsts, stops = tables.first[table, chosen], tables.num_blocks[chosen]
-            counts = np.minimum(stops, 1) if group.kind == "state" else stops - firsts
+            # A row on the host keeps its place in windows.
+            counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
             blocks = tables.blocks[table, chosen.repeat(counts), rising_from(firsts, counts)].tolist()
             found.append(len({*blocks, *(block for its, block in held if its == table)}) * group.pages)
         return found
@@ -532,6 +534,8 @@ class Memory:
         if self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
             self.growth.give_back_fronts(rows)
+            if self.tiers.tails:
+                self.tiers.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
 
     def _publish(self, row: int) -> None:
@@ -650,7 +654,7 @@ class Memory:
         held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
         reads = [block for flight in self.flights.all for read in flight.reads.values() for block in read.blocks]
         reads += [block for table, block in self.growth.copied if table]
-        sides = self.device, self.layout, reads
+        sides = self.layout, reads
         found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")

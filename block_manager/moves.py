@@ -1,4 +1,4 @@
-"""Data movement as data: which block is copied where. The memory layer never touches a tensor."""
+"""Data movement as data: which page is copied where. The memory layer never touches a tensor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ NO_PAIRS.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Copies to make before the forward pass, int32 [n, 2] a kind: source block, destination block. Kinds run in field
-    order. A later kind may write a block that `device_to_host` empties; else no block is both source and destination.
+    """Copies to make before the forward pass, int32 [n, 2] a kind: source page, destination page (a block, where blocks
+    have one). Kinds run in field order. A later kind may write a page that `device_to_host` empties; else no page is both
+    source and destination.
     """
 
     device_to_host: Pairs = field(default_factory=lambda: NO_PAIRS)

@@ -389,9 +389,9 @@ class PrefixIndex:
         if self.log is not None and place < NUM_PLACES:
             self.log.came([(run, first, first + len(blocks))], place)
 
-    def draw_for(self, place: int, spans: list[Span], count: int) -> Blocks:
+    def draw_for(self, place: int, spans: list[Span], count: int, pages: int = 1) -> Blocks:
         """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
-        blocks, end = self.pools[place].draw(count, for_nodes=True), 0
+        blocks, end = self.pools[place].draw(count, pages, for_nodes=True), 0
         for run, first, stop in spans:
             start, end = end, end + stop - first
             mine = blocks[start:end][::-1]

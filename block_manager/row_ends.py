@@ -37,6 +37,8 @@ class RowEnds:
         column, rest = divmod(computed, self._size)
         path = self._index.paths[row].closed(self._index.confirmed_length)
         stands = rest and computed == tables.num_launched.item(row) and path.published == column > 0
+        # Not on the host.
+        stands = stands and column < tables.num_blocks[row]
         if not stands or not path.writes:
             return
         blocks = {DEVICE: tables.blocks.item(0, row, column)}

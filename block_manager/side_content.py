@@ -246,7 +246,7 @@ class SideContent:
             first = int(tables.first[side.table, row])
             self._keep(side, row, first, int(tables.num_blocks[row]))
         computed = int(tables.num_computed[row])
-        if computed and computed % self._size == 0 and computed == tables.num_launched[row]:
+        if computed and computed % self._size == 0 and computed == tables.num_launched[row] and tables.num_blocks[row]:
             for side in self._layout.states:
                 self._keep_state(side, row, computed, tables.blocks[side.table, row, :1].astype(np.int64))
 
@@ -281,7 +281,7 @@ class SideContent:
         """Let the row's blocks in these columns carry the row's nodes that reside nowhere in this place."""
         index, place = self._index, place_of(side)
         path = index.paths[row].closed(index.confirmed_length)
-        stop = min(stop, path.published)
+        stop = min(stop, path.published, int(self._tables.num_blocks[row]))
         if first >= stop:
             return
         column = first
@@ -360,8 +360,8 @@ class SideContent:
             return rows[:0]
         rows = np.array(list(reads))
         uids, starts, blocks = (np.array(column) for column in zip(*reads.values(), strict=True))
-        # It may have ended, or stand further in front: then what it held is given back already.
-        stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts)
+        # It may have ended, stand further in front, or be on the host: then what it held is given back already.
+        stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts) & (tables.num_blocks[rows] > 0)
         rows = rows[stands]
         for side, read in zip(self._layout.states, blocks.T, strict=True):
             self._device.release_each(read[~stands])

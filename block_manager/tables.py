@@ -152,7 +152,7 @@ class Tables:
         """Write blocks of a side into its table."""
         self.blocks[table, rows, columns] = blocks
 
-    def set_first(self, table: int, rows: Any, columns: Any) -> None:
+    def set_first(self, table: Any, rows: Any, columns: Any) -> None:
         self.first[table, rows] = columns
         self.passes_at[table, rows] = columns * self.block_size + self._leads[table]
 

@@ -4,18 +4,20 @@
     offload:  evicted node ── not on the host yet ──> device → host        hit on it ── worth it ──> host → device
 
 Full blocks are swapped as nodes: one that already resides at the other side is held there, not copied. Only what has no
-node (a partial tail, everything without a prefix cache) gets a host block of its own.
+node (a partial tail, windows and states, everything without a prefix cache) gets a host block of its own.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
 
 from .growth import Growth
+from .layout import Layout
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import NO_BLOCKS, Taken
+from .pool import NO_BLOCKS, Pool, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, last_of
 from .tables import Rows, Tables
@@ -144,128 +146,206 @@ class Offload:
 
 
 class Tiers:
-    """The host tails of swapped rows, and swaps both ways."""
+    """The host tails of swapped rows, and swaps both ways. A row keeps its length and its fronts on the host. A state goes
+    with the row's first block."""
 
-    def __init__(self, tables: Tables, growth: Growth, index: PrefixIndex, offload: Offload | None) -> None:
-        self._tables, self._pools = tables, index.pools
-        self._growth, self._index, self._offload = growth, index, offload
-        # row -> the host blocks of its columns from num_blocks on, in order.
-        self.tails: dict[int, Blocks] = {}
+    def __init__(
+        self,
+        tables: Tables,
+        growth: Growth,
+        index: PrefixIndex,
+        offload: Offload | None,
+        layout: Layout,
+        pools: tuple[Pool, Pool],
+    ) -> None:
+        self._tables, self._growth, self._index, self._offload = tables, growth, index, offload
+        # Device and host; blocks of the full group lie in those of `index`, which are others where they cost no page.
+        self._layout, self.pools = layout, pools
+        # By table: pages of a block, and whether rows that share one go on sharing it. A state is overwritten: each row gets its own.
+        self._kinds = [(layout.full_pages, True), *((side.pages, not side.is_state) for side in layout.sides)]
+        # row -> by table, the host blocks of its last columns, in order. Of the full group: from num_blocks on.
+        self.tails: dict[int, list[Blocks]] = {}
 
     def num_on_host(self, row: int) -> int:
-        return len(self.tails.get(row, ()))
+        """Columns of the row that lie on the host."""
+        return len(self.tails[row][0]) if row in self.tails else 0
+
+    def pages_on_host(self, row: int) -> int:
+        return sum(pages * len(tail) for (pages, _), tail in zip(self._kinds, self.tails.get(row, ()), strict=False))
+
+    def pool(self, place: int, table: int) -> Pool:
+        """The pool of a table's blocks, on the device or the host."""
+        return self.pools[place] if table else self._index.pools[place]
 
     def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
-        """Host blocks that `swap_out` of these rows would draw. Closes their open runs: their nodes go as nodes."""
+        """Host pages that `swap_out` of these rows would draw. Closes their open runs: their nodes go as nodes."""
         for row in rows:
             self._index.close_run(row)
-        return self._num_wanted(HOST, [entry for row in rows for entry in self._entries_on_device(row, keep)])
+        return self._pages_wanted(HOST, [self._entries_on_device(row, keep) for row in rows])
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
-        """Device blocks that `swap_in` of these rows would take from the available ones. What several share counts
+        """Device pages that `swap_in` of these rows would take from the available ones. What several share counts
         once, a node that another row holds on the device not at all."""
-        tails = [self.tails[row] for row in rows if row in self.tails]
-        return self._num_wanted(DEVICE, self._entries_on_host(np.concatenate([NO_BLOCKS, *tails])))
+        return self._pages_wanted(DEVICE, [self._entries_on_host(self.tails[row]) for row in rows if row in self.tails])
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
         """Move blocks from column `keep` on to the host. Raises OutOfBlocks, changing no row or content; the rows' open
         runs are closed all the same."""
         tables = self._tables
-        self._pools[HOST].require(self.host_blocks_wanted(rows.tolist(), keep))
-        copied: dict[int, int] = {}
-        pairs: list[tuple[int, int]] = []
+        self.pools[HOST].require(self.host_blocks_wanted(rows.tolist(), keep))
+        copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
         for row in rows.tolist():
-            tail = self._moved_to(HOST, self._entries_on_device(row, keep), copied, pairs)
-            self.tails[row] = np.concatenate([tail, self.tails.get(row, NO_BLOCKS)])
+            tails = self._moved_to(HOST, self._entries_on_device(row, keep), copied, pairs)
+            if row in self.tails:
+                tails = [np.concatenate(both) for both in zip(tails, self.tails[row], strict=True)]
+            self.tails[row] = tails
         for row in rows.tolist():
+            if not keep and self._growth.content is not None:
+                self._growth.content.keep_all(row)
+            first = tables.first[:, row].copy()
             # Lookahead blocks hold nothing to bring back.
-            self._growth.give_back(row, min(keep, -(-int(tables.num_launched[row]) // tables.block_size)))
+            self._growth.give_back(row, min(keep, self._num_filled(row)))
+            tables.set_first(slice(None), row, first)
+            if not keep:
+                tables.let_move(row, False)
             tables.reserved[row] = 0
             tables.is_swapped[row] = True
         return Moves(device_to_host=pairs_of(pairs))
 
     def swap_in(self, rows: Rows) -> Moves:
         """Move the host tails back. Raises OutOfBlocks, changing nothing."""
-        tables, host = self._tables, self._pools[HOST]
-        self._pools[DEVICE].require(self.device_blocks_wanted(rows.tolist()))
+        tables = self._tables
+        self.pools[DEVICE].require(self.device_blocks_wanted(rows.tolist()))
         for row in rows.tolist():
             # Before any tail is popped: this may raise MemoryError.
-            tables.ensure_columns(int(tables.num_blocks[row]) + len(self.tails[row]))
-        copied: dict[int, int] = {}
-        pairs: list[tuple[int, int]] = []
+            tables.ensure_columns(int(tables.num_blocks[row]) + self.num_on_host(row))
+        copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
         returned = [self.tails.pop(row) for row in rows.tolist()]
-        for row, tail in zip(rows.tolist(), returned, strict=True):
-            blocks = self._moved_to(DEVICE, self._entries_on_host(tail), copied, pairs)
+        for row, tails in zip(rows.tolist(), returned, strict=True):
+            blocks, *of_sides = self._moved_to(DEVICE, self._entries_on_host(tails), copied, pairs)
             if len(blocks):
                 self._growth.write(row, int(tables.num_blocks[row]), blocks)
+            for side, its in zip(self._layout.sides, of_sides, strict=True):
+                stop = len(its) if side.is_state else int(tables.num_blocks[row])
+                tables.put(side.table, row, slice(stop - len(its), stop), its)
             tables.is_swapped[row] = False
-        for tail in returned:
+        for tails in returned:
             if self._offload is not None:
                 # Content that this evicted to the host must not overwrite what these copies read.
-                self._offload.keep_until_taken(tail)
+                self._offload.keep_until_taken(tails[0])
             else:
-                host.release(tail)
+                self._release(tails)
         return Moves(host_to_device=pairs_of(pairs))
 
     def trim(self, row: int, keep: int) -> None:
         """Cut the swapped row to its first `keep` blocks, on the device and then on the host."""
-        tail, on_host = self.tails[row], max(keep - int(self._tables.num_blocks[row]), 0)
-        if on_host:
-            self.tails[row] = tail[:on_host]
-        else:
+        tables, tails, have = self._tables, self.tails[row], int(self._tables.num_blocks[row])
+        stop = have + len(tails[0])
+        # A state stays with any block.
+        stays = [
+            max(keep - stop + len(tail), 0) if is_shared else min(keep, len(tail))
+            for (_, is_shared), tail in zip(self._kinds, tails, strict=True)
+        ]
+        self._release([tail[count:] for tail, count in zip(tails, stays, strict=True)])
+        self.tails[row] = [tail[:count] for tail, count in zip(tails, stays, strict=True)]
+        tables.set_first(slice(None), row, np.minimum(tables.first[:, row], max(keep, have)))
+        if not stays[0]:
             del self.tails[row]
-            self._tables.is_swapped[row] = False
-        self._pools[HOST].release(tail[on_host:])
+            tables.is_swapped[row] = False
+
+    def give_back_fronts(self, rows: Rows) -> None:
+        """Release what windows and chunks of these rows have passed on the host, by computed tokens."""
+        tables = self._tables
+        for row in rows[tables.is_swapped[rows]].tolist():
+            tails = self.tails[row]
+            stop = int(tables.num_blocks[row]) + len(tails[0])
+            for side in self._layout.bounded:
+                tail, end = tails[side.table], min(int(side.first_column(tables.num_computed[row])), stop)
+                if (num_passed := end - stop + len(tail)) > 0:
+                    self.pools[HOST].release(tail[:num_passed])
+                    tails[side.table] = tail[num_passed:]
+                    tables.set_first(side.table, row, end)
 
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])
-        tail = self.tails[row]
-        return 0 <= place < len(tail) and bool(self._pools[HOST].has_content(tail[place]))
+        tail = self.tails[row][0]
+        return 0 <= place < len(tail) and bool(self._index.pools[HOST].has_content(tail[place]))
 
-    def _entries_on_device(self, row: int, keep: int) -> list[Entry]:
-        """The row's device blocks from column `keep` on that hold launched tokens."""
+    def _release(self, tails: list[Blocks]) -> None:
+        for table, tail in enumerate(tails):
+            self.pool(HOST, table).release(tail)
+
+    def _num_filled(self, row: int) -> int:
+        """Blocks of the row that launched tokens need, on the device or not."""
+        return -(-int(self._tables.num_launched[row]) // self._tables.block_size)
+
+    def _entries_on_device(self, row: int, keep: int) -> list[list[Entry]]:
+        """By table, the row's device blocks from column `keep` on that hold launched tokens."""
         tables, path = self._tables, self._index.paths[row]
         nodes = [(run, at) for run, first, stop in path.spans(keep) for at in range(first, stop)]
         nodes += self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
-        stop = min(-(-int(tables.num_launched[row]) // tables.block_size), int(tables.num_blocks[row]))
+        stop = min(self._num_filled(row), int(tables.num_blocks[row]))
         blocks = tables.blocks[0, row, keep:stop].tolist()
-        return [(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]
+        found: list[list[Entry]] = [[(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]]
+        for side in self._layout.sides:
+            first, last = max(keep, int(tables.first[side.table, row])), min(stop, 1) if side.is_state else stop
+            found.append([(block, None) for block in tables.blocks[side.table, row, first : max(first, last)].tolist()])
+        return found
 
-    def _entries_on_host(self, tail: Blocks) -> list[Entry]:
-        return list(zip(tail.tolist(), self._index.node_of_each(HOST, tail), strict=True))
+    def _entries_on_host(self, tails: list[Blocks]) -> list[list[Entry]]:
+        nodes = self._index.node_of_each(HOST, tails[0])
+        found: list[list[Entry]] = [list(zip(tails[0].tolist(), nodes, strict=True))]
+        return found + [[(block, None) for block in tail.tolist()] for tail in tails[1:]]
 
     def _block_of(self, place: int, node: Node | None) -> int:
         return -1 if node is None else self._index.block(place, *node)
 
+    def _pages_wanted(self, place: int, of_rows: list[list[list[Entry]]]) -> int:
+        """Pages of a place that `_moved_to` would take from the available ones, for entries by row and table."""
+        total = 0
+        for table, (pages, is_shared) in enumerate(self._kinds):
+            entries = [entry for tables in of_rows for entry in tables[table]]
+            total += pages * (self._num_wanted(place, entries) if is_shared else len(entries))
+        return total
+
     def _num_wanted(self, place: int, entries: list[Entry]) -> int:
-        """Blocks of a place that `_moved_to` would take from the available ones."""
         wanted: set[Node | int] = set()
         for source, node in entries:
             there = self._block_of(place, node)
             # Holding a cached block takes it out of what is available, as a draw does.
-            if there < 0 or self._pools[place].num_refs(there) == 0:
+            if there < 0 or self._index.pools[place].num_refs(there) == 0:
                 wanted.add(source if node is None else node)
         return len(wanted)
 
     def _moved_to(
-        self, place: int, entries: list[Entry], copied: dict[int, int], pairs: list[tuple[int, int]]
-    ) -> Blocks:
-        """Hold or draw a block of a place for each of these, int64 [n]; add the copies to `pairs`, those of blocks
-        without a node to `copied` (source → target), too."""
-        blocks: list[int] = []
-        for source, node in entries:
+        self, place: int, of_tables: list[list[Entry]], copied: dict[int, dict[int, int]], pairs: list[tuple[int, int]]
+    ) -> list[Blocks]:
+        """Hold or draw blocks of a place for the entries of each table of a row, int64 [n]; add the copies, page by page, to
+        `pairs`, and those of blocks without a node to `copied` (by table, source → target), too."""
+        found: list[Blocks] = []
+        for table, ((pages, is_shared), entries) in enumerate(zip(self._kinds, of_tables, strict=True)):
+            pool, blocks, new = self.pool(place, table), list[int](), list[tuple[int, int]]()
             # The common partial block of forked rows travels once.
-            block = copied.get(source, -1) if node is None else self._block_of(place, node)
-            if block >= 0:
-                self._pools[place].hold(np.array([block]))
-            else:
-                if node is None:
-                    block = copied[source] = self._pools[place].draw(1).item()
+            moved = copied[table] if is_shared else {}
+            for source, node in entries:
+                block = moved.get(source, -1) if node is None else self._block_of(place, node)
+                if block >= 0:
+                    pool.hold(np.array([block]))
                 else:
-                    block = self._index.draw_for(place, [(*node, node[1] + 1)], 1).item()
-                pairs.append((source, block))
-            blocks.append(block)
-        return np.array(blocks, np.int64)
+                    if node is None:
+                        block = moved[source] = pool.draw(1, pages or 1).item()
+                    else:
+                        block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
+                    new.append((source, block))
+                blocks.append(block)
+            if pages == 1:
+                pairs += new
+            elif new and pages:
+                of_places = zip((1 - place, place), np.array(new).T, strict=True)
+                both = [self.pool(at, table).pages_of(its, pages).reshape(-1).tolist() for at, its in of_places]
+                pairs += zip(*both, strict=True)
+            found.append(np.array(blocks, np.int64))
+        return found
 
 
 def _pairs(parts: list[tuple[Blocks, Blocks]]) -> Pairs:

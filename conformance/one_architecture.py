@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import torch
 
-from paged import Engine, SamplingParams
+from paged import POLICIES, Engine, SamplingParams
 from paged.errors import InvalidConfig, NeverFits, UnsupportedModel
 from paged.model.load_check import BOUND, generated
 from paged.model.loading import LoadedModel, load_model
@@ -39,11 +39,14 @@ LENGTHS, MAX_TOKENS = (3, 11, 25, 43), 20
 LEAST_DISTINCT = 8
 MOST_STEPS = 2000
 _SPREAD, _SPREAD_OF_SINKS = 0.15, 2.0
+# The default, but whoever is in the way goes to the host, whatever is cheaper.
+_SWAPS = msgspec.structs.replace(POLICIES["paged"], name="swaps", preemption="swap")
 # What each round does with those that are in the way.
 ROUNDS: dict[str, dict[str, Any]] = {
     "recompute": {},
     "without a cache": {"prefix_caching": False},
-    "swap": {"host_blocks": 60, "host_caching": True},
+    "swap": {"host_blocks": 400, "policy": _SWAPS},
+    "content on the host": {"host_blocks": 60, "host_caching": True},
     "step ahead": {"steps_ahead": 1},
     "drafts": {"speculate": "lookahead"},
 }

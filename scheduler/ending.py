@@ -308,8 +308,10 @@ def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
     if ticket.flight is None or not state.manager.layout.states:
         return []
     starts = {share.row: share.start for share in ticket.flight.shares()}
+    # What went to the host is the state after the batch.
+    is_away, reads = state.manager.rows.num_blocks == 0, ticket.flight.reads
     broken = {
-        state.columns.owner[row]: None for row, start in starts.items() if start and row not in ticket.flight.reads
+        state.columns.owner[row]: None for row, start in starts.items() if start and (row not in reads or is_away[row])
     }
     for request in broken:
         for sequence, row in enumerate(request.rows):

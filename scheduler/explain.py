@@ -105,10 +105,11 @@ def view_of(books: Books, request: RequestState) -> RequestView:
 
 
 def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
-    """Return the entries of its block tables, or its pages where a block is no page, and its blocks on the host."""
+    """Return the entries of its block tables, or its pages where a block is no page, and its blocks on the host, or pages."""
     rows = request.live_rows
     held = sum(manager.rows.num_blocks.item(row) for row in rows)
-    return held if manager.layout.is_plain else manager.pages_of_rows(rows), sum(map(manager.tiers.num_on_host, rows))
+    on_host = sum(map(manager.tiers.pages_on_host, rows))
+    return held if manager.layout.is_plain else manager.pages_of_rows(rows), on_host
 
 
 def explain(state: State, request_id: str, *, with_holders: bool = True) -> Explanation:

@@ -56,8 +56,9 @@ class Foresight:
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
         manager = books.manager
+        self._full_pages = max(manager.layout.full_pages, 1)
         # Slots of the full group if all pages were its own.
-        self._num_slots = manager.num_blocks * manager.block_size // max(manager.layout.full_pages, 1)
+        self._num_slots = manager.num_blocks * manager.block_size // self._full_pages
 
     def finished(self, *, pause: int) -> None:
         """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
@@ -66,7 +67,8 @@ class Foresight:
             return
         was_computed, was_wasted = self._seen
         computed = stats.computed_tokens
-        wasted = stats.recomputed_tokens + 2 * stats.swapped_in_blocks * self._books.manager.block_size
+        swapped = stats.swapped_in_blocks * self._books.manager.block_size // self._full_pages
+        wasted = stats.recomputed_tokens + 2 * swapped
         self._seen = computed, wasted
         if (share := policy.stall_target) is not None:
             rise = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)

@@ -204,7 +204,7 @@ class Books:
         """Return the blocks that a paused or swapped request takes from the available ones to run again."""
         rows = np.array(request.live_rows, np.int64)
         targets = self.columns.max_total[rows] if self.is_due(request) else self.kept(rows)
-        return self._to_hold(request, targets, self.lacking)
+        return self._to_hold(request, targets, self.manager.growth.owed)
 
     def to_go_on(self, request: RequestState) -> int:
         """Return the blocks that an admitted request needs for its next token; if away, for one token of each row."""
@@ -215,13 +215,11 @@ class Books:
             ends.append(manager.rows.num_launched.item(row) + 1 if is_next else 0)
         return self._to_hold(request, np.array(ends, np.int64), manager.growth.lacking)
 
-    def _to_hold(self, request: RequestState, ends: Counts, lacking: Callable[[Rows, Counts], Counts]) -> int:
+    def _to_hold(self, request: RequestState, ends: Counts, lacking: Callable[[Rows, Counts, Counts], Counts]) -> int:
         """Return the blocks that a request with rows needs to be on the device, with room for `ends` tokens."""
-        tiers, rows = self.manager.tiers, request.live_rows
-        needed = tiers.device_blocks_wanted(rows)
-        for row, lack in zip(rows, lacking(np.array(rows, np.int64), ends).tolist(), strict=True):
-            needed += max(0, lack - tiers.num_on_host(row))
-        return needed
+        tiers, rows = self.manager.tiers, np.array(request.live_rows, np.int64)
+        have = self.manager.rows.num_blocks[rows] + np.array([*map(tiers.num_on_host, rows.tolist())], np.int64)
+        return tiers.device_blocks_wanted(rows.tolist()) + int(lacking(rows, ends, have).sum())
 
     def begin_step(self) -> None:
         """Forget what was owed: it is counted again when needed."""

@@ -220,7 +220,7 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
     num_blocks: Annotated[int | None, Field(help="Device blocks; pages where layers are of several kinds.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
     kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
     block_size: Annotated[int, Field(help="Tokens a block.", least=1)] = 16
-    host_blocks: Annotated[int, Field(help="Host blocks to swap to.", least=0)] = 0
+    host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", least=0)] = 0
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
     host_caching: Annotated[bool, Field(help="Keep in host blocks what leaves the device; it comes back on a hit.")] = False
 

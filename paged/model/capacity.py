@@ -130,13 +130,18 @@ def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[Layere
         pool: LayeredPool = pool_for(model, num_blocks=num_rows * columns, block_size=_TRIAL_BLOCK)
         return pool, (_spread(0, num_rows, columns, 1),)
     plan = plan_of(model, block_size=_TRIAL_BLOCK)
-    first = 0
-    tables = []
+    num_pages, tables = trial_tables(plan, num_rows, length)
+    return layered_pool_for(model, plan, num_blocks=num_pages), tables
+
+
+def trial_tables(plan: LayerPlan, num_rows: int, length: int) -> tuple[int, tuple[NDArray[np.int32], ...]]:
+    """How many pages so many rows of `length` tokens take, all of them kept, and the tables of `trial_memory`."""
+    num_pages, tables = 0, []
     for group in plan.groups:
         columns = -(-length // group.block_tokens) if group.block_tokens else 1
-        tables.append(_spread(first, num_rows, columns, group.pages))
-        first += num_rows * columns * group.pages
-    return layered_pool_for(model, plan, num_blocks=first), tuple(tables)
+        tables.append(_spread(num_pages, num_rows, columns, group.pages))
+        num_pages += num_rows * columns * group.pages
+    return num_pages, tuple(tables)
 
 
 def trial_step(

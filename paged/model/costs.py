@@ -9,6 +9,7 @@ import torch
 
 from paged.attention import StepTokens
 from paged.block_manager import Moves
+from paged.model.capacity import plan_of, trial_step, trial_tables
 from paged.model.runner import Runner
 from paged.scheduler import Costs
 
@@ -21,17 +22,9 @@ def measured_costs(runner: Runner, clock: Callable[[], float]) -> Costs:
 
     Writes to blocks of both tiers. What attention adds in long contexts is not timed: the usual `attention_knee`.
     """
-    pool, size = runner.pool, runner.pool.block_size
-    num_tokens = min(_TOKENS, pool.num_blocks * size)
-    rising = np.arange(num_tokens)
-    step = StepTokens(
-        positions=rising,
-        slot_mapping=rising,
-        query_start_loc=np.array([0, num_tokens]),
-        seq_lens=np.array([num_tokens]),
-        block_tables=np.arange(-(-num_tokens // size), dtype=np.int32)[None],
-        block_size=size,
-    )
+    pool, step = runner.pool, _prompt_step(runner)
+    num_tokens = step.num_tokens
+    rising = step.positions
     ids = (rising % runner.model.vocabulary_size).astype(np.int32)
     is_sampled = rising == num_tokens - 1
     seconds = _second_time(runner, clock, lambda: runner.forward(step, ids, is_sampled))
@@ -42,6 +35,20 @@ def measured_costs(runner: Runner, clock: Callable[[], float]) -> Costs:
     moves = Moves(host_to_device=np.stack([blocks, blocks], 1))
     copied = _second_time(runner, clock, lambda: runner.copy(moves))
     return Costs(seconds_per_swapped_block=copied / num_blocks, seconds_per_token=seconds / num_tokens)
+
+
+def _prompt_step(runner: Runner) -> StepTokens:
+    """The first tokens of one sequence, as many as memory holds."""
+    pool, size, num_tokens = runner.pool, runner.pool.block_size, _TOKENS
+    if pool.is_side_by_side:
+        rising = np.arange(min(num_tokens, pool.num_blocks * size))
+        ends, tables = np.array([len(rising)]), np.arange(-(-len(rising) // size), dtype=np.int32)[None]
+        return StepTokens(rising, rising, np.append(0, ends), ends, tables, size)
+    plan = plan_of(runner.model, block_size=size)
+    while (found := trial_tables(plan, 1, num_tokens))[0] > pool.num_blocks and num_tokens > 1:
+        num_tokens //= 2
+    ends = np.array([num_tokens])
+    return trial_step(pool, np.arange(num_tokens), np.append(0, ends), ends, found[1])
 
 
 def _second_time(runner: Runner, clock: Callable[[], float], work: Callable[[], object]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from hypothesis import strategies as st
@@ -14,10 +15,9 @@ from paged.testing.world import World
 
 
 class LayerMachine(SchedulerMachine):
-    """Its worlds have `groups`. No host tier, which is refused for such layers."""
+    """Its worlds have `groups`. No content on the host, which is refused for such layers."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        host_tier=False,
         host_content=False,
         external_tokens=False,
     )
@@ -29,7 +29,10 @@ class LayerMachine(SchedulerMachine):
         num_turns=st.sampled_from([0, 0, 3, 4]),
     )
     def begin(self, world: World, opening: list[Wish], is_alike: bool, num_turns: int) -> None:  # type: ignore[override]
-        """Requests that are there from the start, together; their prompts may begin alike, or after a conversation."""
+        """Requests that are there from the start, together; their prompts may begin alike, or after a conversation. Where there is a host, their
+        answers are long: they get in each other's way."""
+        if world.host_blocks:
+            opening = [replace(wish, output=1.0) for wish in opening]
         super().begin(world=world, opening=[] if num_turns else opening, is_alike=is_alike)
         if num_turns:
             self.take_turns(prompt=[0, 0], more=[0], num_turns=num_turns, num_alike=1)

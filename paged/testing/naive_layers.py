@@ -6,7 +6,7 @@ A group is anything with `kind`, `reach` and `pages`, such as a `paged.LayerGrou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Groups = Sequence[Any]
@@ -59,13 +59,16 @@ def longest_in(groups: Groups, num_pages: int, block_size: int, most: int) -> in
 
 @dataclass
 class NaiveRow:
-    """One sequence: its watermarks, the blocks of its table, and of each window or chunk how many of these are gone in front."""
+    """One sequence: its watermarks, the blocks of its table, how many more of it are on the host, and of each window or chunk how many are
+    gone in front."""
 
     num_known: int
     launched: int = 0
     computed: int = 0
     blocks: int = 0
     reserved: int = 0
+    on_host: int = 0
+    is_swapped: bool = False
     gone: dict[int, int] = field(default_factory=dict)
 
 
@@ -73,8 +76,9 @@ class NaiveLayers:
     """What a manager without prefix cache holds for layers of several kinds, block by block: how many pages are free, and which columns of
     each group are there. Methods are those of `paged.BlockManager`; where that has to refuse, they return what it has to say."""
 
-    def __init__(self, groups: Groups, num_pages: int, block_size: int) -> None:
+    def __init__(self, groups: Groups, num_pages: int, block_size: int, host_pages: int = 0) -> None:
         self.groups, self.num_pages, self.size = tuple(groups), num_pages, block_size
+        self.host_pages = host_pages
         self.rows: dict[int, NaiveRow] = {}
         # Batches that are out, the one being filled last: of each row the first token and the one behind the last.
         self.batches: list[dict[int, tuple[int, int]]] = []
@@ -86,6 +90,22 @@ class NaiveLayers:
         for number, group in enumerate(self.groups):
             held += group.pages * sum(sum(self.there(row, number)) for row in self.rows)
         return self.num_pages - held
+
+    @property
+    def num_free_on_host(self) -> int:
+        """Host pages that no row holds."""
+        return self.host_pages - sum(map(self.pages_on_host, self.rows))
+
+    def pages_on_host(self, row: int) -> int:
+        """Pages of a row's last columns that lie on the host: of a state once all its columns do."""
+        state, pages = self.rows[row], 0
+        stop = state.blocks + state.on_host
+        for number, group in enumerate(self.groups):
+            columns = stop - max(state.blocks, state.gone.get(number, 0))
+            if group.kind == "state":
+                columns = int(stop > 0 and not state.blocks)
+            pages += columns * group.pages
+        return pages
 
     def there(self, row: int, number: int) -> list[bool]:
         """Which columns of a row are there in a group. A state has one."""
@@ -131,7 +151,8 @@ class NaiveLayers:
             state.computed = max(state.computed, min(end, state.launched))
             for number, group in enumerate(self.groups):
                 if group.kind in ("window", "chunk"):
-                    state.gone[number] = min(front(group, state.computed) // self.size, state.blocks)
+                    gone = front(group, state.computed) // self.size
+                    state.gone[number] = min(gone, state.blocks + state.on_host)
 
     def cancel(self) -> None:
         """The latest batch did not run: rows stand where it began, those with a state that it may have overwritten at 0."""
@@ -156,9 +177,32 @@ class NaiveLayers:
         """The row gives up its blocks from a column on. False: it cannot stand there."""
         if not self.can_stand(row, min(blocks * self.size, self.rows[row].launched)):
             return False
-        if blocks < self.rows[row].blocks:
+        if blocks < self.rows[row].blocks or self.rows[row].is_swapped:
             self._cut(row, blocks)
         return True
+
+    def swap_out(self, row: int, keep: int) -> int:
+        """The row's blocks from column `keep` on go to the host, without those that hold no tokens; the pages that are too few, 0 if it has
+        them."""
+        state = self.rows[row]
+        before = replace(state)
+        stop = min(-(-state.launched // self.size), state.blocks)
+        held, free = self.pages_on_host(row), self.num_free_on_host
+        state.on_host += max(0, stop - keep)
+        state.blocks, state.reserved, state.is_swapped = min(keep, stop), 0, True
+        short = self.pages_on_host(row) - held
+        if short <= free:
+            return 0
+        self.rows[row] = before
+        return short
+
+    def swap_in(self, row: int) -> int:
+        """All of the row is on the device again; the pages that are too few, 0 if it has them."""
+        state, pages = self.rows[row], self.pages_on_host(row)
+        if pages > self.num_free:
+            return pages
+        state.blocks, state.on_host, state.is_swapped = state.blocks + state.on_host, 0, False
+        return 0
 
     def reserve(self, row: int, blocks: int) -> int:
         """`grow`; a cancel leaves these blocks."""
@@ -185,5 +229,7 @@ class NaiveLayers:
 
     def _keep(self, row: int, blocks: int) -> None:
         state = self.rows[row]
+        state.on_host = max(0, min(state.on_host, blocks - state.blocks))
+        state.is_swapped = state.on_host > 0
         state.blocks = min(state.blocks, blocks)
-        state.gone = {number: min(gone, state.blocks) for number, gone in state.gone.items()}
+        state.gone = {number: min(gone, state.blocks + state.on_host) for number, gone in state.gone.items()}

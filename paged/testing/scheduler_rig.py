@@ -49,7 +49,7 @@ class SchedulerRig:
         self.manager: Any = self.scheduler.manager
         self.shadow: Any = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         if world.groups:
-            self.shadow = ShadowGroups(world.groups, world.num_blocks, world.block_size)
+            self.shadow = ShadowGroups(world.groups, world.num_blocks, world.block_size, world.host_blocks)
         self.events_read = EventWatch(self.manager, world.event_stride)
         self.books: dict[str, ExpectedRequest] = {}
         self.flights: list[Flight] = []

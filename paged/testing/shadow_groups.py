@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.testing.content import POISON, Contents
+from paged.testing.content import POISON
 from paged.testing.naive_layers import Groups, front
-from paged.testing.shadow_kv import Share, Slots, outside, pairs_of, shares_of
+from paged.testing.shadow_kv import ShadowKV, Share, Slots, shares_of
 
 Pages = NDArray[np.integer]
 Place = tuple[int, int]
@@ -47,12 +47,12 @@ def views_of(batch: Any, groups: Groups) -> list[View]:
 
 
 class ShadowGroups:
-    """`num_pages` pages, int64 [pages, block_size]: what lies in each slot, POISON where nothing does."""
+    """`num_pages` pages, int64 [pages, block_size]: what lies in each slot, POISON where nothing does. `host_pages` more to swap to."""
 
-    def __init__(self, groups: Groups, num_pages: int, block_size: int) -> None:
+    def __init__(self, groups: Groups, num_pages: int, block_size: int, host_pages: int = 0) -> None:
         self.groups, self.block_size = tuple(groups), block_size
-        self.contents = Contents()
-        self.pages: Slots = np.full((num_pages, block_size), POISON, np.int64)
+        self._memory = ShadowKV(num_pages, block_size, host_pages)
+        self.contents, self.pages = self._memory.contents, self._memory.device
         # Parts of blocks are numbered over all groups: `_first[g]` is the first one of group g.
         widths = [group.pages for group in self.groups]
         self._first = [sum(widths[:number]) for number in range(len(widths))]
@@ -85,20 +85,8 @@ class ShadowGroups:
         return found, {} if found else {share.place: share.expected for share in shares}
 
     def move(self, moves: Any) -> list[str]:
-        """Copy pages of one pool, all at once. Returns violations: what is no page, a page written twice, or read and written."""
-        pairs = pairs_of(moves, "device_to_device")
-        found = [
-            f"a copy of page {page}; there are {len(self.pages)}"
-            for page in outside(pairs.reshape(-1), len(self.pages))
-        ]
-        if len(moves) > len(pairs):
-            found.append(f"moves between tiers of layers of several kinds: {moves}")
-        written = pairs[:, 1].tolist()
-        if len(set(written)) < len(written) or set(written) & set(pairs[:, 0].tolist()):
-            found.append(f"copies of pages get into each other's way: {pairs.tolist()}")
-        if not found:
-            self.pages[written] = self.pages[pairs[:, 0]]
-        return found
+        """Copy pages, as `ShadowKV.move`."""
+        return self._memory.move(moves)
 
     def spoil(self, batch: Any, views: Sequence[View], but: Collection[int] = ()) -> None:
         """The forward pass stopped half way: anything may stand where it writes, `but` for pages that were written after it."""

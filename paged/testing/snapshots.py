@@ -32,7 +32,7 @@ def _row(memory: Any, row: int) -> tuple[object, ...]:
         tables.tokens[row, : tables.num_tokens[row]].tolist(),
         memory.rows.table(row).tolist(),
         [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
-        memory.tiers.tails[row].tolist() if row in memory.tiers.tails else None,
+        [tail.tolist() for tail in memory.tiers.tails.get(row, ())],
         index.num_published(row),
         [memory.group_pages(group, np.array([row])).tolist() for group in range(len(memory.layout.groups))],
     )

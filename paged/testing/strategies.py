@@ -233,9 +233,12 @@ def layer_worlds(draw: st.DrawFn) -> World:
     groups, block_size, longest = draw(layer_groups()), draw(st.integers(1, 4)), draw(st.integers(4, 20))
     num_blocks = pages_for(groups, longest, block_size) * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8, 16])) // 4
     keeps = draw(st.sampled_from([True, True, False]))
+    host_blocks, preemption = draw(st.sampled_from([(0, None), (0, None), (1, "swap"), (2, "swap"), (3, "swap")]))
     return World(
         num_blocks=max(2, num_blocks),
         block_size=block_size,
+        host_blocks=host_blocks * num_blocks // 2,
+        preemption=preemption,
         prefix_caching=keeps,
         groups=groups,
         max_model_len=longest,

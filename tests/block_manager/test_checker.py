@@ -63,7 +63,7 @@ MEMORY_PLANTS = [
     ("device.kept[0] += 1", "2: device block 0 has ref count 2 and 3 references."),
     ("tables.num_blocks[OWNER] -= 1", "6: row 0 has 2 blocks for 5 tokens of 2 a block, 0 reserved."),
     ("tables.num_blocks[OWNER] += 1", "6: row 0 has 4 blocks for 5 tokens of 2 a block, 0 reserved."),
-    ("tails[AWAY] = tails[AWAY][:1]", "6: row 2 has 1 blocks for 4 tokens of 2 a block, 0 reserved."),
+    ("tails[AWAY][0] = tails[AWAY][0][:1]", "6: row 2 has 1 blocks for 4 tokens of 2 a block, 0 reserved."),
     ("tables.slot_base[OWNER] = 9", "6: the slots of row 0's last block begin at 0, not 9."),
     ("tables.last_token[OWNER] = 77", "6: the last token of row 0 is not 77."),
     ("tables.num_computed[OWNER] += 1", "6: row 0 has 6 tokens computed, 5 launched and 5 known."),
@@ -183,7 +183,7 @@ def test_the_memory_check_tells_a_lost_reference_where_no_group_is_full():
     manager = BlockManager(8, 2, groups=[LayerGroup("window", 3)], prefix_caching=False)
     compute(manager, manager.add(range(3)))
     manager._memory.device.state[1] = 2
-    assert "2: device blocks [1] have other ref counts than references." in manager.check()
+    assert "2: device block 1 has ref count 2 and 1 references." in manager.check()
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -224,7 +224,7 @@ SCHEDULER_PLANTS = [
     ("state.columns.sequence[0] = 1", '9: row 0 does not know that it serves "a".'),
     ("a.max_total = (2,)", '8: request "a" has 3 tokens, more than it may.'),
     ("a.status = Status.SWAPPED", '9: request "a" is swapped and holds device blocks.'),
-    ("memory.tiers.tails[0] = np.array([0])", '9: request "a" is running and has blocks on the host.'),
+    ("memory.tiers.tails[0] = [np.array([0])]", '9: request "a" is running and has blocks on the host.'),
     ("memory.add_counted(np.array([1, 2], np.int32), b'')", "9: rows [2] are held by no request, or do not exist."),
     (
         "state.running_rows._rows = state.running_rows.array(state.running)[::-1]",

@@ -45,8 +45,8 @@ def tool(one):
 def test_a_family_answers_as_generate_does_and_with_too_little_memory_bit_by_bit(one, name):
     verdict = one.verdict_of(one.families()[name])
     assert (verdict.outcome, verdict.why, verdict.preempted) == ("equal", "", len(one.LENGTHS))
-    # States do not go to the host.
-    assert set(verdict.left_out) == ({"swap"} if name == "lfm2" else set())
+    # States are no content on the host.
+    assert set(verdict.left_out) == ({"content on the host"} if name == "lfm2" else set())
 
 
 def test_what_cannot_be_paged_is_refused_with_the_reason_alone(one):

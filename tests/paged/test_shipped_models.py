@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import LLM, Engine, SamplingParams  # noqa: E402
+from paged import LLM, Engine, Policy, SamplingParams  # noqa: E402
 from paged.errors import CheckpointNotFound  # noqa: E402
 from paged.model.checkpoint import NAMES, checkpoint_path, hybrid_path, is_shipped, named_or_shipped  # noqa: E402
 from paged.model.loading import load_model  # noqa: E402
@@ -52,12 +52,18 @@ def test_the_hybrid_knows_the_text_it_has_read(hybrid):
     assert answer.text.startswith(" the execution of a block")
 
 
-def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid):
+SWAPS = Policy(name="swaps", take="whole", preemption="swap")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("recompute", {"policy": "vllm"}), ("swap", {"policy": SWAPS, "host_blocks": 60})]
+)
+def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid, kind, options):
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     alone = [
         LLM(hybrid, num_blocks=80, block_size=8, prefix_caching=False).generate(prompt, params)[0] for prompt in PROMPTS
     ]
-    engine = Engine(hybrid, num_blocks=56, block_size=8, policy="vllm", max_tokens_per_step=24)
+    engine = Engine(hybrid, num_blocks=56, block_size=8, max_tokens_per_step=24, **options)
     preempted, found = [], {}
 
     def note(batch):
@@ -73,7 +79,7 @@ def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid):
         for output in engine.step():
             tokens[output.id] += output.token_ids
     assert [tokens[id] for id in ids] == [answer.token_ids for answer in alone]
-    assert preempted
+    assert {its for _, its in preempted} == {kind}
     # A prompt that begins as an earlier one did goes on from a state that was kept.
     assert max(found.values()) >= 8
     assert all(first % 8 == 0 for first in found.values())

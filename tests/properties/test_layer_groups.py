@@ -12,8 +12,8 @@ from paged.testing.machines import LayerMachine, run_machine
 # Hypothesis switches rules off for many examples at a time: of a hundred, few see what is rarer.
 SHARES = {
     0.1: "preempted by recompute, switch, void, none sampled, append, several outstanding, computes what nobody knows",
-    0.03: "hit, abort in flight, state is void, cancel of states, drafts accepted, drafts rejected, set back by drafts",
-    0.005: "hit within a block",
+    0.03: "preempted by swap, hit, abort in flight, cancel of states, drafts accepted, drafts rejected, set back by drafts",
+    0.005: "state is void, hit within a block",
 }
 
 

@@ -16,29 +16,32 @@ LONGEST = 12
 
 
 def with_rows(machine):
-    return bool(machine.naive.rows)
+    return any(not state.is_swapped for state in machine.naive.rows.values())
 
 
 class ManagerOfLayers(RuleBasedStateMachine):
-    @initialize(groups=layer_groups(), size=st.integers(1, 3), share=st.sampled_from([2, 4, 6, 8]))
-    def begin(self, groups, size, share):
+    @initialize(
+        groups=layer_groups(), size=st.integers(1, 3), share=st.sampled_from([2, 4, 6, 8]), host=st.integers(0, 2)
+    )
+    def begin(self, groups, size, share, host):
         self.groups = groups
         num_pages = max(1, pages_for(groups, LONGEST, size) * share // 4)
-        self.manager = BlockManager(num_pages, size, groups=groups, prefix_caching=False)
-        self.naive = NaiveLayers(groups, num_pages, size)
+        host_pages = num_pages * host // 2
+        self.manager = BlockManager(num_pages, size, groups=groups, prefix_caching=False, host_blocks=host_pages)
+        self.naive = NaiveLayers(groups, num_pages, size, host_pages)
 
-    def row(self, pick):
-        rows = sorted(self.naive.rows)
+    def row(self, pick, *, on_host=False):
+        rows = sorted(row for row, state in self.naive.rows.items() if not state.is_swapped or on_host)
         return rows[pick % len(rows)]
 
     @rule(length=st.integers(1, LONGEST))
     def add(self, length):
         self.naive.rows[self.manager.add(range(length))] = NaiveRow(length)
 
-    @precondition(with_rows)
+    @precondition(lambda self: self.naive.rows)
     @rule(pick=picks, length=st.integers(1, 4))
     def append(self, pick, length):
-        row = self.row(pick)
+        row = self.row(pick, on_host=True)
         self.manager.append(row, [0] * length)
         self.naive.rows[row].num_known += length
 
@@ -62,14 +65,29 @@ class ManagerOfLayers(RuleBasedStateMachine):
         blocks = min(blocks, self.manager.num_blocks)
         self.both(self.naive.reserve(row, blocks), self.manager.reserve, row, blocks)
 
-    def both(self, short, call, *arguments):
+    @precondition(lambda self: self.naive.rows)
+    @rule(pick=picks, keep=st.sampled_from([0, 0, 1, 2, 3]))
+    def swap_out(self, pick, keep):
+        row = self.row(pick, on_host=True)
+        keep = min(keep, self.naive.rows[row].blocks)
+        self.both(self.naive.swap_out(row, keep), self.manager.swap_out, row, keep, tier="host")
+
+    @precondition(lambda self: any(state.is_swapped for state in self.naive.rows.values()))
+    @rule(pick=picks)
+    def swap_in(self, pick):
+        rows = sorted(row for row, state in self.naive.rows.items() if state.is_swapped)
+        row = rows[pick % len(rows)]
+        self.both(self.naive.swap_in(row), self.manager.swap_in, row)
+
+    def both(self, short, call, *arguments, tier="device"):
         """`short`: pages that the naive one wanted and did not find, 0 if it did."""
         if not short:
             call(*arguments)
             return
         with pytest.raises(OutOfBlocks) as refused:
             call(*arguments)
-        assert (refused.value.wanted, refused.value.free) == (short, self.naive.num_free)
+        free = self.naive.num_free if tier == "device" else self.naive.num_free_on_host
+        assert (refused.value.wanted, refused.value.free, refused.value.tier) == (short, free, tier)
 
     @precondition(lambda self: self.naive.batches)
     @rule()
@@ -83,10 +101,10 @@ class ManagerOfLayers(RuleBasedStateMachine):
         self.manager.cancel()
         self.naive.cancel()
 
-    @precondition(with_rows)
+    @precondition(lambda self: self.naive.rows)
     @rule(pick=picks, blocks=st.integers(0, 6))
     def truncate(self, pick, blocks):
-        row = self.row(pick)
+        row = self.row(pick, on_host=True)
         blocks = min(blocks, self.naive.rows[row].blocks)
         if self.naive.truncate(row, blocks):
             self.manager.truncate(row, blocks)
@@ -94,10 +112,10 @@ class ManagerOfLayers(RuleBasedStateMachine):
             with pytest.raises(InvalidConfig, match=f"row {row} cannot stand at"):
                 self.manager.truncate(row, blocks)
 
-    @precondition(with_rows)
+    @precondition(lambda self: self.naive.rows)
     @rule(pick=picks)
     def free(self, pick):
-        row = self.row(pick)
+        row = self.row(pick, on_host=True)
         self.manager.free(row)
         self.naive.free(row)
 
@@ -109,6 +127,7 @@ class ManagerOfLayers(RuleBasedStateMachine):
         assert manager.check() == []
         assert memory_violations(manager, groups=self.groups) == []
         assert manager.device.num_free == naive.num_free
+        assert manager.host.num_free == naive.num_free_on_host
         for row in naive.rows:
             for number in range(len(self.groups)):
                 there = (manager.group_pages(number, row) >= 0).all(axis=1).tolist()
