@@ -21,7 +21,7 @@ class SchedulerStats(msgspec.Struct):
     voided_tokens            of computed_tokens: of sequences that had ended, or got no token in an earlier batch
     drafted_tokens           drafts in updated batches; accepted_tokens of them were right, the others are rejected
     cancelled_tokens         in flight in cancelled batches
-    swapped_out_blocks, swapped_in_blocks    blocks copied to the host and back
+    swapped_out_blocks, swapped_in_blocks    blocks, or pages, copied to the host and back
     preemptions_recompute, preemptions_swap  requests that lost blocks for want of memory, by what became of their tail
     max_preemptions          most preemptions of one request
     admitted, finished, rejected, aborted    requests; admitted counts first admissions
