@@ -44,7 +44,9 @@ def tool(one):
 @pytest.mark.parametrize("name", DOZEN)
 def test_a_family_answers_as_generate_does_and_with_too_little_memory_bit_by_bit(one, name):
     verdict = one.verdict_of(one.families()[name])
-    assert (verdict.outcome, verdict.why, verdict.preempted) == ("equal", "", len(one.LENGTHS))
+    assert (verdict.outcome, verdict.why) == ("equal", "")
+    # What windows alone keep does not grow, and need not be taken.
+    assert verdict.preempted == len(one.LENGTHS) or name == "mistral"
     # States are no content on the host.
     assert set(verdict.left_out) == ({"content on the host"} if name == "lfm2" else set())
 
