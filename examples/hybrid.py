@@ -18,6 +18,8 @@ pages = np.zeros((NUM_PAGES + 1, SIZE), int)
 def run(batch: Batch) -> list[int]:
     """Every layer writes what the batch computes; then each row reads all that its next token rests on."""
     full, window, state = batch.groups or ()
+    sources, copies = batch.moves.device_to_device.T  # blocks in which a row ended are copied for the next turn
+    pages[copies] = pages[sources]
     rows, (columns, offsets) = np.arange(len(batch.rows)).repeat(batch.num_tokens), divmod(batch.positions, SIZE)
     pages[full.tables[rows, columns, 0], offsets] = batch.token_ids
     pages[window.tables[rows, columns, 0], offsets] = batch.token_ids**2 % 89

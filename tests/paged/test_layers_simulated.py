@@ -181,7 +181,7 @@ def test_policies_that_draw_as_they_go_work_with_layers_of_several_kinds(documen
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--host-blocks 4", "a host tier (host_blocks) is not possible with window layers"),
+        ("--host-blocks 4", "a simulated host tier (host_blocks) is not possible with window layers"),
         ("--policy orca-max", "policy orca-max, which draws what a request may become, is not possible with window"),
     ],
 )

@@ -329,12 +329,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.device.profile} has no price for tokens that move to the host, so swapping would be free; host_blocks "
                 f"is {self.host_blocks:,}. Take it again with a host, or simulate without one"
             )
+        layout = self.layout()
+        if self.host_blocks:
+            # A block has a price on its way to the host, and a page has none.
+            layout.refuse("a simulated host tier (host_blocks)")
         manager = BlockManager(
             self.num_blocks(),
             self.block_size,
             host_blocks=self.host_blocks,
             prefix_caching=self.prefix_caching,
-            groups=self.layout().groups,
+            groups=layout.groups,
         )
         return Scheduler(
             manager,
