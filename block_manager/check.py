@@ -81,7 +81,10 @@ def _references(
         count(DEVICE, 0, blocks)
         for side in layout.sides:
             stop = min(1, len(blocks)) if side.is_state else len(blocks)
-            count(DEVICE, side.table, tables.blocks[side.table, row, tables.first[side.table, row] : stop])
+            its = tables.blocks[side.table, row, tables.first[side.table, row] : stop]
+            if (its < 0).any():
+                yield f"2: row {row} names {its.tolist()} in its {side.kind}; no block is below 0."
+            count(DEVICE, side.table, its)
     for row, tails in tiers.tails.items():
         for table, tail in enumerate(tails):
             count(HOST, table, tail)

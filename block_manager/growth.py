@@ -50,8 +50,8 @@ class Growth:
         self.num_promised = 0
         # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
         self.copied: list[tuple[int, int]] = []
-        # Of copies that calls without moves planned: (source, target) of each page. False: those of an earlier batch come first.
-        self.copies: list[tuple[int, int]] = []
+        # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
+        self.copies: dict[int, list[tuple[int, int]]] = {}
         self.may_copy = True
         # Pages that windows and chunks gave back in front so far, by table.
         self.passed = [0] * layout.num_tables
@@ -128,7 +128,7 @@ class Growth:
     def moving_states(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each row's next share writes its states elsewhere, bool [n]: others hold them, or they are content."""
         tables, device = self._tables, self._device
-        moves: NDArray[np.bool_] = tables.moves_state[rows]
+        moves: NDArray[np.bool_] = tables.moves_state[rows] & (tables.num_blocks[rows] > 0)
         for i in moves.nonzero()[0].tolist():
             blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self._layout.states]
             if not any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
@@ -185,6 +185,7 @@ class Growth:
         if keep < num_blocks:
             self._blocks.release(tables.blocks[0, row, keep:num_blocks])
             if self._layout.sides:
+                self.forget_copies(row)
                 self.give_back_sides(row, keep)
             tables.set_num_blocks(row, keep)
 
@@ -293,7 +294,7 @@ class Growth:
     def copy_here(self, table: int, row: int, column: int, block: int, pages: int) -> None:
         """Copy a held source to a block that the row gets at this column, with the next moves."""
         copy = (self._device if table else self._blocks).draw(1, pages or 1).item()
-        self.copies += self._put_copy(table, row, column, block, copy, pages)
+        self.copies.setdefault(row, []).extend(self._put_copy(table, row, column, block, copy, pages))
 
     def _put_copy(
         self, table: int, row: int, column: int, block: int, copy: int, pages: int
@@ -309,8 +310,18 @@ class Growth:
 
     def take_copies(self) -> Moves:
         """Return the copies planned by calls without moves of their own."""
-        copies, self.copies = self.copies, []
-        return Moves(device_to_device=pairs_of(copies)) if copies else NO_MOVES
+        copies, self.copies = self.copies, {}
+        pairs = [pair for its in copies.values() for pair in its]
+        return Moves(device_to_device=pairs_of(pairs)) if pairs else NO_MOVES
+
+    def forget_copies(self, row: int) -> None:
+        """Drop what is planned to be copied for the row, which gives these blocks back."""
+        self.copies.pop(row, None)
+
+    def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Pairs in which pages that are still to be copied for the row are read where the copies come from."""
+        sources = {copy: source for source, copy in self.copies.get(row, ())}
+        return [(sources.get(source, source), target) for source, target in pairs]
 
     def _tails_to_copy(self, table: int, pool: Pool, writers: list[int]) -> list[tuple[int, int, int]]:
         """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""
@@ -328,10 +339,9 @@ class Growth:
     def release_copied(self) -> None:
         """Release the sources of the composed batch's copies: the next batch may draw them."""
         if self.copied:
-            for of_side in (False, True):
-                blocks = [block for table, block in self.copied[::-1] if bool(table) is of_side]
-                if blocks:
-                    (self._device if of_side else self._blocks).release(np.array(blocks))
+            for its in sorted({table for table, _ in self.copied}):
+                blocks = [block for table, block in self.copied[::-1] if table == its]
+                (self._device if its else self._blocks).release(np.array(blocks))
             self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:

@@ -589,9 +589,14 @@ class Memory:
         first, computed, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
+            # Another sequence may get the row within this batch.
+            read = self.flights.composed.take_read(row)
+            for block in read.blocks if read is not None else ():
+                self.device.release(np.array([block]))
         if tables.is_swapped[row]:
             self.tiers.trim(row, 0)
         if self.layout.sides:
+            self.growth.forget_copies(row)
             self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
         stop = first + len(computed)

@@ -374,6 +374,8 @@ class PrefixIndex:
         for place, block in blocks.items():
             self.pools[place].carry(np.array([block]), end)
             end.put(place, 0, np.array([block]))
+        if path.run is not None and path.run.retained:
+            self.retentions.extend(path.run, path.at, end)
 
     def _drop_end(self, end: Run) -> None:
         """Forget an end; the caller trims the run before it."""

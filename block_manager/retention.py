@@ -44,6 +44,18 @@ class Retentions:
             each.retain(number, last, level)
             self.apply_to(each, renewed=(last, level))
 
+    def extend(self, run: Run, at: int, end: Run) -> None:
+        """Keep what hangs off a node, one node of its own, as long and as high as that."""
+        for number, (last, level) in run.retained.items():
+            if last >= at:
+                end.retain(number, 0, level)
+                for _, its, runs in self._ends:
+                    if its == number:
+                        # First: it becomes old before its parent.
+                        runs.insert(0, end)
+        if end.retained:
+            self.apply_to(end)
+
     def reach(self, now: float) -> None:
         """Note that it is the logical time `now`, by which no retention ends (`next_end`)."""
         self.now = max(self.now, now)

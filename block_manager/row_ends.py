@@ -93,13 +93,13 @@ class RowEnds:
         for table, place, _ in parts:
             # First: what is drawn next must not evict it.
             growth.hold_source(table, end.block(place, 0))
-        for table, place, pages in parts:
-            growth.copy_here(table, row, column, end.block(place, 0), pages)
         for side in self._layout.states:
             self._device.hold(end.blocks_in(place_of(side), 0, 1))
             if have:
                 self._device.release(tables.blocks[side.table, row, :1])
             tables.put(side.table, row, 0, end.block(place_of(side), 0))
+        for table, place, pages in parts:
+            growth.copy_here(table, row, column, end.block(place, 0), pages)
         tables.let_move(row, True)
         won = len(end.tokens) // 4
         length = column * self._size + won

@@ -200,6 +200,7 @@ class Tiers:
                 tails = [np.concatenate(both) for both in zip(tails, self.tails[row], strict=True)]
             self.tails[row] = tails
         for row in rows.tolist():
+            pairs = self._growth.read_at_sources(row, pairs)
             if not keep and self._growth.content is not None:
                 self._growth.content.keep_all(row)
             first = tables.first[:, row].copy()

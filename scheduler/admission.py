@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -145,14 +144,14 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
-    manager = state.manager
+    manager, keep_at = state.manager, _lengths_to_keep(state, request)
     state.waiting.let_in(request)
     step.admitted.append(request.id)
     if _is_ordinary(state, step, request):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known = request.first_tokens
         most = min(step.budget, state.limits.max_chunk)
-        row, found, count = manager.admit(known, request.root, most, _lengths_to_keep(state, request))
+        row, found, count = manager.admit(known, request.root, most, keep_at)
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
@@ -176,7 +175,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             count=request.is_new,
             reads=wish.reads_cache,
             writes=wish.writes_cache,
-            keep_at=_lengths_to_keep(state, request),
+            keep_at=keep_at,
         )
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
@@ -200,8 +199,12 @@ def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
     that wait. The first of them leaves there what a window or a state needs."""
     if state.manager.growth.content is None:
         return ()
-    tokens, others = request.first_tokens, islice(state.waiting, NUM_PASSING)
-    alike = [_num_alike(tokens, other.first_tokens) for other in others if other.root == request.root]
+    tokens, others = request.first_tokens, [state.waiting.head(), *state.waiting.behind(NUM_PASSING)]
+    alike = [
+        _num_alike(tokens, other.first_tokens)
+        for other in others
+        if other is not request and other.root == request.root
+    ]
     return *request.request.keep_at, *alike
 
 

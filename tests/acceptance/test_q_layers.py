@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import LayerGroup, Policy
+from paged import LayerGroup, Policy, Retention
 from paged.errors import InvalidConfig, InvalidRequest, NeverFits, OutOfBlocks, UnknownRow, UnsupportedByLayers
 from paged.testing.snapshots import snapshot
 
@@ -667,3 +667,16 @@ def test_what_a_conversation_has_left_behind_makes_room_before_what_another_will
             starts, _ = begun(scheduler, request_of(f"{name}.{turn}", tokens, max_tokens=6))
             assert starts[0] >= len(tokens) - 8 or not turn
             known[name] = tokens + [7] * 6 + [2000 + turn] * 3
+
+
+def test_where_a_retained_conversation_ended_is_retained_too(make_scheduler, request_of):
+    scheduler = make_scheduler(24, 4, groups=ALIKE)
+    begun(scheduler, request_of("kept", range(20), max_tokens=3, retention=Retention(priority=2, lasts=10.0)))
+    known = [*range(20), 7, 7, 7]
+    for number in range(6):
+        begun(scheduler, request_of(f"other {number}", 30, max_tokens=1))
+    assert scheduler.manager.lookup([*known, 1]).num_tokens == 22
+    scheduler.manager.expire(20.0)
+    for number in range(3):
+        begun(scheduler, request_of(f"last {number}", 60, max_tokens=1))
+    assert scheduler.manager.lookup([*known, 1]).num_tokens == 0

@@ -82,3 +82,82 @@ def test_who_begins_within_a_block_gets_no_token_without_a_page_for_its_state(ma
     memory = manager._memory
     assert (manager.rows.num_computed[row], memory.tokens_within(row, 0)) == (10, 10)
     assert memory.tokens_within(row, 1) == 12
+
+
+def ran(manager, row):
+    """Compute all that the row knows in one batch."""
+    manager.allocate(row, int(manager.rows.num_tokens[row] - manager.rows.num_computed[row]))
+    manager.confirm()
+
+
+def test_the_state_of_an_end_is_not_evicted_by_the_copies_of_its_blocks():
+    manager = BlockManager(9, 4, groups=GROUPS)
+    row = manager.add(range(6))
+    ran(manager, row)
+    manager.free(row)
+    # The pool is full, and the end is what was used longest ago.
+    other = manager.add(range(500, 520))
+    ran(manager, other)
+    manager.free(other)
+    row = manager.add(range(7))
+    assert manager.rows.num_computed[row] in (0, 6)
+    assert (manager.group_pages(1, row) >= 0).all() or not manager.rows.num_computed[row]
+    assert manager.check() == []
+
+
+def test_sources_of_several_groups_are_evicted_each_in_its_own_place():
+    groups = (LayerGroup("full"), LayerGroup("window", 3), LayerGroup("window", 5), LayerGroup("state"))
+    manager = BlockManager(24, 4, groups=groups)
+    for tokens in (range(10), [*range(10), 50, 51, 52]):
+        row = manager.add(tokens)
+        ran(manager, row)
+        manager.free(row)
+    ran(manager, manager.add([7] * 17))
+    assert manager.check() == []
+
+
+def test_a_row_that_goes_to_the_host_before_its_copies_ran_is_read_where_they_come_from():
+    manager = BlockManager(20, 4, groups=GROUPS, host_blocks=8)
+    compute(manager, manager.add(range(10)))
+    source = manager.lookup(range(12)).blocks[-1]
+    row = manager.add(range(12))
+    copy = manager.table(row)[-1]
+    moves = manager.swap_out(row)
+    assert len(moves.device_to_device) == 0
+    assert source in moves.device_to_host[:, 0] and copy not in moves.device_to_host[:, 0]
+
+
+def test_copies_for_a_row_that_is_gone_are_not_made(manager):
+    manager.free(manager.add(range(12)))
+    assert len(manager.take_moves()) == 0
+    row = manager.add(range(12))
+    assert manager.take_moves().device_to_device[:, 1].tolist() == [manager.table(row)[-1]]
+
+
+def test_a_row_number_that_is_given_again_within_a_batch_reads_its_own_state(manager):
+    first = manager.add(range(12))
+    manager.allocate(first, 1)
+    manager.free(first)
+    second = manager.add([9, 9, 9])
+    assert second == first
+    manager.allocate(second, 3)
+    assert manager.check() == []
+    assert manager.groups()[1].read[-1].tolist() == [-1]
+    manager.confirm()
+    manager.free(second)
+    assert manager.check() == [] and manager.device.num_used == 0
+
+
+def test_a_row_that_fell_to_its_beginning_reads_no_state_of_others():
+    manager = BlockManager(40, 1, groups=GROUPS)
+    row = manager.add([2, 2])
+    manager.allocate(row, 1)
+    manager.fork(row)
+    manager.next_batch()
+    manager.cancel()
+    other = manager.add([5, 5, 5])
+    manager.allocate(other, 2)
+    manager.confirm()
+    manager.fork(other)
+    manager.allocate(row, 2)
+    assert manager.groups()[1].read.tolist() == [[-1]]
