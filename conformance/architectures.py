@@ -57,7 +57,7 @@ def tried(name: str) -> Verdict:
 def row(verdict: Verdict) -> tuple[str, ...]:
     """Its cells, as COLUMNS names them."""
     layers = " + ".join(f"{count} {_KINDS.get(kind, kind)}" for kind, count in verdict.layers.items())
-    why = [verdict.why, *(f"without {name}: {said}" for name, said in verdict.left_out.items())]
+    why = [verdict.why, verdict.note, *(f"without {name}: {said}" for name, said in verdict.left_out.items())]
     ran = verdict.outcome in ("equal", "wrong")
     return (
         verdict.name,

@@ -161,7 +161,8 @@ def _match_sizes(small: dict[str, Any], values: dict[str, Any]) -> None:
         small["mamba_d_ssm"] = small["mamba_n_heads"] * small["mamba_d_head"]
     if _is_number(small.get("attention_hidden_size")):
         small["attention_hidden_size"] = values["attention_hidden_size"] * wide // values["hidden_size"]
-        small["attention_head_dim"] = small["attention_hidden_size"] // small["num_attention_heads"]
+        if "num_attention_heads" in small:
+            small["attention_head_dim"] = small["attention_hidden_size"] // small["num_attention_heads"]
     if _is_number(small.get("mamba_headdim")):
         small["mamba_headdim"] = small["mamba_expand"] * wide // small["n_mamba_heads"]
 

@@ -76,6 +76,7 @@ def test_what_passed_is_remembered_by_its_configuration(tmp_path, monkeypatch):
         ("kimi_linear", {}, {"linear_attention", "full_attention"}),
         ("bamba", {"attn_layer_indices": [9, 18, 27]}, {"linear_attention", "full_attention"}),
         ("mamba2", {}, {"linear_attention"}),
+        ("rwkv", {}, {"full_attention"}),
         ("falcon_h1", {"head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128}, {"hybrid"}),
         (
             "nemotron_h",
