@@ -155,6 +155,8 @@ class Growth:
         if len(self._promised) > 1 or isinstance(rows, int):
             rows, columns = _places(self._promised)
             total = len(rows)
+        if layout.sides:
+            self._device.make_room(self.num_promised)
         blocks = self._blocks.draw(total, layout.full_pages or 1)
         try:
             try:

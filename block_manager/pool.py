@@ -67,12 +67,12 @@ class Pool:
         self.kept: Counter[int] = Counter()
         self._forget: Callable[[list[Taken], Blocks], None] | None = None
         self._grows = grows
-        # Pages of each block, int16 [num_blocks], and those after the first, int32 [num_blocks, most_pages - 1], stale
-        # beyond them. None where each block is one page.
+        # How many pages each block has, int16 [num_blocks], and which, int32 [num_blocks, most_pages], stale beyond them.
+        # None where each block is one page.
         self._width: NDArray[np.int16] | None = None
         if most_pages > 1:
             self._width = np.ones(num_blocks, np.int16)
-            self._rest = np.zeros((num_blocks, most_pages - 1), np.int32)
+            self._pages = np.zeros((num_blocks, most_pages), np.int32)
 
     @property
     def num_available(self) -> int:
@@ -159,14 +159,18 @@ class Pool:
     def _draw_wide(self, count: int, pages: int, width: NDArray[np.int16], for_nodes: bool) -> Blocks:
         """`draw` where blocks may take several pages."""
         self.require(count * pages)
-        while (missing := count * pages - self.num_free) > 0:
-            self._evict(missing)
+        self.make_room(count * pages)
         drawn = self._take_free(count * pages).reshape(count, pages)
         blocks = drawn[:, 0].copy()
         width[blocks] = pages
-        self._rest[blocks, : pages - 1] = drawn[:, 1:]
+        self._pages[blocks, :pages] = drawn
         self.state[blocks] = _CONTENT + 1 if for_nodes else 1
         return blocks
+
+    def make_room(self, num_pages: int) -> None:
+        """Evict until so many pages, which are available, are free: once for several draws."""
+        while (missing := num_pages - self.num_free) > 0:
+            self._evict(missing)
 
     def _evict(self, num_pages: int) -> None:
         """Evict the next cached blocks that have so many pages: they become free."""
@@ -187,21 +191,18 @@ class Pool:
 
     def pages_of(self, blocks: NDArray[Any], pages: int) -> NDArray[np.int32]:
         """int32 [..., pages]: the pages of blocks that take so many; -1 where there is no block (-1)."""
-        found = np.empty((*blocks.shape, pages), np.int32)
-        found[..., 0] = blocks
-        if pages > 1:
-            found[..., 1:] = self._rest[blocks, : pages - 1]
-            found[blocks < 0] = -1
+        if pages == 1:
+            return blocks.astype(np.int32)[..., None]
+        found: NDArray[np.int32] = self._pages[blocks, :pages]
+        found[blocks < 0] = -1
         return found
 
     def all_pages_of(self, blocks: Blocks) -> Blocks:
         """All pages of these blocks, block by block, int64 [n]."""
         if self._width is None:
             return blocks
-        width, rest = self._width[blocks], self._rest[blocks]
-        is_there = np.arange(1 + rest.shape[1]) < width[:, None]
-        pages: Blocks = np.concatenate([blocks[:, None], rest], axis=1)[is_there]
-        return pages
+        is_there = np.arange(self._pages.shape[1]) < self._width[blocks][:, None]
+        return self._pages[blocks][is_there].astype(np.int64)
 
     def of_pages(self, column: NDArray[_Number]) -> NDArray[_Number]:
         """A column of blocks with each block's value on all of its pages."""

@@ -161,7 +161,7 @@ LAYER_PLANTS = [
     ("tables.blocks[2, 0, 0] = LAST", "2: device block STATE has ref count 1 and 0 references."),
     ("device.state[STATE] = 0", "2: device block STATE has ref count 0 and 1 references."),
     ("device._width[STATE] = 1", "1: 8 free + 0 cached + 7 used device blocks are not 20."),
-    ("device._rest[STATE, 0] = LAST", "1: 8 free + 0 cached + 7 used device blocks are not 20."),
+    ("device._pages[STATE, 1] = LAST", "1: 8 free + 0 cached + 7 used device blocks are not 20."),
 ]
 
 
