@@ -26,7 +26,7 @@ class LayerMachine(SchedulerMachine):
         world=layer_worlds(),
         opening=st.lists(wishes(), min_size=1, max_size=4),
         is_alike=st.booleans(),
-        num_turns=st.sampled_from([0, 0, 3, 4]),
+        num_turns=st.sampled_from([0, 2, 3, 4]),
     )
     def begin(self, world: World, opening: list[Wish], is_alike: bool, num_turns: int) -> None:  # type: ignore[override]
         """Requests that are there from the start, together; their prompts may begin alike, or after a conversation. Where there is a host, their
@@ -35,7 +35,7 @@ class LayerMachine(SchedulerMachine):
             opening = [replace(wish, output=1.0) for wish in opening]
         super().begin(world=world, opening=[] if num_turns else opening, is_alike=is_alike)
         if num_turns:
-            self.take_turns(prompt=[0, 0], more=[0], num_turns=num_turns, num_alike=1)
+            self.take_turns(prompt=[0, 0], more=[0], num_turns=num_turns, num_alike=2)
             for wish in opening:
                 self.add(wish, again=False)
 
@@ -62,8 +62,10 @@ class LayerMachine(SchedulerMachine):
         """A conversation: it ends where it stands, and others begin with all that it knew."""
         for _ in range(num_turns):
             id = f"r{self.rig.num_added}"
-            for _ in range(num_alike if self.rig.live else 1):
-                self.add(Wish(prompt, output=0.4, priority=-1), again=False)
+            for number in range(num_alike):
+                # Another one parts from it where it ended.
+                its = [*prompt[: -len(more) - 2], 1, 0, 1] if number else prompt
+                self.add(Wish(its, output=0.4, priority=-1), again=False)
             for _ in range(2):
                 if self.rig.has_work:
                     self.rig.step(ahead=0)
