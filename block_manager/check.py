@@ -170,8 +170,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             return
         if run.row >= 0 and index.paths[run.row].open is not run:
             yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
-    every = [*index.runs.values(), *index.ends.values()]
-    for run in every:
+    for run in index.all_runs:
         if run.children != children.get(run, {}):
             yield f"5: run {run.id} counts children {run.children}; there are {children.get(run)}."
         if run.row < 0:
@@ -179,7 +178,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
     num_nodes = Counter[int]()
     for place, pool in enumerate(index.pools):
         yield from _residence(index, place, pool)
-        held = [blocks for run in every if (blocks := run.blocks[place]) is not None]
+        held = [blocks for run in index.all_runs if (blocks := run.blocks[place]) is not None]
         num_nodes[id(pool)] += sum(int(np.count_nonzero(blocks >= 0)) for blocks in held)
     for pool in index.pools:
         carrying = int(pool.has_content(slice(None)).sum())
@@ -189,7 +188,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
 
 def _residence(index: PrefixIndex, place: int, pool: Pool) -> Iterator[str]:
     holder: dict[int, Run] = {}
-    for run in [*index.runs.values(), *index.ends.values()]:
+    for run in index.all_runs:
         blocks = run.blocks[place]
         if blocks is None:
             continue

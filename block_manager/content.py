@@ -12,8 +12,8 @@ from paged.errors import UnknownContent
 from .events import EventLog
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .row_ends import RowEnds
-from .runs import DEVICE, HOST, Blocks, Path, first_of, num_nodes
-from .side_content import HitEnd, SideContent
+from .runs import DEVICE, HOST, Blocks, Path, Run, first_of, num_nodes
+from .side_content import HitEnd, SideContent, Stands
 from .tables import Tables
 from .tiers import Offload
 
@@ -47,29 +47,37 @@ class Content:
             # Without a copy of the tokens.
             return NOTHING
         found = self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
-        return found if self.sides is None else self.sides.restart(found, 0)
+        return found if self.sides is None else self.sides.longest(found, self.sides.stands(found, 0))
+
+    def _hit(
+        self, sides: SideContent, tokens: NDArray[np.int32], root: bytes
+    ) -> tuple[Match, Stands, Match, Run | None]:
+        """What the full group has of these tokens, where each side stands in it, and the hit, with the end of a row that it
+        goes on to."""
+        path = Path(root)
+        found = self._index.match(path, tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        stands = sides.stands(found, 0)
+        hit, end = sides.longest(found, stands), None
+        if self.ends is not None:
+            hit, end = self.ends.find(path, tokens, 0, found, hit)
+        return found, stands, hit, end
 
     def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
         """Where a lookup of these tokens would end now, if there are sides."""
         assert self.sides is not None, "there are sides"
-        path, limit = Path(root), (len(tokens) - 1) // self._tables.block_size
-        found = self._index.match(path, tokens.tobytes(), limit)
-        stands = self.sides.stands(found, 0)
-        hit, end = self.sides.longest(found, stands), None
-        if self.ends is not None and self._index.ends:
-            hit, end = self.ends.find(path, tokens, 0, found, hit.num_blocks) or (hit, None)
-        return self.sides.hit_end(found, hit, stands, end, sought=limit)
+        found, stands, hit, end = self._hit(self.sides, tokens, root)
+        return self.sides.hit_end(found, hit, stands, end, sought=(len(tokens) - 1) // self._tables.block_size)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt in full blocks, at most len(tokens) - 1 tokens. Changes and counts nothing."""
-        index = self._index
-        match, on_host, size = self._match(tokens, root), 0, self._tables.block_size
-        if self.ends is not None and index.ends and self.has_first(tokens, root):
-            found = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size)
-            if (longer := self.ends.find(Path(root), tokens, 0, found, match.num_blocks)) is not None:
-                match, end = longer
+        index, size, on_host = self._index, self._tables.block_size, 0
+        if self.sides is not None and self.has_first(tokens, root):
+            _, _, match, end = self._hit(self.sides, tokens, root)
+            if end is not None:
                 blocks = [*index.blocks_of(DEVICE, match.spans), end.block(DEVICE, 0)]
                 return Hit(match.num_blocks * size + len(end.tokens) // 4, np.array(blocks))
+        else:
+            match = self._match(tokens, root)
         if self._offload is not None and match.first_pending < 0:
             on_host = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks
         return Hit(match.num_blocks * size, index.blocks_of(DEVICE, match.spans).copy(), on_host * size)

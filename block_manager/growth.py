@@ -273,7 +273,7 @@ class Growth:
         self._device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
         pairs: list[tuple[int, int]] = []
         for table, pages, copies in parts:
-            pool = self._device if table else self._blocks
+            pool = self._pool(table)
             for (row, column, block), copy in zip(copies, pool.draw(len(copies), pages or 1).tolist(), strict=True):
                 if pool.num_refs(block) > 1:
                     pool.release(np.array([block]))
@@ -284,18 +284,21 @@ class Growth:
         self.any_shared_tail = bool(tables.shares_tail.any())
         return Moves(device_to_device=pairs_of(pairs))
 
+    def _pool(self, table: int) -> Pool:
+        return self._device if table else self._blocks
+
     def allow_copies(self, may_copy: bool) -> None:
         self.may_copy = may_copy
 
     def hold_source(self, table: int, block: int) -> None:
         """Hold a block until the copies of it ran that `copy_here` plans."""
         if (table, block) not in self.copied:
-            (self._device if table else self._blocks).hold(np.array([block]))
+            self._pool(table).hold(np.array([block]))
             self.copied.append((table, block))
 
     def copy_here(self, table: int, row: int, column: int, block: int, pages: int) -> None:
         """Copy a held source to a block that the row gets at this column, with the next moves."""
-        copy = (self._device if table else self._blocks).draw(1, pages or 1).item()
+        copy = self._pool(table).draw(1, pages or 1).item()
         self.copies.setdefault(row, []).extend(self._put_copy(table, row, column, block, copy, pages))
 
     def _put_copy(
@@ -306,7 +309,7 @@ class Growth:
             self._tables.put(table, row, column, copy)
         else:
             self.write(row, column, np.array([copy]))
-        pool = self._device if table else self._blocks
+        pool = self._pool(table)
         both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
         return zip(*both.tolist(), strict=True)
 
@@ -343,7 +346,7 @@ class Growth:
         if self.copied:
             for its in sorted({table for table, _ in self.copied}):
                 blocks = [block for table, block in self.copied[::-1] if table == its]
-                (self._device if its else self._blocks).release(np.array(blocks))
+                self._pool(its).release(np.array(blocks))
             self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:

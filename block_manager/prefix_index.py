@@ -352,6 +352,11 @@ class PrefixIndex:
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
+    @property
+    def all_runs(self) -> list[Run]:
+        """Runs of full blocks, and ends of rows."""
+        return [*self.runs.values(), *self.ends.values()]
+
     def branches(self, run: Run, at: int) -> bool:
         """Whether another run than the node's own goes on behind it; ends of rows do not count."""
         return run.children.get(at, 0) > (self.end_of(run, at) is not None)

@@ -49,22 +49,24 @@ class RowEnds:
             self._index.add_end(path, tables.tokens[row, column * self._size : computed].tobytes(), blocks)
 
     def find(
-        self, path: Path, tokens: NDArray[np.int32], have: int, match: Match, stands_at: int, row: int = -1
-    ) -> tuple[Match, Run] | None:
+        self, path: Path, tokens: NDArray[np.int32], have: int, match: Match, hit: Match, row: int = -1
+    ) -> tuple[Match, Run | None]:
         """The longest end of these tokens, of which one is left to compute, behind the nodes of a match, which begins at
-        column `have`; and the match before it. None: no group stands further than after `stands_at` of its blocks."""
+        column `have`; and the match before it. The `hit`, and None, where no end goes further than that."""
+        if not self._index.ends:
+            return hit, None
         most = match.num_blocks if match.first_pending < 0 else min(match.num_blocks, match.first_pending - have)
         for num_blocks, end in self._below(path, match, most):
             start = (have + num_blocks) * self._size
             length = start + len(end.tokens) // 4
             is_theirs = length < len(tokens) and tokens[start:length].tobytes() == end.tokens
-            if num_blocks < stands_at or not is_theirs or not self._has_room(num_blocks):
+            if num_blocks < hit.num_blocks or not is_theirs or not self._has_room(num_blocks):
                 continue
             found = Match(first_of(match.spans, num_blocks), num_blocks, -1)
             is_whole = all(end.block(place_of(side), 0) >= 0 for side in self._layout.sides)
             if is_whole and self._content.windows_stand(found, have, row):
                 return found, end
-        return None
+        return hit, None
 
     def _has_room(self, num_blocks: int) -> bool:
         """Whether the partial blocks can be copied, and another state written, when all that a row takes before is held."""

@@ -91,9 +91,9 @@ class Sharing:
         if self.sides is not None:
             stands, found = self.sides.stands(match, have, row), match
             match = self.sides.longest(found, stands)
-            if self.ends is not None and index.ends and self._growth.may_copy:
+            if self.ends is not None and self._growth.may_copy:
                 tokens = tables.tokens[row, : tables.num_tokens[row]]
-                match, end = self.ends.find(path, tokens, have, found, match.num_blocks, row) or (match, None)
+                match, end = self.ends.find(path, tokens, have, found, match, row)
             if found.num_blocks:
                 self.sides.note_junction(row, have, found, match, is_passed=end is not None)
             if found.num_blocks or end is not None:

@@ -89,11 +89,8 @@ class SideContent:
         asked = dict.fromkeys(length // self._size for length in keep_at if self._size <= length <= num_tokens)
         self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
-    def restart(self, match: Match, have: int, row: int = -1) -> Match:
-        """The longest part of a match after which every side of `stands` can stand."""
-        return self.longest(match, self.stands(match, have, row))
-
     def longest(self, match: Match, stands: Stands) -> Match:
+        """The longest part of a match after which every side of `stands` can stand."""
         num = _last(np.logical_and.reduce(stands))
         return Match(first_of(match.spans, num), num, -1) if num else NOTHING
 
@@ -160,7 +157,7 @@ class SideContent:
 
     def cached_pages(self) -> list[int]:
         """Pages with content of each side that nobody holds."""
-        found, runs = [], [*self._index.runs.values(), *self._index.ends.values()]
+        found, runs = [], self._index.all_runs
         for side in self._layout.sides:
             there = [blocks for run in runs if (blocks := run.blocks[place_of(side)]) is not None]
             blocks = np.concatenate([NO_BLOCKS, *there])

@@ -71,14 +71,20 @@ def test_a_window_passes_blocks_that_lie_on_the_host(make_manager):
     assert (manager.group_pages(1, row)[:, 0] >= 0).tolist() == [False] * 3 + [True]
 
 
-def test_a_cancel_leaves_a_row_on_the_host_no_state(make_manager):
-    manager = make_manager(40, 2, groups=GROUPS, host_blocks=20, prefix_caching=False)
+def cancelled_on_the_host(manager):
+    """A row of 8 tokens whose second batch, of the last two, is taken back when it has gone to the host."""
     row = manager.add(range(8))
     manager.allocate(row, 6)
     manager.next_batch()
     manager.allocate(row, 2)
     manager.swap_out(row)
     manager.cancel()
+    return row
+
+
+def test_a_cancel_leaves_a_row_on_the_host_no_state(make_manager):
+    manager = make_manager(40, 2, groups=GROUPS, host_blocks=20, prefix_caching=False)
+    row = cancelled_on_the_host(manager)
     assert (manager.rows.num_launched[row], manager.host.num_used) == (0, 0)
     manager.allocate(row, 8)
     assert manager.group_pages(2, row).shape == (1, 3)
@@ -98,12 +104,7 @@ def test_a_kept_state_that_a_cancelled_batch_was_to_read_stays_kept(make_manager
 
 def test_a_cancel_sets_a_row_without_states_back_on_the_host(make_manager):
     manager = make_manager(40, 2, groups=GROUPS[:2], host_blocks=20, prefix_caching=False)
-    row = manager.add(range(8))
-    manager.allocate(row, 6)
-    manager.next_batch()
-    manager.allocate(row, 2)
-    manager.swap_out(row)
-    manager.cancel()
+    row = cancelled_on_the_host(manager)
     assert (manager.rows.num_launched[row], manager.host.num_used) == (6, 3 * 2 + 3)
 
 
