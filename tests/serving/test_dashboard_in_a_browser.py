@@ -215,6 +215,7 @@ def test_a_running_server_moves_no_part_of_the_page(page):
             before, number = shown.js(top), shown.js("return lastEvent")
             shown.wait_for(f"lastEvent > {number} + 60")
             assert shown.js(top) == before
+        shown.open("about:blank")  # before its server is gone, of which the page would complain
 
 
 def test_layers_of_several_kinds_have_a_bar_each(page):
@@ -233,3 +234,4 @@ def test_layers_of_several_kinds_have_a_bar_each(page):
                 f"state {groups[1].used} pages used, {groups[1].cached} cached, {groups[1].lost_tokens} hit tokens lost"
             )
             assert shown.js("return document.getElementById('map-title').textContent") == "Device pages"
+        shown.open("about:blank")
