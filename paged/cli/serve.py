@@ -115,7 +115,8 @@ def _announce(front: "Front", port: int) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{port}"
     names = ", ".join(front.names)
-    memory = f"{ready.num_blocks:,} blocks of {ready.block_size} tokens"
+    unit = "pages, blocks" if ready.groups else "blocks"
+    memory = f"{ready.num_blocks:,} {unit} of {ready.block_size} tokens"
     if is_terminal():
         pairs = [
             ("interface", f"{url}/v1"),

@@ -346,6 +346,7 @@ def ready(engine: Engine) -> Ready:
         num_blocks=manager.num_blocks,
         host_blocks=manager.num_host_blocks,
         block_bytes=engine.pool.pages.page_bytes,
+        cache_tokens=manager.longest,
         max_model_len=longest,
         max_sequences=limits.max_sequences,
         max_tokens_per_step=limits.max_tokens_per_step,

@@ -92,7 +92,7 @@ class Metrics:
             "block_size": ready.block_size,
             "cache_dtype": ready.dtype,
             "enable_prefix_caching": ready.prefix_caching,
-            "kv_cache_size_tokens": ready.num_blocks * ready.block_size,
+            "kv_cache_size_tokens": ready.cache_tokens,
             "num_cpu_blocks": ready.host_blocks,
             "num_gpu_blocks": ready.num_blocks,
             "engine": self._labels["engine"],

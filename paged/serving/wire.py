@@ -69,6 +69,7 @@ ToEngine = Add | Abort | Ask
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests.
 
+    cache_tokens   tokens that the device's memory holds: of a model whose layers are of several kinds, in one sequence
     max_model_len  tokens of one sequence, as model and pool allow
     groups         of a model whose layers are of several kinds; else empty
     rotary_limit   tokens that are computed of a sequence whose prompt has no more; None: as many as of any
@@ -78,6 +79,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     num_blocks: int
     host_blocks: int
     block_bytes: int
+    cache_tokens: int
     max_model_len: int
     max_sequences: int
     max_tokens_per_step: int

@@ -22,7 +22,7 @@ RECORD = RequestRecord(
 def families():
     metrics = Metrics("model")
     metrics.ready(
-        Ready(16, 9, 1, 1, 144, 8, 256, 512, "paged", "float32", "cpu", "native", True, [LayerGroup("window", 8)])
+        Ready(16, 9, 1, 1, 144, 144, 8, 256, 512, "paged", "float32", "cpu", "native", True, [LayerGroup("window", 8)])
     )
     metrics.refused(RECORD)
     return {family.name: family for family in metrics.registry.collect() if ":" in family.name}

@@ -8,6 +8,7 @@ READY = Ready(
     num_blocks=100,
     host_blocks=20,
     block_bytes=4096,
+    cache_tokens=1600,
     max_model_len=1600,
     max_sequences=8,
     max_tokens_per_step=256,

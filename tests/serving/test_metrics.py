@@ -229,14 +229,14 @@ def test_the_forecast_is_of_the_place_behind_all_that_wait_and_without_an_engine
 
 
 def test_the_cache_is_described_once_as_the_latest_engine_has_it(metrics):
-    metrics.ready(msgspec.structs.replace(READY, num_blocks=90))
+    metrics.ready(msgspec.structs.replace(READY, num_blocks=90, cache_tokens=1431))
     (sample,) = families(metrics)["vllm:cache_config_info"].samples
     assert sample.value == 1
     assert sample.labels == {
         "block_size": "16",
         "cache_dtype": "float32",
         "enable_prefix_caching": "True",
-        "kv_cache_size_tokens": "1440",
+        "kv_cache_size_tokens": "1431",
         "num_cpu_blocks": "20",
         "num_gpu_blocks": "90",
         "engine": "0",
