@@ -15,7 +15,6 @@ from .layout import Layout
 from .moves import NO_MOVES, Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
-from .side_content import SideContent
 from .tables import Rows, Tables
 
 
@@ -43,8 +42,6 @@ class Growth:
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # What is kept of windows, chunks and states; None without a prefix cache, or without any.
-        self.content: SideContent | None = None
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
@@ -53,8 +50,6 @@ class Growth:
         # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
         self.copies: dict[int, list[tuple[int, int]]] = {}
         self.may_copy = True
-        # Pages that windows and chunks gave back in front so far, by table.
-        self.passed = [0] * layout.num_tables
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
@@ -201,33 +196,6 @@ class Growth:
                 self._device.release(tables.blocks[side.table, row, first:last])
             if not side.is_state:
                 tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
-
-    def give_back_fronts(self, rows: Rows) -> None:
-        """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
-        tables = self._tables
-        computed = tables.num_computed[rows]
-        for side in self._layout.bounded:
-            # Few rows pass a block in a step: the rest of this is for them.
-            moved = (computed >= tables.passes_at[side.table][rows]).nonzero()[0]
-            if not len(moved):
-                continue
-            which = rows[moved]
-            begins = tables.first[side.table, which]
-            ends = np.minimum(side.first_column(computed[moved]), tables.num_blocks[which])
-            if not (is_longer := ends > begins).all():
-                begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
-            tables.set_first(side.table, which, ends)
-            self.passed[side.table] += int((ends - begins).sum()) * side.pages
-            if self.content is not None and (is_wanted := begins < tables.keeps_to[side.table, which]).any():
-                for i in is_wanted.nonzero()[0].tolist():
-                    self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
-                begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
-            counts = ends - begins
-            columns = begins
-            if (counts != 1).any():
-                which, columns = which.repeat(counts), rising_from(begins, counts)
-            # Forks pass a block that they share in one step.
-            self._device.release_each(tables.blocks[side.table, which, columns])
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
         """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are

@@ -26,17 +26,16 @@ from paged.base.arguments import (
 from paged.base.copying import Uncopyable
 from paged.errors import InvalidConfig, InvalidTokens, MemoryClaimed, NothingInFlight, OutOfBlocks, RowInFlight
 
-from .content import Hit
 from .content_key import root_prefix
 from .events import Event
 from .flights import Flight
-from .group_tables import GroupTables
 from .layout import PLAIN, LayerGroup
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
+from .sharing import Hit
 from .stats import MemoryStats
 from .tables import Rows, Tables
-from .views import TierView
+from .views import GroupTables, TierView
 
 RowsLike = int | Sequence[int] | Rows
 

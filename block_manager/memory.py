@@ -15,21 +15,18 @@ from numpy.typing import NDArray
 from paged.base.growing import rising_from
 
 from .check import violations_of
-from .content import Content
 from .flights import Flight, Flights
-from .group_tables import GroupTables
 from .growth import NO_CHANGES, Growth, TableChanges
 from .layout import PLAIN, LayerGroup, Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .row_ends import RowEnds
-from .sharing import Sharing
-from .side_content import SideContent
+from .sharing import Content, Sharing
+from .side_content import RowEnds, SideContent
 from .stats import GroupStats
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
-from .views import RowView
+from .views import GroupTables, RowView
 
 
 class Composed(NamedTuple):
@@ -86,26 +83,25 @@ class Memory:
         self.host_caching = host_caching
         self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
-        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, layout, (self.device, self.host))
-        self.rows = RowView(self.tables, self.tiers)
-        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
-        self.content = Content(self.tables, self.index, self.offload, layout.full_pages)
-        # What is kept of windows, chunks and states.
+        # What windows, chunks and states keep; None without any.
         self.sides: SideContent | None = None
         if layout.sides:
-            self.sides = SideContent(self.tables, self.index, self.device, layout)
-            if prefix_caching:
-                self.growth.content = self.sharing.sides = self.content.sides = self.sides
-        # Where rows ended within a block; None without states.
-        self.ends: RowEnds | None = None
-        if layout.states and prefix_caching and self.sides is not None:
-            self.ends = RowEnds(self.tables, self.index, self.device, self.growth, self.sides, layout)
-            self.sharing.ends = self.content.ends = self.ends
+            self.sides = SideContent(self.tables, self.index, self.device, self.growth, layout)
+        pools = self.device, self.host
+        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, self.sides, layout, pools)
+        self.rows = RowView(self.tables, self.tiers)
+        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload, self.sides)
+        self.content = Content(self.tables, self.index, self.offload, self.sides, layout.full_pages)
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
         # An upper bound of the tokens that a row knows.
         self._longest = 0
+
+    @property
+    def ends(self) -> RowEnds | None:
+        """Where rows ended within a block; None without states."""
+        return None if self.sides is None else self.sides.ends
 
     def add_counted(
         self,
@@ -125,8 +121,8 @@ class Memory:
         self._longest = max(self._longest, num_tokens)
         reads = reads and self.prefix_caching
         self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
-        if self.growth.content is not None:
-            self.growth.content.begin(row, num_tokens, keep_at)
+        if self.sides is not None:
+            self.sides.begin(row, num_tokens, keep_at)
         if not reads:
             return row
         try:
@@ -152,8 +148,8 @@ class Memory:
             if num_tokens > self._longest:
                 self._longest = num_tokens
             path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
-            if self.growth.content is not None:
-                self.growth.content.begin(row, num_tokens, keep_at)
+            if self.sides is not None:
+                self.sides.begin(row, num_tokens, keep_at)
             if key:
                 index.open_run(row, path, key)
                 self.sharing.count_lookup(num_tokens, 0)
@@ -177,8 +173,7 @@ class Memory:
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share of the row that begins at token `start` should end, at most at `end`."""
-        content = self.growth.content
-        return content.next_end(row, start, end) if content is not None and self.layout.states else end
+        return self.sides.next_end(row, start, end) if self.sides is not None and self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
         if self.sides is not None and len(rows := rows[self.growth.moving_states(rows)]):
@@ -425,7 +420,7 @@ class Memory:
         """Figures of each group, of layers of several kinds."""
         if self.sides is None:
             return ()
-        cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.growth.passed
+        cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
         cached = [self.device.num_cached - sum(cached), *cached]
         used = self.pages_by_group(self.tables.live_rows.tolist(), with_held=True)
         groups = zip(self.layout.groups, used, self.layout.table_of, strict=True)
@@ -531,9 +526,9 @@ class Memory:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self._publish(flight.rows.item(place))
-        if self.layout.bounded:
+        if self.sides is not None and self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
-            self.growth.give_back_fronts(rows)
+            self.sides.give_back_fronts(rows)
             if self.tiers.tails:
                 self.tiers.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
@@ -584,8 +579,8 @@ class Memory:
         num_blocks = tables.num_blocks.item(row)
         if self.sides is not None:
             self.sides.keep_all(row)
-        if self.ends is not None:
-            self.ends.keep(row)
+            if self.sides.ends is not None:
+                self.sides.ends.keep(row)
         first, computed, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)

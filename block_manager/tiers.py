@@ -20,6 +20,7 @@ from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import NO_BLOCKS, Pool, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, last_of
+from .side_content import SideContent
 from .tables import Rows, Tables
 
 # A block that holds a row's tokens, and its node if it has one.
@@ -155,10 +156,11 @@ class Tiers:
         growth: Growth,
         index: PrefixIndex,
         offload: Offload | None,
+        sides: SideContent | None,
         layout: Layout,
         pools: tuple[Pool, Pool],
     ) -> None:
-        self._tables, self._growth, self._index, self._offload = tables, growth, index, offload
+        self._tables, self._growth, self._index, self._offload, self._sides = tables, growth, index, offload, sides
         # Device and host; blocks of the full group lie in those of `index`, which are others where they cost no page.
         self._layout, self.pools = layout, pools
         # By table: pages of a block, and whether rows that share one go on sharing it. A state is overwritten: each row gets its own.
@@ -201,8 +203,8 @@ class Tiers:
             self.tails[row] = tails
         for row in rows.tolist():
             pairs = self._growth.read_at_sources(row, pairs)
-            if not keep and self._growth.content is not None:
-                self._growth.content.keep_all(row)
+            if not keep and self._sides is not None:
+                self._sides.keep_all(row)
             first = tables.first[:, row].copy()
             # Lookahead blocks hold nothing to bring back.
             self._growth.give_back(row, min(keep, self._num_filled(row)))

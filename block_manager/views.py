@@ -1,4 +1,4 @@
-"""Read-only views of rows and blocks.
+"""Read-only views of rows, of blocks, and of the pages of a batch's rows.
 
 Columns of rows are live views, valid until a row is added or gets more tokens; arrays of blocks are copies.
 """
@@ -10,6 +10,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.growing import rising
+
+from .flights import Flight
+from .layout import Layout
 from .pool import Pool
 from .tables import Rows, Tables
 from .tiers import Tiers
@@ -104,6 +108,54 @@ class TierView:
         """int8 [num_blocks]: the priority of each block's content, 0 if not retained; see `BlockManager.retain`."""
         level = self._pool.level
         return np.zeros(self.num_blocks, np.int8) if level is None else self._pool.of_pages(level.copy())
+
+
+class GroupTables:
+    """The pages of n rows in one layer group; read when asked for, as the tables stand then.
+
+    tables  int32 [n, columns, pages]: of each block; -1 in columns that a window or chunk gave back, and behind a table.
+            A state has one column
+    read    int32 [n, pages], of states: where each row's state before its first token of the batch lies; -1: at zero
+    write   int32 [n, pages], of states: where the state after its last token of the batch goes
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        device: Pool,
+        layout: Layout,
+        group: int,
+        rows: Rows,
+        flight: Flight | None = None,
+    ) -> None:
+        self._tables, self._device, self._group = tables, device, layout.groups[group]
+        self._table, self._rows = layout.table_of[group], rows
+        # Forks may join the flight's arrays later.
+        self._flight, self._starts = flight, None if flight is None else flight.starts
+        # Of a state: its place among the blocks that a batch reads elsewhere.
+        self._place = layout.place_of.get(self._table, 0)
+
+    @property
+    def tables(self) -> NDArray[np.int32]:
+        tables, rows, have = self._tables, self._rows, self._tables.num_blocks[self._rows]
+        width = 1 if self._group.kind == "state" else int(have.max(initial=0))
+        blocks, at = tables.blocks[self._table, rows, :width], rising(width)
+        is_there = (at >= tables.first[self._table, rows][:, None]) & (at < have[:, None])
+        return self._device.pages_of(np.where(is_there, blocks, -1), self._group.pages)
+
+    @property
+    def write(self) -> NDArray[np.int32]:
+        pages: NDArray[np.int32] = self.tables[:, 0]
+        return pages
+
+    @property
+    def read(self) -> NDArray[np.int32]:
+        assert self._flight is not None and self._starts is not None, "states are read by a batch"
+        pages: NDArray[np.int32] = np.where(self._starts[:, None] == 0, np.int32(-1), self.write)
+        for row, read in self._flight.reads.items():
+            block = np.array([read.blocks[self._place]])
+            pages[self._rows == row] = self._device.pages_of(block, self._group.pages)
+        return pages
 
 
 def _read_only(column: NDArray[_Integer]) -> NDArray[_Integer]:
