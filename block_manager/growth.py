@@ -182,12 +182,13 @@ class Growth:
         if keep < num_blocks:
             self._blocks.release(tables.blocks[0, row, keep:num_blocks])
             if self._layout.sides:
-                self.forget_copies(row)
                 self.give_back_sides(row, keep)
             tables.set_num_blocks(row, keep)
 
     def give_back_sides(self, row: int, keep: int) -> None:
-        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block."""
+        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block. What is
+        planned to be copied for the row is not."""
+        self.copies.pop(row, None)
         tables, stop = self._tables, int(self._tables.num_blocks[row])
         for side in self._layout.sides:
             first = max(keep, int(tables.first[side.table, row]))
@@ -233,11 +234,7 @@ class Growth:
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
         ]
-        parts = [(0, self._layout.full_pages, self._tails_to_copy(0, self._blocks, writers))]
-        parts += [
-            (side.table, side.pages, self._tails_to_copy(side.table, self._device, writers))
-            for side in self._layout.bounded
-        ]
+        parts = [(table, pages, self._tails_to_copy(table, writers)) for table, _, pages in self._layout.of_blocks]
         self._device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
         pairs: list[tuple[int, int]] = []
         for table, pages, copies in parts:
@@ -287,19 +284,14 @@ class Growth:
         pairs = [pair for its in copies.values() for pair in its]
         return Moves(device_to_device=pairs_of(pairs)) if pairs else NO_MOVES
 
-    def forget_copies(self, row: int) -> None:
-        """Drop what is planned to be copied for the row, which gives these blocks back."""
-        self.copies.pop(row, None)
-
     def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Pairs in which pages that are still to be copied for the row are read where the copies come from."""
         sources = {copy: source for source, copy in self.copies.get(row, ())}
         return [(sources.get(source, source), target) for source, target in pairs]
 
-    def _tails_to_copy(self, table: int, pool: Pool, writers: list[int]) -> list[tuple[int, int, int]]:
+    def _tails_to_copy(self, table: int, writers: list[int]) -> list[tuple[int, int, int]]:
         """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""
-        copies: list[tuple[int, int, int]] = []
-        holders: dict[int, int] = {}
+        pool, copies, holders = self._pool(table), list[tuple[int, int, int]](), dict[int, int]()
         for row in writers:
             column = int(self._tables.num_launched[row]) // self._tables.block_size
             block = int(self._tables.blocks[table, row, column])
@@ -311,11 +303,9 @@ class Growth:
 
     def release_copied(self) -> None:
         """Release the sources of the composed batch's copies: the next batch may draw them."""
-        if self.copied:
-            for its in sorted({table for table, _ in self.copied}):
-                blocks = [block for table, block in self.copied[::-1] if table == its]
-                self._pool(its).release(np.array(blocks))
-            self.copied = []
+        for table, block in sorted(self.copied, key=lambda copied: copied[0]):
+            self._pool(table).release(np.array([block]))
+        self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
         """Let a fork of the row hold what its sides hold, before column `num_blocks`; the first of them to write a state writes

@@ -112,6 +112,8 @@ class Layout:
         self.table_of = tuple(0 if group.kind == "full" else next(numbers) for group in groups)
         self.bounded = tuple(side for side in self.sides if not side.is_state)
         self.states = tuple(side for side in self.sides if side.is_state)
+        # Table, place and pages of each group that has blocks.
+        self.of_blocks = ((0, 0, self.full_pages), *((side.table, side.place, side.pages) for side in self.bounded))
         # By the table of a state, its place among the states.
         self.place_of = {side.table: place for place, side in enumerate(self.states)}
         self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)

@@ -5,7 +5,6 @@ A wrong row or count corrupts the tables, which only `check` finds. The calls of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -81,8 +80,8 @@ class Memory:
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
         self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
         self.host_caching = host_caching
-        self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
+        self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.
         self.sides: SideContent | None = None
         if layout.sides:
@@ -342,8 +341,6 @@ class Memory:
         """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
         earlier batch are still to run. Putting a batch out forbids them."""
         self.growth.allow_copies(may_copy)
-        if self.offload is not None:
-            self.offload.allow_copies(may_copy)
 
     def commit(
         self,
@@ -591,7 +588,6 @@ class Memory:
         if tables.is_swapped[row]:
             self.tiers.trim(row, 0)
         if self.layout.sides:
-            self.growth.forget_copies(row)
             self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
         stop = first + len(computed)
@@ -650,12 +646,4 @@ class Memory:
         self._publish(row)
 
     def check(self) -> list[str]:
-        held = self.device.kept + Counter([block for table, block in self.growth.copied if not table])
-        held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        reads = [block for flight in self.flights.all for read in flight.reads.values() for block in read.blocks]
-        reads += [block for table, block in self.growth.copied if table]
-        sides = self.layout, reads
-        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
-        if self.growth.num_promised:
-            found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
-        return found
+        return violations_of(self.tables, self.flights, self.index, self.tiers, self.growth, self.layout)

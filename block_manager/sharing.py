@@ -101,7 +101,7 @@ class Sharing:
             found = self._sides.find(path, tables.tokens[row, : tables.num_tokens[row]], match, have, row)
             self._sides.note(row, found, have + limit, have, count=count)
             match, end = found.hit, found.end
-        if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
+        if self._offload is not None and self._growth.may_copy and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0
         if end is not None and self._sides is not None and self._sides.ends is not None:

@@ -471,9 +471,7 @@ class RowEnds:
         tables, growth = self._tables, self._growth
         column = tables.num_blocks.item(row)
         tables.ensure_columns(column + 1)
-        parts = [(0, DEVICE, self._layout.full_pages)]
-        parts += [(side.table, side.place, side.pages) for side in self._layout.bounded]
-        for table, place, _ in parts:
+        for table, place, _ in self._layout.of_blocks:
             # First: what is drawn next must not evict it.
             growth.hold_source(table, end.block(place, 0))
         for side in self._layout.states:
@@ -481,7 +479,7 @@ class RowEnds:
             if have:
                 self._device.release(tables.blocks[side.table, row, :1])
             tables.put(side.table, row, 0, end.block(side.place, 0))
-        for table, place, pages in parts:
+        for table, place, pages in self._layout.of_blocks:
             growth.copy_here(table, row, column, end.block(place, 0), pages)
         tables.let_move(row, True)
         won = len(end.tokens) // 4

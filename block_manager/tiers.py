@@ -32,14 +32,12 @@ class Offload:
     Copies that were planned since the last `take_moves` run together. Until then the host blocks that they read or
     write are held, so that none is written twice, or read and written, by them."""
 
-    def __init__(self, index: PrefixIndex) -> None:
-        self._index = index
+    def __init__(self, index: PrefixIndex, growth: Growth) -> None:
+        self._index, self._growth = index, growth
         device, self._host = index.pools[:NUM_PLACES]
         device.on_eviction(self._evict)
         # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = lambda start, stop: True
-        # False while copies of an earlier batch may still have to run: they come first.
-        self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0
         # Sources and targets of copies to the host, and back.
         self._out: list[tuple[Blocks, Blocks]] = []
@@ -50,16 +48,13 @@ class Offload:
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         self.is_worth_loading = is_worth_loading
 
-    def allow_copies(self, may_copy: bool) -> None:
-        self.is_open = may_copy
-
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
         """Evict nodes of closed runs from these device blocks. Those not on the host are copied there while it has
         room; the others count as just used."""
         leaving = self._index.nodes_in(DEVICE, taken)
         if self._in:
             self._forget_loads(sources)
-        if self.is_open:
+        if self._growth.may_copy:
             self._keep_on_host(leaving, sources)
         self._index.forget(DEVICE, leaving)
 
@@ -167,6 +162,11 @@ class Tiers:
         self._kinds = [(layout.full_pages, True), *((side.pages, not side.is_state) for side in layout.sides)]
         # row -> by table, the host blocks of its last columns, in order. Of the full group: from num_blocks on.
         self.tails: dict[int, list[Blocks]] = {}
+
+    @property
+    def held_on_host(self) -> Blocks:
+        """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]."""
+        return NO_BLOCKS if self._offload is None else self._offload.held()
 
     def num_on_host(self, row: int) -> int:
         """Columns of the row that lie on the host."""
