@@ -39,9 +39,9 @@ class Offload:
         # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = lambda start, stop: True
         self.offloaded_blocks = self.loaded_blocks = 0
-        # Sources and targets of copies to the host, and back.
-        self._out: list[tuple[Blocks, Blocks]] = []
-        self._in: list[tuple[Blocks, Blocks]] = []
+        # Copies to the host, and back.
+        self._out: list[Pairs] = []
+        self._in: list[Pairs] = []
         # Host blocks, released last one first.
         self._busy: list[Blocks] = []
 
@@ -102,7 +102,7 @@ class Offload:
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
         """Plan copies from held host blocks to device blocks, both int64 [n]."""
-        self._in.append((sources, blocks))
+        self._in.append(_pairs(sources, blocks))
         self.loaded_blocks += len(blocks)
 
     def held(self) -> Blocks:
@@ -113,7 +113,7 @@ class Offload:
         """Return all copies planned since the last call; they run together, before any planned later."""
         if not self._busy:
             return NO_MOVES
-        moves = Moves(_pairs(self._out), _pairs(self._in))
+        moves = Moves(np.concatenate([NO_PAIRS, *self._out]), np.concatenate([NO_PAIRS, *self._in]))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
         for blocks in busy:
             self._host.release(blocks)
@@ -127,18 +127,15 @@ class Offload:
         if room < len(sources):
             spans, sources = last_of(spans, room), sources[:room]
         blocks = self._index.draw_for(HOST, spans, room)
-        self._out.append((sources, blocks))
+        self._out.append(_pairs(sources, blocks))
         self._busy.append(blocks[::-1])
         self.offloaded_blocks += room
 
     def _forget_loads(self, blocks: Blocks) -> None:
         """Drop planned loads into these blocks: another row gets them before the copies ran."""
-        kept = []
-        for sources, targets in self._in:
-            stays = ~np.isin(targets, blocks)
-            self.loaded_blocks -= len(targets) - int(np.count_nonzero(stays))
-            kept.append((sources[stays], targets[stays]))
-        self._in = kept
+        stay = [pairs[~np.isin(pairs[:, 1], blocks)] for pairs in self._in]
+        self.loaded_blocks -= sum(map(len, self._in)) - sum(map(len, stay))
+        self._in = stay
 
 
 class Tiers:
@@ -308,17 +305,14 @@ class Tiers:
         total = 0
         for table, (pages, is_shared) in enumerate(self._kinds):
             entries = [entry for tables in of_rows for entry in tables[table]]
-            total += pages * (self._num_wanted(place, entries) if is_shared else len(entries))
+            wanted = {source if node is None else node for source, node in entries if not self._is_held(place, node)}
+            total += pages * (len(wanted) if is_shared else len(entries))
         return total
 
-    def _num_wanted(self, place: int, entries: list[Entry]) -> int:
-        wanted: set[Node | int] = set()
-        for source, node in entries:
-            there = self._block_of(place, node)
-            # Holding a cached block takes it out of what is available, as a draw does.
-            if there < 0 or self._index.pools[place].num_refs(there) == 0:
-                wanted.add(source if node is None else node)
-        return len(wanted)
+    def _is_held(self, place: int, node: Node | None) -> bool:
+        """Whether a node's block in a place is used. To hold a cached one takes it out of what is available, as a draw does."""
+        there = self._block_of(place, node)
+        return there >= 0 and self._index.pools[place].num_refs(there) > 0
 
     def _moved_to(
         self, place: int, of_tables: list[list[Entry]], copied: dict[int, dict[int, int]], pairs: list[tuple[int, int]]
@@ -341,9 +335,7 @@ class Tiers:
                         block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
                     new.append((source, block))
                 blocks.append(block)
-            if pages == 1:
-                pairs += new
-            elif new and pages:
+            if new and pages:
                 of_places = zip((1 - place, place), np.array(new).T, strict=True)
                 both = [self.pool(at, table).pages_of(its, pages).reshape(-1).tolist() for at, its in of_places]
                 pairs += zip(*both, strict=True)
@@ -351,8 +343,5 @@ class Tiers:
         return found
 
 
-def _pairs(parts: list[tuple[Blocks, Blocks]]) -> Pairs:
-    if not parts:
-        return NO_PAIRS
-    sources, targets = (np.concatenate(side) for side in zip(*parts, strict=True))
+def _pairs(sources: Blocks, targets: Blocks) -> Pairs:
     return np.stack([sources, targets], axis=1).astype(np.int32)
