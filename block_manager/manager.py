@@ -409,13 +409,13 @@ class BlockManager(Uncopyable):
         """Chained SHA-256 of the row's nodes in order, equal for equal content in every process. Raises UnknownRow."""
         return self._memory.index.hashes(self._memory.tables.one(row, allow_swapped=True))
 
-    def take_events(self) -> Sequence[Event]:
+    def take_events(self) -> list[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; empty without a
         prefix cache or full layers. The first call begins with all content, and changes are kept from then on. Applied from empty, the
-        events give exactly the confirmed content of both tiers. Hashes are computed on reading."""
+        events give exactly the confirmed content of both tiers."""
         return self._memory.content.event_log().take() if self._tells_content else []
 
-    def events_snapshot(self) -> Sequence[Event]:
+    def events_snapshot(self) -> list[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
         return self._memory.content.event_log().snapshot() if self._tells_content else []
 

@@ -5,7 +5,7 @@ A lookup compares token ids. Each row has a path through the content, which is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -20,13 +20,11 @@ from .tables import Tables
 
 
 class Listener(Protocol):
-    """Gets the nodes that come to a place and leave it: see `EventLog`."""
+    """Is told which runs change: see `EventLog`."""
 
     def opened(self, row: int, first: int) -> None: ...
-    def closed(self, run: Run, row: int, length: int) -> None: ...
-    def came(self, nodes: list[Span], place: int) -> None: ...
-    def left(self, nodes: list[Span], place: int) -> None: ...
-    def confirm(self) -> None: ...
+    def closed(self, run: Run, row: int) -> None: ...
+    def changed(self, runs: Iterable[Run]) -> None: ...
     def clear(self) -> None: ...
 
 
@@ -110,7 +108,7 @@ class PrefixIndex:
         first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
         run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
         if self.log is not None:
-            self.log.closed(run, row, len(blocks))
+            self.log.closed(run, row)
 
     def last_node(self, row: int) -> Node | None:
         """The row's last confirmed node; None if it has none."""
@@ -283,15 +281,17 @@ class PrefixIndex:
 
     def confirm(self, batch: int) -> None:
         """Confirm the nodes of closed runs that the batch computed."""
-        for run in self.pending.pop(batch, ()):
+        runs = self.pending.pop(batch, ())
+        for run in runs:
             del run.pending[batch]
         if self.log is not None:
-            self.log.confirm()
+            self.log.changed(runs)
 
     def withdraw(self, batch: int) -> None:
         """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
         # A child's id is higher than its parent's.
-        for run in sorted(self.pending.pop(batch, ()), key=lambda run: -run.id):
+        runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
+        for run in runs:
             length = run.pending.pop(batch)
             if not run.length:
                 # It went with the last of its children.
@@ -301,7 +301,7 @@ class PrefixIndex:
                 self._shorten(run, length)
             self._trim(run)
         if self.log is not None:
-            self.log.confirm()
+            self.log.changed(runs)
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
         """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
@@ -394,7 +394,7 @@ class PrefixIndex:
         self.pools[place].carry(blocks, run)
         self._put(place, run, first, blocks)
         if self.log is not None and place < NUM_PLACES:
-            self.log.came([(run, first, first + len(blocks))], place)
+            self.log.changed([run])
 
     def draw_for(self, place: int, spans: list[Span], count: int, pages: int = 1) -> Blocks:
         """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
@@ -405,7 +405,7 @@ class PrefixIndex:
             self.pools[place].run[mine] = run
             self._put(place, run, first, mine)
         if self.log is not None:
-            self.log.came(spans, place)
+            self.log.changed(run for run, _, _ in spans)
         return blocks
 
     def _put(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
@@ -601,7 +601,7 @@ class PrefixIndex:
             # First: what is evicted is not given up, too.
             spans = sorted(spans, key=lambda span: not span[0].is_end)
         if self.log is not None and place < NUM_PLACES:
-            self.log.left([span for span in spans if not span[0].is_end], place)
+            self.log.changed(run for run, _, _ in spans if not run.is_end)
         for run, first, stop in spans:
             if place == DEVICE:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
