@@ -343,9 +343,9 @@ class BlockManager(Uncopyable):
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
         positions = np.arange(int(start), int(stop))
-        blocks = self._memory.tables.blocks[0, row, positions // self.block_size].astype(np.int64)
-        slots: NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
-        return slots
+        return (
+            self._memory.slots(np.array([row]), positions, np.array([len(positions)])) if len(positions) else positions
+        )
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""

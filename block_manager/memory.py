@@ -20,6 +20,7 @@ from .layout import PLAIN, LayerGroup, Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
+from .runs import Path
 from .sharing import Content, Sharing
 from .side_content import RowEnds, SideContent
 from .stats import GroupStats
@@ -110,28 +111,34 @@ class Memory:
         count: bool = True,
         reads: bool = True,
         writes: bool = True,
-        first_is_known: bool = False,
         keep_at: Sequence[int] = (),
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
-        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `first_is_known`:
-        a run is known to begin with the first block."""
-        row, num_tokens = self.tables.open(tokens), len(tokens)
-        self._longest = max(self._longest, num_tokens)
-        reads = reads and self.prefix_caching
-        self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
-        if self.sides is not None:
-            self.sides.begin(row, num_tokens, keep_at)
-        if not reads:
+        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up."""
+        row, path = self._open(tokens, root, keep_at, reads=reads, writes=writes)
+        if not path.reads:
             return row
         try:
-            found = self.sharing.extend_hit(row, count=count, first_is_known=first_is_known)
+            found = self.sharing.extend_hit(row, count=count)
         except MemoryError:
             self.release(row)
             raise
         if count:
-            self.sharing.count_lookup(num_tokens, found)
+            self.sharing.count_lookup(len(tokens), found)
         return row
+
+    def _open(
+        self, tokens: NDArray[np.int32], root: bytes, keep_at: Sequence[int], *, reads: bool = True, writes: bool = True
+    ) -> tuple[int, Path]:
+        """Open a row that knows these tokens, and its path."""
+        row, num_tokens = self.tables.open(tokens), len(tokens)
+        if num_tokens > self._longest:
+            self._longest = num_tokens
+        caches = self.prefix_caching
+        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches)
+        if self.sides is not None:
+            self.sides.begin(row, num_tokens, keep_at)
+        return row, path
 
     def admit(
         self, tokens: NDArray[np.int32], root: bytes, most: int, keep_at: Sequence[int] = ()
@@ -143,20 +150,14 @@ class Memory:
         key = root + tokens[:size].tobytes() if self.prefix_caching else b""
         if not key or (key not in index.runs and num_tokens >= size and most >= size):
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
-            row = self.tables.open(tokens)
-            if num_tokens > self._longest:
-                self._longest = num_tokens
-            path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
-            if self.sides is not None:
-                self.sides.begin(row, num_tokens, keep_at)
+            row, path = self._open(tokens, root, keep_at)
             if key:
                 index.open_run(row, path, key)
                 self.sharing.count_lookup(num_tokens, 0)
         else:
-            is_known = key in index.runs
-            if is_known:
+            if key in index.runs:
                 self.growth.evict_promised()
-            row = self.add_counted(tokens, root, first_is_known=is_known, keep_at=keep_at)
+            row = self.add_counted(tokens, root, keep_at=keep_at)
             computed = self.tables.num_computed.item(row)
         end = min(computed + most, num_tokens)
         if not self.layout.is_plain:
@@ -373,7 +374,7 @@ class Memory:
             flight,
             is_empty,
             moves,
-            self._slots(decodes, positions, counts),
+            self.slots(decodes, positions, counts),
             self.tables.last_token[decodes],
             changes,
         )
@@ -484,7 +485,7 @@ class Memory:
         self._fall_back(row, num_tokens)
         self.growth.note_shared_tail(row)
 
-    def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    def slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Slots of `counts[i]` rising positions of `rows[i]` (None: of one each), packed, int64 [n]."""
         tables, size = self.tables, self.block_size
         slots: NDArray[np.int64] = tables.slot_base[rows]

@@ -69,11 +69,10 @@ class Sharing:
         self.query_tokens += num_tokens
         self.recent.append((num_tokens, found))
 
-    def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
+    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
         """Look up what follows the row's blocks and take what is found. Returns the tokens won. Does nothing for a row
         in flight, or with blocks beyond its nodes: it need not find what it has computed. Content that only the host
-        has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn).
-        `first_is_known`: a run is known to begin with the row's first block."""
+        has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn)."""
         index, tables = self._index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
@@ -88,7 +87,7 @@ class Sharing:
         limit = (int(tables.num_tokens[row]) - 1) // size - have
         if limit <= 0:
             return 0
-        if not first_is_known and path.run is None and path.root + tables.block_bytes(row, 0) not in index.runs:
+        if path.run is None and path.root + tables.block_bytes(row, 0) not in index.runs:
             # The first block of most new prompts is not cached.
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
