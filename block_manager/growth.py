@@ -155,7 +155,7 @@ class Growth:
         blocks = self._blocks.draw(total, layout.full_pages or 1)
         try:
             try:
-                tables.blocks[0, rows, columns] = blocks
+                tables.blocks[0][rows, columns] = blocks
             except IndexError:
                 # Cheaper than a check each time: numpy checks every index before it writes.
                 tables.ensure_columns(int(columns.max()) + 1)

@@ -114,8 +114,6 @@ class Layout:
         self.states = tuple(side for side in self.sides if side.is_state)
         # Table, place and pages of each group that has blocks.
         self.of_blocks = ((0, 0, self.full_pages), *((side.table, side.place, side.pages) for side in self.bounded))
-        # By the table of a state, its place among the states.
-        self.place_of = {side.table: place for place, side in enumerate(self.states)}
         self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)
         self.state_pages = sum(side.pages for side in self.states)
         self.spare_pages = self.state_pages if keeps else 0

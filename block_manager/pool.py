@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paged.errors import OutOfBlocks
 
-from .runs import Blocks, Run, Span
+from .runs import DEVICE, Blocks, Run, Span
 
 # Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
 Segment = tuple[int, Blocks, Span | None, int]
@@ -54,6 +54,8 @@ class Pool:
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
+        # int8 [num_blocks]: the place in whose terms a block carries its node; None where there is one alone.
+        self.place: NDArray[np.int8] | None = None
         # int8 [num_blocks], higher levels are evicted later; None until any is raised.
         self.level: NDArray[np.int8] | None = None
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
@@ -87,9 +89,12 @@ class Pool:
         """Begin the step `number`: what is released from now on is unused from then on."""
         self._step = number
 
-    def on_eviction(self, forget: Callable[[list[Taken], Blocks], None]) -> None:
-        """Call `forget` with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence."""
+    def on_eviction(self, forget: Callable[[list[Taken], Blocks], None], *, has_places: bool = False) -> None:
+        """Call `forget` with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence.
+        `has_places`: the blocks lie in several places, those of a release in one."""
         self._forget = forget
+        if has_places:
+            self.place = np.zeros(self.num_blocks, np.int8)
 
     @property
     def ref_count(self) -> NDArray[np.int32]:
@@ -129,9 +134,9 @@ class Pool:
         self.num_blocks += more
         self.num_free += more
 
-    def draw(self, count: int, pages: int = 1, *, for_nodes: bool = False) -> Blocks:
-        """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice. With
-        `for_nodes` they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
+    def draw(self, count: int, pages: int = 1) -> Blocks:
+        """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice.
+        Raises OutOfBlocks, changing nothing."""
         num_pages = count * pages
         self.require(num_pages)
         num_free = self.num_free
@@ -145,7 +150,7 @@ class Pool:
             blocks = drawn[:, 0].copy()
             self._width[blocks] = pages
             self._pages[blocks, :pages] = drawn
-        self.state[blocks] = _CONTENT + 1 if for_nodes else 1
+        self.state[blocks] = 1
         return blocks
 
     def make_room(self, num_pages: int) -> None:
@@ -244,7 +249,7 @@ class Pool:
                 # As they stand in a table.
                 blocks = blocks.astype(np.int64)
         else:
-            self.run[blocks] = run
+            self._name(blocks, run, DEVICE)
         held = self.state[blocks]
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
@@ -320,10 +325,15 @@ class Pool:
         self.kept.subtract(blocks.tolist())
         self.release(blocks)
 
-    def carry(self, blocks: Blocks, run: Run) -> None:
-        """Mark these used blocks as carrying nodes of `run`."""
+    def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
+        """Mark these used blocks as carrying nodes of `run` in a place."""
         self.state[blocks] |= _CONTENT
+        self._name(blocks, run, place)
+
+    def _name(self, blocks: Blocks, run: Run, place: int) -> None:
         self.run[blocks] = run
+        if self.place is not None:
+            self.place[blocks] = place
 
     def forget_content(self, blocks: Blocks) -> None:
         """Take the nodes from these distinct blocks, used or cached; cached ones become free."""

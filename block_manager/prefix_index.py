@@ -67,7 +67,7 @@ class PrefixIndex:
         self._num_places = len(self.pools)
         self._has_sides = bool(sides)
         if sides:
-            sides[0].on_eviction(self._evict_any)
+            sides[0].on_eviction(self._evict_any, has_places=True)
 
     def listen(self, log: Listener) -> None:
         """Report to `log` from now on."""
@@ -377,7 +377,7 @@ class PrefixIndex:
         if path.run is not None:
             path.run.add_child(path.at)
         for place, block in blocks.items():
-            self.pools[place].carry(np.array([block]), end)
+            self.pools[place].carry(np.array([block]), end, place)
             end.put(place, 0, np.array([block]))
         if path.run is not None and path.run.retained:
             self.retentions.extend(path.run, path.at, end)
@@ -391,18 +391,18 @@ class PrefixIndex:
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
-        self.pools[place].carry(blocks, run)
+        self.pools[place].carry(blocks, run, place)
         self._put(place, run, first, blocks)
         if self.log is not None and place < NUM_PLACES:
             self.log.changed([run])
 
     def draw_for(self, place: int, spans: list[Span], count: int, pages: int = 1) -> Blocks:
         """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
-        blocks, end = self.pools[place].draw(count, pages, for_nodes=True), 0
+        blocks, end = self.pools[place].draw(count, pages), 0
         for run, first, stop in spans:
             start, end = end, end + stop - first
             mine = blocks[start:end][::-1]
-            self.pools[place].run[mine] = run
+            self.pools[place].carry(mine, run, place)
             self._put(place, run, first, mine)
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans)
@@ -547,19 +547,12 @@ class PrefixIndex:
     def _evict_any(self, taken: list[Taken], _: Blocks) -> None:
         """Evict from the pool of several places; a part of what is taken lies in one of them. Those of the sides go first:
         what rests on nodes of the full group goes with them."""
-        places = [DEVICE if part[1] is not None else self._place_of(part[0].item(0)) for part in taken]
+        place_of = self.pools[NUM_PLACES].place
+        assert place_of is not None, "it has several places"
+        places = [place_of.item(blocks.item(0)) for blocks, _, _ in taken]
         for place in sorted(set(places), reverse=True):
             parts = [part for part, its_place in zip(taken, places, strict=True) if its_place == place]
             self.forget(place, self.nodes_in(place, parts))
-
-    def _place_of(self, block: int) -> int:
-        """The place in whose terms a block of the sides' pool carries a node."""
-        pool = self.pools[NUM_PLACES]
-        run: Run = pool.run.item(block)
-        for place, there in enumerate(run.blocks):
-            if self.pools[place] is pool and there is not None and (there == block).any():
-                return place
-        return DEVICE
 
     def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""

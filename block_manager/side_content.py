@@ -264,29 +264,26 @@ class SideContent:
     def give_back_fronts(self, rows: Rows) -> None:
         """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
         tables = self._tables
-        computed = tables.num_computed[rows]
         for side in self._layout.bounded:
             # Few rows pass a block in a step: the rest of this is for them.
-            moved = (computed >= tables.passes_at[side.table][rows]).nonzero()[0]
-            if not len(moved):
+            which = rows[(tables.num_computed >= tables.passes_at[side.table])[rows].nonzero()[0]]
+            if not len(which):
                 continue
-            which = rows[moved]
-            begins = tables.first[side.table, which]
-            ends = np.minimum(side.first_column(computed[moved]), tables.num_blocks[which])
-            if not (is_longer := ends > begins).all():
+            begins = tables.first[side.table][which]
+            ends = np.minimum(side.first_column(tables.num_computed[which]), tables.num_blocks[which])
+            if np.count_nonzero(is_longer := ends > begins) < len(which):
                 begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
-            self.passed[side.table] += int((ends - begins).sum()) * side.pages
-            if (is_wanted := begins < tables.keeps_to[side.table, which]).any():
+            counts = ends - begins
+            self.passed[side.table] += int(counts.sum()) * side.pages
+            if np.count_nonzero(is_wanted := begins < tables.keeps_to[side.table][which]):
                 for i in is_wanted.nonzero()[0].tolist():
                     self._pass_by(side, which.item(i), begins.item(i), ends.item(i))
-                begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
-            counts = ends - begins
-            columns = begins
-            if (counts != 1).any():
-                which, columns = which.repeat(counts), rising_from(begins, counts)
+                begins, counts, which = begins[~is_wanted], counts[~is_wanted], which[~is_wanted]
+            if np.count_nonzero(counts != 1):
+                which, begins = which.repeat(counts), rising_from(begins, counts)
             # Forks pass a block that they share in one step.
-            self._device.release_each(tables.blocks[side.table, which, columns])
+            self._device.release_each(tables.blocks[side.table][which, begins])
 
     def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,

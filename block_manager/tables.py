@@ -149,11 +149,12 @@ class Tables:
 
     def put(self, table: int, rows: Any, columns: Any, blocks: Any) -> None:
         """Write blocks of a side into its table."""
-        self.blocks[table, rows, columns] = blocks
+        self.blocks[table][rows, columns] = blocks
 
-    def set_first(self, table: Any, rows: Any, columns: Any) -> None:
-        self.first[table, rows] = columns
-        self.passes_at[table, rows] = columns * self.block_size + self._leads[table]
+    def set_first(self, table: int, rows: Any, columns: Any) -> None:
+        # One index for each costs a third of two.
+        self.first[table][rows] = columns
+        self.passes_at[table][rows] = columns * self.block_size + self._leads[table]
 
     def let_move(self, rows: Any, moves: bool) -> None:
         """Note whether the next shares of rows write their states elsewhere."""

@@ -205,7 +205,8 @@ class Tiers:
             first = tables.first[:, row].copy()
             # Lookahead blocks hold nothing to bring back.
             self._growth.give_back(row, min(keep, self._num_filled(row)))
-            tables.set_first(slice(None), row, first)
+            for table, column in enumerate(first):
+                tables.set_first(table, row, column)
             if not keep:
                 tables.let_move(row, False)
             tables.reserved[row] = 0
@@ -248,7 +249,8 @@ class Tiers:
         ]
         self._release([tail[count:] for tail, count in zip(tails, stays, strict=True)])
         self.tails[row] = [tail[:count] for tail, count in zip(tails, stays, strict=True)]
-        tables.set_first(slice(None), row, np.minimum(tables.first[:, row], max(keep, have)))
+        for table, column in enumerate(tables.first[:, row]):
+            tables.set_first(table, row, min(column, max(keep, have)))
         if not stays[0]:
             del self.tails[row]
             tables.is_swapped[row] = False

@@ -120,28 +120,20 @@ class GroupTables:
     """
 
     def __init__(
-        self,
-        tables: Tables,
-        device: Pool,
-        layout: Layout,
-        group: int,
-        rows: Rows,
-        flight: Flight | None = None,
+        self, tables: Tables, device: Pool, layout: Layout, group: int, rows: Rows, flight: Flight | None = None
     ) -> None:
-        self._tables, self._device, self._group = tables, device, layout.groups[group]
-        self._table, self._rows = layout.table_of[group], rows
+        self._tables, self._device, self._layout, self._number = tables, device, layout, group
         # Forks may join the flight's arrays later.
-        self._flight, self._starts = flight, None if flight is None else flight.starts
-        # Of a state: its place among the blocks that a batch reads elsewhere.
-        self._place = layout.place_of.get(self._table, 0)
+        self._rows, self._flight, self._starts = rows, flight, None if flight is None else flight.starts
 
     @property
     def tables(self) -> NDArray[np.int32]:
+        group, table = self._layout.groups[self._number], self._layout.table_of[self._number]
         tables, rows, have = self._tables, self._rows, self._tables.num_blocks[self._rows]
-        width = 1 if self._group.kind == "state" else int(have.max(initial=0))
-        blocks, at = tables.blocks[self._table, rows, :width], rising(width)
-        is_there = (at >= tables.first[self._table, rows][:, None]) & (at < have[:, None])
-        return self._device.pages_of(np.where(is_there, blocks, -1), self._group.pages)
+        width = 1 if group.kind == "state" else int(have.max(initial=0))
+        blocks, at = tables.blocks[table, rows, :width], rising(width)
+        is_there = (at >= tables.first[table, rows][:, None]) & (at < have[:, None])
+        return self._device.pages_of(np.where(is_there, blocks, -1), group.pages)
 
     @property
     def write(self) -> NDArray[np.int32]:
@@ -153,8 +145,9 @@ class GroupTables:
         assert self._flight is not None and self._starts is not None, "states are read by a batch"
         pages: NDArray[np.int32] = np.where(self._starts[:, None] == 0, np.int32(-1), self.write)
         for row, read in self._flight.reads.items():
-            block = np.array([read.blocks[self._place]])
-            pages[self._rows == row] = self._device.pages_of(block, self._group.pages)
+            for side, block in zip(self._layout.states, read.blocks, strict=True):
+                if side.table == self._layout.table_of[self._number]:
+                    pages[self._rows == row] = self._device.pages_of(np.array([block]), side.pages)
         return pages
 
 
