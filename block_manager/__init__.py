@@ -7,8 +7,7 @@ from .memory import Composed, Memory
 from .moves import Moves
 from .sharing import Hit
 from .side_content import HitEnd
-from .stats import GroupStats, MemoryStats
-from .views import GroupTables, RowView, TierView
+from .views import GroupStats, GroupTables, MemoryStats, RowView, TierView
 
 __all__ = [
     "Admission",

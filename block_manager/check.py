@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from .flights import Flights
-from .growth import Growth
 from .layout import Layout
 from .pool import NO_BLOCKS, Pool
 from .prefix_index import PrefixIndex
@@ -19,17 +18,15 @@ from .tiers import Tiers
 
 
 def violations_of(
-    tables: Tables, flights: Flights, index: PrefixIndex, tiers: Tiers, growth: Growth, layout: Layout
+    tables: Tables, flights: Flights, index: PrefixIndex, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]
 ) -> list[str]:
-    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md."""
+    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`: (table, block)
+    of each reference on the device that no row has."""
     pools = {id(pool): pool for pool in (*tiers.pools, *index.pools)}.values()
     found = [violation for pool in pools for violation in _free_lists(pool)]
     found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
-    found += [*_references(tables, flights, tiers, growth, layout), *_tree(index), *_paths(tables, tiers, index)]
-    found += _pending(flights, index)
-    if growth.num_promised:
-        found.append(f"6: {growth.num_promised} blocks are promised to rows and not drawn.")
-    return found
+    found += _references(tables, tiers, layout, beside)
+    return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
 def _free_lists(pool: Pool) -> Iterator[str]:
@@ -58,7 +55,7 @@ def _free_lists(pool: Pool) -> Iterator[str]:
         yield f"3: a cached {pool.tier} block has no content."
 
 
-def _references(tables: Tables, flights: Flights, tiers: Tiers, growth: Growth, layout: Layout) -> Iterator[str]:
+def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]) -> Iterator[str]:
     pools = {(place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(layout.num_tables)}
     counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools.values()}
 
@@ -81,13 +78,9 @@ def _references(tables: Tables, flights: Flights, tiers: Tiers, growth: Growth, 
             count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    # What no table names: sources of copies, states that batches read, and loads.
     count(HOST, 0, tiers.held_on_host)
-    for table, block in growth.copied:
+    for table, block in beside:
         count(DEVICE, table, block)
-    for read in (read for flight in flights.all for read in flight.reads.values()):
-        for side, block in zip(layout.states, read.blocks, strict=True):
-            count(DEVICE, side.table, block)
     for pool, wanted in counted.values():
         for block, references in pool.kept.items():
             wanted[block] += references

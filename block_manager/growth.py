@@ -69,7 +69,9 @@ class Growth:
         if wanted is not None:
             counts = wanted - have
             total = int(counts.sum())
-        pages = total if self._layout.is_plain else self._pages(total, int(np.count_nonzero(have == 0)))
+        pages = total * self._layout.block_pages
+        if self._layout.states:
+            pages += int(np.count_nonzero(have == 0)) * self._layout.state_pages
         self._device.require(self.num_promised + pages)
         if wanted is not None:
             # Before anything is promised: this may raise MemoryError.
@@ -81,17 +83,11 @@ class Growth:
     def promise_one(self, row: int, have: int, wanted: int) -> None:
         """`promise` for one row, unchecked: the blocks are there."""
         self._promised.append((row, have, wanted - have))
-        self.num_promised += wanted - have if self._layout.is_plain else self.pages_from(have, wanted)
-
-    def _pages(self, num_blocks: int, num_first: int) -> int:
-        """Pages of so many more blocks, of which some are the first of their rows."""
-        return num_blocks * self._layout.block_pages + num_first * self._layout.state_pages
+        self.num_promised += self.pages_from(have, wanted)
 
     def pages_from(self, have: int, wanted: int) -> int:
-        """Pages that a row with `have` blocks draws to have `wanted`."""
-        if self._layout.is_plain or wanted <= have:
-            return wanted - have
-        return self._pages(wanted - have, have == 0)
+        """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
+        return (wanted - have) * self._layout.block_pages + (0 if have else self._layout.state_pages)
 
     def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""

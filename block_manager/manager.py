@@ -33,9 +33,8 @@ from .layout import PLAIN, LayerGroup
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .sharing import Hit
-from .stats import MemoryStats
 from .tables import Rows, Tables
-from .views import GroupTables, TierView
+from .views import GroupTables, MemoryStats, TierView
 
 RowsLike = int | Sequence[int] | Rows
 

@@ -23,10 +23,9 @@ from .prefix_index import PrefixIndex
 from .runs import Path
 from .sharing import Content, Sharing
 from .side_content import RowEnds, SideContent
-from .stats import GroupStats
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
-from .views import GroupTables, RowView
+from .views import GroupStats, GroupTables, RowView
 
 
 class Composed(NamedTuple):
@@ -399,19 +398,21 @@ class Memory:
         """Pages that these rows hold, each counted once."""
         return sum(self.pages_by_group(rows))
 
-    def pages_by_group(self, rows: Sequence[int], *, with_held: bool = False) -> list[int]:
-        """Pages that these rows hold in each group, each counted once; and those that no row holds: of states that batches read,
-        and of copies to come."""
+    def _beside_tables(self) -> list[tuple[int, int]]:
+        """(table, block) that no row names: of copies to come, and of states that batches read."""
+        reads = [read for flight in self.flights.all for read in flight.reads.values()]
+        states = [side.table for side in self.layout.states]
+        return self.growth.copied + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
+
+    def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
+        """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
         tables, found, chosen = self.tables, list[int](), np.array(rows, np.int64)
-        held = list(self.growth.copied) if with_held else []
-        for read in [read for flight in self.flights.all for read in flight.reads.values()] if with_held else ():
-            held += [(side.table, block) for side, block in zip(self.layout.states, read.blocks, strict=True)]
         for group, table in zip(self.layout.groups, self.layout.table_of, strict=True):
             firsts, stops = tables.first[table, chosen], tables.num_blocks[chosen]
             # A row on the host keeps its place in windows.
             counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
             blocks = tables.blocks[table, chosen.repeat(counts), rising_from(firsts, counts)].tolist()
-            found.append(len({*blocks, *(block for its, block in held if its == table)}) * group.pages)
+            found.append(len({*blocks, *(block for its, block in beside if its == table)}) * group.pages)
         return found
 
     def group_stats(self) -> tuple[GroupStats, ...]:
@@ -420,7 +421,7 @@ class Memory:
             return ()
         cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
         cached = [self.device.num_cached - sum(cached), *cached]
-        used = self.pages_by_group(self.tables.live_rows.tolist(), with_held=True)
+        used = self.pages_by_group(self.tables.live_rows.tolist(), self._beside_tables())
         groups = zip(self.layout.groups, used, self.layout.table_of, strict=True)
         return tuple([GroupStats(group, its, cached[at], passed[at], lost[at]) for group, its, at in groups])
 
@@ -647,4 +648,7 @@ class Memory:
         self._publish(row)
 
     def check(self) -> list[str]:
-        return violations_of(self.tables, self.flights, self.index, self.tiers, self.growth, self.layout)
+        found = violations_of(self.tables, self.flights, self.index, self.tiers, self.layout, self._beside_tables())
+        if self.growth.num_promised:
+            found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
+        return found

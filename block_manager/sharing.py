@@ -20,9 +20,9 @@ from .growth import Growth
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
 from .side_content import HitEnd, SideContent
-from .stats import WINDOW
 from .tables import Tables
 from .tiers import Offload, Tiers
+from .views import WINDOW
 
 
 class Hit(NamedTuple):
@@ -35,8 +35,10 @@ class Hit(NamedTuple):
 
 
 class Sharer(NamedTuple):
-    """A row that shares blocks which a batch was still computing for another row."""
+    """A row that shares blocks which a batch was still computing for another row. When the `batch` in which they were found
+    has run, so have all that they depend on."""
 
+    batch: int
     row: int
     uid: int
     is_counted: bool
@@ -59,8 +61,8 @@ class Sharing:
         self._tables, self._flights, self._index = tables, flights, index
         self._growth, self._tiers, self._offload, self._sides = growth, tiers, offload, sides
         self._device = index.pools[DEVICE]
-        # By the batch in which they were found: when it has run, so have all that they depend on.
-        self._sharers: dict[int, list[Sharer]] = {}
+        # By rising batches.
+        self._sharers: list[Sharer] = []
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
@@ -124,7 +126,7 @@ class Sharing:
             self._sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, have, blocks, match.spans[-1])
         if match.first_pending >= 0:
-            self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
+            self._sharers.append(Sharer(index.batch, row, int(tables.uid[row]), count))
             if count:
                 self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
         return won
@@ -190,7 +192,7 @@ class Sharing:
         if not lost_nodes:
             return lost_hits
         starts = {share.row: share.start for share in flight.shares()}
-        for row, uid, is_counted in [sharer for sharers in self._sharers.values() for sharer in sharers]:
+        for _, row, uid, is_counted in self._sharers:
             column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
             # What a row was to compute itself falls back with its own share.
             if column >= 0 and (row not in starts or column < starts[row] // size):
@@ -203,20 +205,23 @@ class Sharing:
 
     def share_fork(self, row: int, child: int) -> None:
         """Let the child share what the row shares, confirmed or not."""
-        for sharers in self._sharers.values():
-            if self._is_among(sharers, row):
-                sharers.append(Sharer(child, int(self._tables.uid[child]), False))
+        uid = self._tables.uid.item(child)
+        batches = dict.fromkeys(sharer.batch for sharer in self._sharers if self._is_of(sharer, row))
+        self._sharers += [Sharer(batch, child, uid, False) for batch in batches]
+        self._sharers.sort(key=lambda sharer: sharer.batch)
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
         if self._sharers:
-            self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
+            self._sharers = [sharer for sharer in self._sharers if sharer.batch > batch]
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the one before it."""
-        sharers, outstanding = self._sharers.pop(batch, []), self._flights.outstanding
-        if sharers and outstanding:
-            self._sharers.setdefault(outstanding[-1].number, []).extend(sharers)
+        theirs = [sharer for sharer in self._sharers if sharer.batch == batch]
+        self._sharers = [sharer for sharer in self._sharers if sharer.batch != batch]
+        if outstanding := self._flights.outstanding:
+            self._sharers += [sharer._replace(batch=outstanding[-1].number) for sharer in theirs]
+            self._sharers.sort(key=lambda sharer: sharer.batch)
 
     def truncate(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, on either tier; its watermarks fall with its table."""
@@ -234,11 +239,10 @@ class Sharing:
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
-        return any(self._is_among(sharers, row) for sharers in self._sharers.values())
+        return any(self._is_of(sharer, row) for sharer in self._sharers)
 
-    def _is_among(self, sharers: list[Sharer], row: int) -> bool:
-        uid = self._tables.uid[row]
-        return any(sharer.row == row and sharer.uid == uid for sharer in sharers)
+    def _is_of(self, sharer: Sharer, row: int) -> bool:
+        return sharer.row == row and sharer.uid == self._tables.uid[row]
 
 
 class Content:
