@@ -275,12 +275,13 @@ class SideContent:
                 begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
             counts = ends - begins
-            self.passed[side.table] += int(counts.sum()) * side.pages
+            is_one_each = not np.count_nonzero(counts != 1)
+            self.passed[side.table] += (len(which) if is_one_each else int(counts.sum())) * side.pages
             if np.count_nonzero(is_wanted := begins < tables.keeps_to[side.table][which]):
                 for i in is_wanted.nonzero()[0].tolist():
                     self._pass_by(side, which.item(i), begins.item(i), ends.item(i))
                 begins, counts, which = begins[~is_wanted], counts[~is_wanted], which[~is_wanted]
-            if np.count_nonzero(counts != 1):
+            if not is_one_each:
                 which, begins = which.repeat(counts), rising_from(begins, counts)
             # Forks pass a block that they share in one step.
             self._device.release_each(tables.blocks[side.table][which, begins])
