@@ -249,6 +249,8 @@ class Growth:
         return self._device if table else self._blocks
 
     def allow_copies(self, may_copy: bool) -> None:
+        """Allow copies of content until the batch is put out, or forbid them while those of an earlier batch are still to
+        run. Putting a batch out forbids them."""
         self.may_copy = may_copy
 
     def hold_source(self, table: int, block: int) -> None:

@@ -289,7 +289,7 @@ class BlockManager(Uncopyable):
         length = min(int(num_blocks) * self.block_size, int(memory.tables.num_launched[row]))
         if not memory.growth.is_restart(row, length):
             raise InvalidConfig(f"row {row} cannot stand at {length} tokens: its windows or states are further on.")
-        memory.truncate_row(row, int(num_blocks))
+        memory.sharing.truncate(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
         """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
@@ -429,7 +429,7 @@ class BlockManager(Uncopyable):
         """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.
         Raises UnknownRow or RowSwapped."""
         memory = self._own("extend_hit")
-        return memory.extend_hit(memory.tables.one(row))
+        return memory.sharing.extend_hit(memory.tables.one(row))
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""

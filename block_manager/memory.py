@@ -22,7 +22,7 @@ from .pool import Pool
 from .prefix_index import PrefixIndex
 from .runs import Path
 from .sharing import Content, Sharing
-from .side_content import RowEnds, SideContent
+from .side_content import SideContent
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
 from .views import GroupStats, GroupTables, RowView
@@ -86,6 +86,8 @@ class Memory:
         self.sides: SideContent | None = None
         if layout.sides:
             self.sides = SideContent(self.tables, self.index, self.device, self.growth, layout)
+        # Where rows ended within a block; None without states.
+        self.ends = None if self.sides is None else self.sides.ends
         pools = self.device, self.host
         self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, self.sides, layout, pools)
         self.rows = RowView(self.tables, self.tiers)
@@ -96,11 +98,6 @@ class Memory:
         self._any_reserved = False
         # An upper bound of the tokens that a row knows.
         self._longest = 0
-
-    @property
-    def ends(self) -> RowEnds | None:
-        """Where rows ended within a block; None without states."""
-        return None if self.sides is None else self.sides.ends
 
     def add_counted(
         self,
@@ -337,11 +334,6 @@ class Memory:
             self.blocks.release(tables.blocks[0, rows, columns][::-1])
             tables.set_num_blocks(rows, columns)
 
-    def copy_content(self, may_copy: bool) -> None:
-        """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
-        earlier batch are still to run. Putting a batch out forbids them."""
-        self.growth.allow_copies(may_copy)
-
     def commit(
         self,
         decodes: Rows,
@@ -367,7 +359,7 @@ class Memory:
             self.growth.release_copied()
             self.flights.seal()
         self.begin_batch(number + 1)
-        self.copy_content(False)
+        self.growth.allow_copies(False)
         return Composed(
             number,
             flight,
@@ -578,8 +570,8 @@ class Memory:
         num_blocks = tables.num_blocks.item(row)
         if self.sides is not None:
             self.sides.keep_all(row)
-            if self.sides.ends is not None:
-                self.sides.ends.keep(row)
+        if self.ends is not None:
+            self.ends.keep(row)
         first, computed, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
@@ -614,9 +606,6 @@ class Memory:
         self.tables.reserved[rows] = np.maximum(self.tables.reserved[rows], num_blocks)
         self._any_reserved = True
 
-    def truncate_row(self, row: int, num_blocks: int) -> None:
-        self.sharing.truncate(row, num_blocks)
-
     def shrink(self, row: int, reserved: int) -> None:
         """Lower the row's reservation to `reserved` blocks; release what it holds beyond them and its tokens."""
         self.tables.reserved[row] = reserved
@@ -633,14 +622,6 @@ class Memory:
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         if self.offload is not None:
             self.offload.load_where(is_worth_loading)
-
-    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
-        """`Sharing.extend_hit`; 0 without a prefix cache."""
-        return self.sharing.extend_hit(row, count=count, room=room)
-
-    def is_unconfirmed(self, row: int) -> bool:
-        """Whether the row shares a block that a batch which has not ended is still computing."""
-        return self.sharing.is_unconfirmed(row)
 
     def set_computed(self, row: int, num_computed: int) -> None:
         """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""

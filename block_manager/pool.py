@@ -237,11 +237,13 @@ class Pool:
                     self.queues[level].num_cached -= count
         self.state[blocks] = state + 1
 
-    def release(self, blocks: NDArray[Any], run: Run | None = None, *, is_next: bool = False) -> None:
+    def release(
+        self, blocks: NDArray[Any], run: Run | None = None, *, is_next: bool = False, may_repeat: bool = False
+    ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
         before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, int64
         [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64. `is_next`: what becomes cached is
-        evicted before all that is."""
+        evicted before all that is. `may_repeat`: a block may be listed several times, for so many references."""
         if run is None:
             if len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
                 # Most often a partial tail.
@@ -267,6 +269,11 @@ class Pool:
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next=is_next)
                 return
+        if may_repeat and not self.are_sole(blocks):
+            places = np.sort(np.unique(blocks, return_index=True)[1])
+            self.release(blocks[places], is_next=is_next)
+            self.release(np.delete(blocks, places), is_next=is_next, may_repeat=True)
+            return
         if run is not None:
             held |= _CONTENT
         held -= 1
@@ -281,16 +288,6 @@ class Pool:
             self._put_free(free)
         if len(cached):
             self._put_cached(cached, is_next=is_next)
-
-    def release_each(self, blocks: NDArray[Any], *, is_next: bool = False) -> None:
-        """`release` where a block may be listed several times: so many references are dropped."""
-        while len(blocks):
-            rest, looks = blocks[:0], self.state[blocks].tobytes()
-            if looks != _SOLE_PLAIN[: len(looks)] and not self.are_sole(blocks):
-                places = np.sort(np.unique(blocks, return_index=True)[1])
-                blocks, rest = blocks[places], np.delete(blocks, places)
-            self.release(blocks, is_next=is_next)
-            blocks = rest
 
     def _put_free(self, blocks: Blocks) -> None:
         """Add blocks without content, last one first: the first is drawn next."""

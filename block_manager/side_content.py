@@ -271,11 +271,11 @@ class SideContent:
                 continue
             begins = tables.first[side.table][which]
             ends = np.minimum(side.first_column(tables.num_computed[which]), tables.num_blocks[which])
-            if np.count_nonzero(is_longer := ends > begins) < len(which):
-                begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
-            tables.set_first(side.table, which, ends)
             counts = ends - begins
-            is_one_each = not np.count_nonzero(counts != 1)
+            if not (is_one_each := not np.count_nonzero(counts != 1)):
+                is_longer = counts > 0
+                begins, ends, counts, which = begins[is_longer], ends[is_longer], counts[is_longer], which[is_longer]
+            tables.set_first(side.table, which, ends)
             self.passed[side.table] += (len(which) if is_one_each else int(counts.sum())) * side.pages
             if np.count_nonzero(is_wanted := begins < tables.keeps_to[side.table][which]):
                 for i in is_wanted.nonzero()[0].tolist():
@@ -284,7 +284,7 @@ class SideContent:
             if not is_one_each:
                 which, begins = which.repeat(counts), rising_from(begins, counts)
             # Forks pass a block that they share in one step.
-            self._device.release_each(tables.blocks[side.table][which, begins])
+            self._device.release(tables.blocks[side.table][which, begins], may_repeat=True)
 
     def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,
@@ -371,8 +371,8 @@ class SideContent:
             for i in (is_new & may_keep).nonzero()[0].tolist():
                 self._keep(side, rows.item(i), starts.item(i) // self._size - 1, read[i : i + 1])
             is_next = ~is_wanted & ~(is_live & tables.branches[rows] & ~is_new)
-            self._device.release_each(read[~is_next])
-            self._device.release_each(read[is_next], is_next=True)
+            self._device.release(read[~is_next], may_repeat=True)
+            self._device.release(read[is_next], is_next=True, may_repeat=True)
 
     def take_back(self, flight: Flight, rows: Rows) -> Rows:
         """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
@@ -387,8 +387,8 @@ class SideContent:
         stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts) & (tables.num_blocks[rows] > 0)
         rows = rows[stands]
         for side, read in zip(self._layout.states, blocks.T, strict=True):
-            self._device.release_each(read[~stands])
-            self._device.release_each(tables.blocks[side.table, rows, 0])
+            self._device.release(read[~stands], may_repeat=True)
+            self._device.release(tables.blocks[side.table, rows, 0], may_repeat=True)
             tables.put(side.table, rows, 0, read[stands])
         tables.let_move(rows, True)
         return rows
