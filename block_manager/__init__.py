@@ -1,15 +1,13 @@
 """Memory accounting for a paged KV cache: blocks, block tables, ref counts, content and tiers. Needs numpy alone."""
 
-from .content import Hit
 from .events import Cleared, Event, Removed, Stored
-from .group_tables import GroupTables
 from .layout import LayerGroup, Layout
 from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
+from .sharing import Hit
 from .side_content import HitEnd
-from .stats import GroupStats, MemoryStats
-from .views import RowView, TierView
+from .views import GroupStats, GroupTables, MemoryStats, RowView, TierView
 
 __all__ = [
     "Admission",

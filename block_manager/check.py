@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .flights import Flights
 from .layout import Layout
@@ -15,26 +14,18 @@ from .pool import NO_BLOCKS, Pool
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Run
 from .tables import Tables
-
-if TYPE_CHECKING:
-    from .tiers import Tiers
+from .tiers import Tiers
 
 
 def violations_of(
-    tables: Tables,
-    flights: Flights,
-    index: PrefixIndex,
-    tiers: Tiers,
-    held: Sequence[Mapping[int, int]],
-    sides: tuple[Layout, Sequence[int]],
+    tables: Tables, flights: Flights, index: PrefixIndex, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]
 ) -> list[str]:
-    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `held` counts the
-    references beyond the tables (loads and copies), by place and block. `sides`: the layout of their tables, and the
-    blocks of states that batches read and no table names."""
+    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`: (table, block)
+    of each reference on the device that no row has."""
     pools = {id(pool): pool for pool in (*tiers.pools, *index.pools)}.values()
     found = [violation for pool in pools for violation in _free_lists(pool)]
-    found += [*_table_lengths(tables, tiers), *_shares(tables, flights), *_sides(tables, tiers, sides[0])]
-    found += _references(tables, tiers, held, sides)
+    found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
+    found += _references(tables, tiers, layout, beside)
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
@@ -64,15 +55,12 @@ def _free_lists(pool: Pool) -> Iterator[str]:
         yield f"3: a cached {pool.tier} block has no content."
 
 
-def _references(
-    tables: Tables, tiers: Tiers, held: Sequence[Mapping[int, int]], sides: tuple[Layout, Sequence[int]]
-) -> Iterator[str]:
-    layout, read = sides
-    pools = [tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(layout.num_tables)]
-    counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools}
+def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]) -> Iterator[str]:
+    pools = {(place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(layout.num_tables)}
+    counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools.values()}
 
-    def count(place: int, table: int, blocks: NDArray[Any]) -> None:
-        np.add.at(counted[id(tiers.pool(place, table))][1], blocks, 1)
+    def count(place: int, table: int, blocks: Any) -> None:
+        np.add.at(counted[id(pools[place, table])][1], blocks, 1)
 
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
@@ -90,18 +78,18 @@ def _references(
             count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    for block in read:
-        count(DEVICE, layout.sides[0].table, np.array([block]))
-    for place, holds in zip((DEVICE, HOST), held, strict=True):
-        for block, references in holds.items():
-            counted[id(tiers.pool(place, 0))][1][block] += references
+    count(HOST, 0, tiers.held_on_host)
+    for table, block in beside:
+        count(DEVICE, table, block)
     for pool, wanted in counted.values():
+        for block, references in pool.kept.items():
+            wanted[block] += references
         ref_count = pool.ref_count
         for block in (wanted != ref_count).nonzero()[0].tolist():
             yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {wanted[block]} references."
 
 
-def _table_lengths(tables: Tables, tiers: Tiers) -> Iterator[str]:
+def _tables(tables: Tables, tiers: Tiers, layout: Layout) -> Iterator[str]:
     size = tables.block_size
     for row in tables.live_rows.tolist():
         num_blocks, end = int(tables.num_blocks[row]), int(tables.num_launched[row])
@@ -115,17 +103,12 @@ def _table_lengths(tables: Tables, tiers: Tiers) -> Iterator[str]:
             yield f"6: the last token of row {row} is not {tables.last_token[row]}."
         if not tables.num_computed[row] <= min(end, tables.num_tokens[row]):
             yield f"6: row {row} has {tables.num_computed[row]} tokens computed, {end} launched and {tables.num_tokens[row]} known."
-
-
-def _sides(tables: Tables, tiers: Tiers, layout: Layout) -> Iterator[str]:
-    for row in tables.live_rows.tolist() if layout.bounded else ():
         for side in layout.bounded:
-            first, on_device = int(tables.first[side.table, row]), int(tables.num_blocks[row])
-            have = on_device + tiers.num_on_host(row)
+            first = int(tables.first[side.table, row])
             wanted = min(int(side.first_column(tables.num_computed[row])), have)
             if first != wanted:
                 yield f"17: row {row} holds its {side.kind} of {side.reach} tokens from column {first} on, not {wanted}."
-            if row in tiers.tails and len(tiers.tails[row][side.table]) != have - max(first, on_device):
+            if row in tiers.tails and len(tiers.tails[row][side.table]) != have - max(first, num_blocks):
                 yield f"17: row {row} has not all of its {side.kind} of {side.reach} tokens on the host."
 
 
@@ -156,13 +139,12 @@ def _pending(flights: Flights, index: PrefixIndex) -> Iterator[str]:
 
 
 def _tree(index: PrefixIndex) -> Iterator[str]:
-    children: dict[Run, dict[int, int]] = {}
+    children: dict[Run, Counter[int]] = {}
     for key, run in [*index.runs.items(), *index.ends.items()]:
         if run.key != key:
             yield f"4: run {run.id} is found under another key than its own."
         if run.parent is not None:
-            siblings = children.setdefault(run.parent, {})
-            siblings[run.at] = siblings.get(run.at, 0) + 1
+            children.setdefault(run.parent, Counter())[run.at] += 1
             if index.runs.get(run.parent.key) is not run.parent:
                 yield f"5: run {run.id} hangs off run {run.parent.id}, which is gone."
         if run.row >= 0 and run.row not in index.paths:
@@ -171,8 +153,8 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
         if run.row >= 0 and index.paths[run.row].open is not run:
             yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
     for run in index.all_runs:
-        if run.children != children.get(run, {}):
-            yield f"5: run {run.id} counts children {run.children}; there are {children.get(run)}."
+        if run.children != (there := dict(children.get(run, {}))):
+            yield f"5: run {run.id} counts children {run.children}; there are {there}."
         if run.row < 0:
             yield from _closed_run(run)
     num_nodes = Counter[int]()

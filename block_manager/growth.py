@@ -15,7 +15,6 @@ from .layout import Layout
 from .moves import NO_MOVES, Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
-from .side_content import SideContent
 from .tables import Rows, Tables
 
 
@@ -43,8 +42,6 @@ class Growth:
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # What is kept of windows, chunks and states; None without a prefix cache, or without any.
-        self.content: SideContent | None = None
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
@@ -53,8 +50,6 @@ class Growth:
         # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
         self.copies: dict[int, list[tuple[int, int]]] = {}
         self.may_copy = True
-        # Pages that windows and chunks gave back in front so far, by table.
-        self.passed = [0] * layout.num_tables
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
@@ -74,7 +69,9 @@ class Growth:
         if wanted is not None:
             counts = wanted - have
             total = int(counts.sum())
-        pages = total if self._layout.is_plain else self._pages(total, int(np.count_nonzero(have == 0)))
+        pages = total * self._layout.block_pages
+        if self._layout.states:
+            pages += int(np.count_nonzero(have == 0)) * self._layout.state_pages
         self._device.require(self.num_promised + pages)
         if wanted is not None:
             # Before anything is promised: this may raise MemoryError.
@@ -86,17 +83,11 @@ class Growth:
     def promise_one(self, row: int, have: int, wanted: int) -> None:
         """`promise` for one row, unchecked: the blocks are there."""
         self._promised.append((row, have, wanted - have))
-        self.num_promised += wanted - have if self._layout.is_plain else self.pages_from(have, wanted)
-
-    def _pages(self, num_blocks: int, num_first: int) -> int:
-        """Pages of so many more blocks, of which some are the first of their rows."""
-        return num_blocks * self._layout.block_pages + num_first * self._layout.state_pages
+        self.num_promised += self.pages_from(have, wanted)
 
     def pages_from(self, have: int, wanted: int) -> int:
-        """Pages that a row with `have` blocks draws to have `wanted`."""
-        if self._layout.is_plain or wanted <= have:
-            return wanted - have
-        return self._pages(wanted - have, have == 0)
+        """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
+        return (wanted - have) * self._layout.block_pages + (0 if have else self._layout.state_pages)
 
     def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""
@@ -160,7 +151,7 @@ class Growth:
         blocks = self._blocks.draw(total, layout.full_pages or 1)
         try:
             try:
-                tables.blocks[0, rows, columns] = blocks
+                tables.blocks[0][rows, columns] = blocks
             except IndexError:
                 # Cheaper than a check each time: numpy checks every index before it writes.
                 tables.ensure_columns(int(columns.max()) + 1)
@@ -187,12 +178,13 @@ class Growth:
         if keep < num_blocks:
             self._blocks.release(tables.blocks[0, row, keep:num_blocks])
             if self._layout.sides:
-                self.forget_copies(row)
                 self.give_back_sides(row, keep)
             tables.set_num_blocks(row, keep)
 
     def give_back_sides(self, row: int, keep: int) -> None:
-        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block."""
+        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block. What is
+        planned to be copied for the row is not."""
+        self.copies.pop(row, None)
         tables, stop = self._tables, int(self._tables.num_blocks[row])
         for side in self._layout.sides:
             first = max(keep, int(tables.first[side.table, row]))
@@ -201,33 +193,6 @@ class Growth:
                 self._device.release(tables.blocks[side.table, row, first:last])
             if not side.is_state:
                 tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
-
-    def give_back_fronts(self, rows: Rows) -> None:
-        """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
-        tables = self._tables
-        computed = tables.num_computed[rows]
-        for side in self._layout.bounded:
-            # Few rows pass a block in a step: the rest of this is for them.
-            moved = (computed >= tables.passes_at[side.table][rows]).nonzero()[0]
-            if not len(moved):
-                continue
-            which = rows[moved]
-            begins = tables.first[side.table, which]
-            ends = np.minimum(side.first_column(computed[moved]), tables.num_blocks[which])
-            if not (is_longer := ends > begins).all():
-                begins, ends, which = begins[is_longer], ends[is_longer], which[is_longer]
-            tables.set_first(side.table, which, ends)
-            self.passed[side.table] += int((ends - begins).sum()) * side.pages
-            if self.content is not None and (is_wanted := begins < tables.keeps_to[side.table, which]).any():
-                for i in is_wanted.nonzero()[0].tolist():
-                    self.content.pass_by(side, which.item(i), begins.item(i), ends.item(i))
-                begins, ends, which = begins[~is_wanted], ends[~is_wanted], which[~is_wanted]
-            counts = ends - begins
-            columns = begins
-            if (counts != 1).any():
-                which, columns = which.repeat(counts), rising_from(begins, counts)
-            # Forks pass a block that they share in one step.
-            self._device.release_each(tables.blocks[side.table, which, columns])
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
         """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are
@@ -265,11 +230,7 @@ class Growth:
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
         ]
-        parts = [(0, self._layout.full_pages, self._tails_to_copy(0, self._blocks, writers))]
-        parts += [
-            (side.table, side.pages, self._tails_to_copy(side.table, self._device, writers))
-            for side in self._layout.bounded
-        ]
+        parts = [(table, pages, self._tails_to_copy(table, writers)) for table, _, pages in self._layout.of_blocks]
         self._device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
         pairs: list[tuple[int, int]] = []
         for table, pages, copies in parts:
@@ -288,6 +249,8 @@ class Growth:
         return self._device if table else self._blocks
 
     def allow_copies(self, may_copy: bool) -> None:
+        """Allow copies of content until the batch is put out, or forbid them while those of an earlier batch are still to
+        run. Putting a batch out forbids them."""
         self.may_copy = may_copy
 
     def hold_source(self, table: int, block: int) -> None:
@@ -319,19 +282,14 @@ class Growth:
         pairs = [pair for its in copies.values() for pair in its]
         return Moves(device_to_device=pairs_of(pairs)) if pairs else NO_MOVES
 
-    def forget_copies(self, row: int) -> None:
-        """Drop what is planned to be copied for the row, which gives these blocks back."""
-        self.copies.pop(row, None)
-
     def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Pairs in which pages that are still to be copied for the row are read where the copies come from."""
         sources = {copy: source for source, copy in self.copies.get(row, ())}
         return [(sources.get(source, source), target) for source, target in pairs]
 
-    def _tails_to_copy(self, table: int, pool: Pool, writers: list[int]) -> list[tuple[int, int, int]]:
+    def _tails_to_copy(self, table: int, writers: list[int]) -> list[tuple[int, int, int]]:
         """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""
-        copies: list[tuple[int, int, int]] = []
-        holders: dict[int, int] = {}
+        pool, copies, holders = self._pool(table), list[tuple[int, int, int]](), dict[int, int]()
         for row in writers:
             column = int(self._tables.num_launched[row]) // self._tables.block_size
             block = int(self._tables.blocks[table, row, column])
@@ -343,11 +301,9 @@ class Growth:
 
     def release_copied(self) -> None:
         """Release the sources of the composed batch's copies: the next batch may draw them."""
-        if self.copied:
-            for its in sorted({table for table, _ in self.copied}):
-                blocks = [block for table, block in self.copied[::-1] if table == its]
-                self._pool(its).release(np.array(blocks))
-            self.copied = []
+        for table, block in sorted(self.copied, key=lambda copied: copied[0]):
+            self._pool(table).release(np.array([block]))
+        self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
         """Let a fork of the row hold what its sides hold, before column `num_blocks`; the first of them to write a state writes

@@ -58,12 +58,14 @@ class LayerGroup:
 
 
 class Side:
-    """A group beside the full one, and the index of its table. `most`: blocks that a row holds at most, one of them
-    still in flight."""
+    """A group beside the full one, the index of its table, and the place of its content (`PrefixIndex.pools`). `most`:
+    blocks that a row holds at most, one of them still in flight."""
 
     def __init__(self, group: LayerGroup, table: int, block_size: int, *, keeps: bool) -> None:
         self.kind, self.reach, self.pages, self.table = group.kind, group.reach, group.pages, table
         self.name = group.name
+        # Those of the full group come first: device and host.
+        self.place = 1 + table
         self.is_state = group.kind == "state"
         self._size, self._keeps = block_size, keeps
         span = group.reach - 1 if group.kind == "window" else group.reach
@@ -101,7 +103,7 @@ class Layout:
         if not groups or len(set(kinds)) < len(kinds):
             raise InvalidConfig(f"groups have to be one or more, each kind and reach once; got {list(groups)}.")
         self.groups = tuple(groups)
-        self.block_size = block_size
+        self.block_size, self.keeps = block_size, keeps
         self.full_pages = full[0].pages if full else 0
         others = [group for group in groups if group.kind != "full"]
         self.sides = tuple(Side(group, table, block_size, keeps=keeps) for table, group in enumerate(others, 1))
@@ -110,8 +112,8 @@ class Layout:
         self.table_of = tuple(0 if group.kind == "full" else next(numbers) for group in groups)
         self.bounded = tuple(side for side in self.sides if not side.is_state)
         self.states = tuple(side for side in self.sides if side.is_state)
-        # By the table of a state, its place among the states.
-        self.place_of = {side.table: place for place, side in enumerate(self.states)}
+        # Table, place and pages of each group that has blocks.
+        self.of_blocks = ((0, 0, self.full_pages), *((side.table, side.place, side.pages) for side in self.bounded))
         self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)
         self.state_pages = sum(side.pages for side in self.states)
         self.spare_pages = self.state_pages if keeps else 0
@@ -143,16 +145,6 @@ class Layout:
             return blocks
         return blocks * self.full_pages + sum([min(blocks, side.most) * side.pages for side in self.sides])
 
-    def pages_for_each(self, num_tokens: Counts) -> Counts:
-        """`pages_for` of each, int64 [n]."""
-        blocks: Counts = -(-num_tokens // self.block_size)
-        if self.is_plain:
-            return blocks
-        pages = blocks * self.full_pages
-        for side in self.sides:
-            pages += np.minimum(blocks, side.most) * side.pages
-        return pages
-
     def tokens_in(self, num_pages: int) -> int:
         """Tokens of the longest sequence that so many pages hold."""
         if self.is_plain:
@@ -169,7 +161,9 @@ class Layout:
 
     def side_slots(self, num_tokens: Counts) -> Counts:
         """What the sides of sequences with so many tokens hold, in slots of the full group, int64 [n]."""
-        pages = self.pages_for_each(num_tokens) - -(-num_tokens // self.block_size) * self.full_pages
+        blocks, pages = -(-num_tokens // self.block_size), np.zeros_like(num_tokens)
+        for side in self.sides:
+            pages += np.minimum(blocks, side.most) * side.pages
         return pages * self.block_size // max(self.full_pages, 1)
 
 

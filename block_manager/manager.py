@@ -26,17 +26,15 @@ from paged.base.arguments import (
 from paged.base.copying import Uncopyable
 from paged.errors import InvalidConfig, InvalidTokens, MemoryClaimed, NothingInFlight, OutOfBlocks, RowInFlight
 
-from .content import Hit
 from .content_key import root_prefix
 from .events import Event
 from .flights import Flight
-from .group_tables import GroupTables
 from .layout import PLAIN, LayerGroup
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
-from .stats import MemoryStats
+from .sharing import Hit
 from .tables import Rows, Tables
-from .views import TierView
+from .views import GroupTables, MemoryStats, TierView
 
 RowsLike = int | Sequence[int] | Rows
 
@@ -291,7 +289,7 @@ class BlockManager(Uncopyable):
         length = min(int(num_blocks) * self.block_size, int(memory.tables.num_launched[row]))
         if not memory.growth.is_restart(row, length):
             raise InvalidConfig(f"row {row} cannot stand at {length} tokens: its windows or states are further on.")
-        memory.truncate_row(row, int(num_blocks))
+        memory.sharing.truncate(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
         """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
@@ -344,9 +342,9 @@ class BlockManager(Uncopyable):
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
         positions = np.arange(int(start), int(stop))
-        blocks = self._memory.tables.blocks[0, row, positions // self.block_size].astype(np.int64)
-        slots: NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
-        return slots
+        return (
+            self._memory.slots(np.array([row]), positions, np.array([len(positions)])) if len(positions) else positions
+        )
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
@@ -410,13 +408,13 @@ class BlockManager(Uncopyable):
         """Chained SHA-256 of the row's nodes in order, equal for equal content in every process. Raises UnknownRow."""
         return self._memory.index.hashes(self._memory.tables.one(row, allow_swapped=True))
 
-    def take_events(self) -> Sequence[Event]:
+    def take_events(self) -> list[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; empty without a
         prefix cache or full layers. The first call begins with all content, and changes are kept from then on. Applied from empty, the
-        events give exactly the confirmed content of both tiers. Hashes are computed on reading."""
+        events give exactly the confirmed content of both tiers."""
         return self._memory.content.event_log().take() if self._tells_content else []
 
-    def events_snapshot(self) -> Sequence[Event]:
+    def events_snapshot(self) -> list[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
         return self._memory.content.event_log().snapshot() if self._tells_content else []
 
@@ -431,7 +429,7 @@ class BlockManager(Uncopyable):
         """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.
         Raises UnknownRow or RowSwapped."""
         memory = self._own("extend_hit")
-        return memory.extend_hit(memory.tables.one(row))
+        return memory.sharing.extend_hit(memory.tables.one(row))
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""

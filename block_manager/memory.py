@@ -5,7 +5,6 @@ A wrong row or count corrupts the tables, which only `check` finds. The calls of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,21 +14,18 @@ from numpy.typing import NDArray
 from paged.base.growing import rising_from
 
 from .check import violations_of
-from .content import Content
 from .flights import Flight, Flights
-from .group_tables import GroupTables
 from .growth import NO_CHANGES, Growth, TableChanges
 from .layout import PLAIN, LayerGroup, Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .row_ends import RowEnds
-from .sharing import Sharing
+from .runs import Path
+from .sharing import Content, Sharing
 from .side_content import SideContent
-from .stats import GroupStats
 from .tables import Rows, Tables
 from .tiers import Offload, Tiers
-from .views import RowView
+from .views import GroupStats, GroupTables, RowView
 
 
 class Composed(NamedTuple):
@@ -84,23 +80,19 @@ class Memory:
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
         self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
         self.host_caching = host_caching
-        self.offload = Offload(self.index) if host_caching else None
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
-        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, layout, (self.device, self.host))
-        self.rows = RowView(self.tables, self.tiers)
-        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload)
-        self.content = Content(self.tables, self.index, self.offload, layout.full_pages)
-        # What is kept of windows, chunks and states.
+        self.offload = Offload(self.index, self.growth) if host_caching else None
+        # What windows, chunks and states keep; None without any.
         self.sides: SideContent | None = None
         if layout.sides:
-            self.sides = SideContent(self.tables, self.index, self.device, layout)
-            if prefix_caching:
-                self.growth.content = self.sharing.sides = self.content.sides = self.sides
+            self.sides = SideContent(self.tables, self.index, self.device, self.growth, layout)
         # Where rows ended within a block; None without states.
-        self.ends: RowEnds | None = None
-        if layout.states and prefix_caching and self.sides is not None:
-            self.ends = RowEnds(self.tables, self.index, self.device, self.growth, self.sides, layout)
-            self.sharing.ends = self.content.ends = self.ends
+        self.ends = None if self.sides is None else self.sides.ends
+        pools = self.device, self.host
+        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, self.sides, layout, pools)
+        self.rows = RowView(self.tables, self.tiers)
+        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload, self.sides)
+        self.content = Content(self.tables, self.index, self.offload, self.sides, layout.full_pages)
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -115,28 +107,34 @@ class Memory:
         count: bool = True,
         reads: bool = True,
         writes: bool = True,
-        first_is_known: bool = False,
         keep_at: Sequence[int] = (),
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
-        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `first_is_known`:
-        a run is known to begin with the first block."""
-        row, num_tokens = self.tables.open(tokens), len(tokens)
-        self._longest = max(self._longest, num_tokens)
-        reads = reads and self.prefix_caching
-        self.index.open_path(row, root, reads=reads, writes=writes and self.prefix_caching)
-        if self.growth.content is not None:
-            self.growth.content.begin(row, num_tokens, keep_at)
-        if not reads:
+        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up."""
+        row, path = self._open(tokens, root, keep_at, reads=reads, writes=writes)
+        if not path.reads:
             return row
         try:
-            found = self.sharing.extend_hit(row, count=count, first_is_known=first_is_known)
+            found = self.sharing.extend_hit(row, count=count)
         except MemoryError:
             self.release(row)
             raise
         if count:
-            self.sharing.count_lookup(num_tokens, found)
+            self.sharing.count_lookup(len(tokens), found)
         return row
+
+    def _open(
+        self, tokens: NDArray[np.int32], root: bytes, keep_at: Sequence[int], *, reads: bool = True, writes: bool = True
+    ) -> tuple[int, Path]:
+        """Open a row that knows these tokens, and its path."""
+        row, num_tokens = self.tables.open(tokens), len(tokens)
+        if num_tokens > self._longest:
+            self._longest = num_tokens
+        caches = self.prefix_caching
+        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches)
+        if self.sides is not None:
+            self.sides.begin(row, num_tokens, keep_at)
+        return row, path
 
     def admit(
         self, tokens: NDArray[np.int32], root: bytes, most: int, keep_at: Sequence[int] = ()
@@ -148,20 +146,14 @@ class Memory:
         key = root + tokens[:size].tobytes() if self.prefix_caching else b""
         if not key or (key not in index.runs and num_tokens >= size and most >= size):
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
-            row = self.tables.open(tokens)
-            if num_tokens > self._longest:
-                self._longest = num_tokens
-            path = index.open_path(row, root, reads=self.prefix_caching, writes=self.prefix_caching)
-            if self.growth.content is not None:
-                self.growth.content.begin(row, num_tokens, keep_at)
+            row, path = self._open(tokens, root, keep_at)
             if key:
                 index.open_run(row, path, key)
                 self.sharing.count_lookup(num_tokens, 0)
         else:
-            is_known = key in index.runs
-            if is_known:
+            if key in index.runs:
                 self.growth.evict_promised()
-            row = self.add_counted(tokens, root, first_is_known=is_known, keep_at=keep_at)
+            row = self.add_counted(tokens, root, keep_at=keep_at)
             computed = self.tables.num_computed.item(row)
         end = min(computed + most, num_tokens)
         if not self.layout.is_plain:
@@ -177,8 +169,7 @@ class Memory:
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share of the row that begins at token `start` should end, at most at `end`."""
-        content = self.growth.content
-        return content.next_end(row, start, end) if content is not None and self.layout.states else end
+        return self.sides.next_end(row, start, end) if self.sides is not None and self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
         if self.sides is not None and len(rows := rows[self.growth.moving_states(rows)]):
@@ -343,13 +334,6 @@ class Memory:
             self.blocks.release(tables.blocks[0, rows, columns][::-1])
             tables.set_num_blocks(rows, columns)
 
-    def copy_content(self, may_copy: bool) -> None:
-        """Allow copies of content between the tiers until the batch is put out, or forbid them while copies of an
-        earlier batch are still to run. Putting a batch out forbids them."""
-        self.growth.allow_copies(may_copy)
-        if self.offload is not None:
-            self.offload.allow_copies(may_copy)
-
     def commit(
         self,
         decodes: Rows,
@@ -375,13 +359,13 @@ class Memory:
             self.growth.release_copied()
             self.flights.seal()
         self.begin_batch(number + 1)
-        self.copy_content(False)
+        self.growth.allow_copies(False)
         return Composed(
             number,
             flight,
             is_empty,
             moves,
-            self._slots(decodes, positions, counts),
+            self.slots(decodes, positions, counts),
             self.tables.last_token[decodes],
             changes,
         )
@@ -406,28 +390,30 @@ class Memory:
         """Pages that these rows hold, each counted once."""
         return sum(self.pages_by_group(rows))
 
-    def pages_by_group(self, rows: Sequence[int], *, with_held: bool = False) -> list[int]:
-        """Pages that these rows hold in each group, each counted once; and those that no row holds: of states that batches read,
-        and of copies to come."""
+    def _beside_tables(self) -> list[tuple[int, int]]:
+        """(table, block) that no row names: of copies to come, and of states that batches read."""
+        reads = [read for flight in self.flights.all for read in flight.reads.values()]
+        states = [side.table for side in self.layout.states]
+        return self.growth.copied + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
+
+    def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
+        """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
         tables, found, chosen = self.tables, list[int](), np.array(rows, np.int64)
-        held = list(self.growth.copied) if with_held else []
-        for read in [read for flight in self.flights.all for read in flight.reads.values()] if with_held else ():
-            held += [(side.table, block) for side, block in zip(self.layout.states, read.blocks, strict=True)]
         for group, table in zip(self.layout.groups, self.layout.table_of, strict=True):
             firsts, stops = tables.first[table, chosen], tables.num_blocks[chosen]
             # A row on the host keeps its place in windows.
             counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
             blocks = tables.blocks[table, chosen.repeat(counts), rising_from(firsts, counts)].tolist()
-            found.append(len({*blocks, *(block for its, block in held if its == table)}) * group.pages)
+            found.append(len({*blocks, *(block for its, block in beside if its == table)}) * group.pages)
         return found
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
         if self.sides is None:
             return ()
-        cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.growth.passed
+        cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
         cached = [self.device.num_cached - sum(cached), *cached]
-        used = self.pages_by_group(self.tables.live_rows.tolist(), with_held=True)
+        used = self.pages_by_group(self.tables.live_rows.tolist(), self._beside_tables())
         groups = zip(self.layout.groups, used, self.layout.table_of, strict=True)
         return tuple([GroupStats(group, its, cached[at], passed[at], lost[at]) for group, its, at in groups])
 
@@ -492,7 +478,7 @@ class Memory:
         self._fall_back(row, num_tokens)
         self.growth.note_shared_tail(row)
 
-    def _slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    def slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Slots of `counts[i]` rising positions of `rows[i]` (None: of one each), packed, int64 [n]."""
         tables, size = self.tables, self.block_size
         slots: NDArray[np.int64] = tables.slot_base[rows]
@@ -531,9 +517,9 @@ class Memory:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self._publish(flight.rows.item(place))
-        if self.layout.bounded:
+        if self.sides is not None and self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
-            self.growth.give_back_fronts(rows)
+            self.sides.give_back_fronts(rows)
             if self.tiers.tails:
                 self.tiers.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
@@ -596,7 +582,6 @@ class Memory:
         if tables.is_swapped[row]:
             self.tiers.trim(row, 0)
         if self.layout.sides:
-            self.growth.forget_copies(row)
             self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
         stop = first + len(computed)
@@ -621,9 +606,6 @@ class Memory:
         self.tables.reserved[rows] = np.maximum(self.tables.reserved[rows], num_blocks)
         self._any_reserved = True
 
-    def truncate_row(self, row: int, num_blocks: int) -> None:
-        self.sharing.truncate(row, num_blocks)
-
     def shrink(self, row: int, reserved: int) -> None:
         """Lower the row's reservation to `reserved` blocks; release what it holds beyond them and its tokens."""
         self.tables.reserved[row] = reserved
@@ -641,26 +623,13 @@ class Memory:
         if self.offload is not None:
             self.offload.load_where(is_worth_loading)
 
-    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
-        """`Sharing.extend_hit`; 0 without a prefix cache."""
-        return self.sharing.extend_hit(row, count=count, room=room)
-
-    def is_unconfirmed(self, row: int) -> bool:
-        """Whether the row shares a block that a batch which has not ended is still computing."""
-        return self.sharing.is_unconfirmed(row)
-
     def set_computed(self, row: int, num_computed: int) -> None:
         """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""
         self.tables.set_progress(row, num_computed, num_computed)
         self._publish(row)
 
     def check(self) -> list[str]:
-        held = self.device.kept + Counter([block for table, block in self.growth.copied if not table])
-        held_host = Counter[int](() if self.offload is None else self.offload.held().tolist())
-        reads = [block for flight in self.flights.all for read in flight.reads.values() for block in read.blocks]
-        reads += [block for table, block in self.growth.copied if table]
-        sides = self.layout, reads
-        found = violations_of(self.tables, self.flights, self.index, self.tiers, (held, held_host), sides)
+        found = violations_of(self.tables, self.flights, self.index, self.tiers, self.layout, self._beside_tables())
         if self.growth.num_promised:
             found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
         return found

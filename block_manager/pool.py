@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paged.errors import OutOfBlocks
 
-from .runs import Blocks, Run, Span
+from .runs import DEVICE, Blocks, Run, Span
 
 # Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
 Segment = tuple[int, Blocks, Span | None, int]
@@ -54,11 +54,13 @@ class Pool:
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
+        # int8 [num_blocks]: the place in whose terms a block carries its node; None where there is one alone.
+        self.place: NDArray[np.int8] | None = None
         # int8 [num_blocks], higher levels are evicted later; None until any is raised.
         self.level: NDArray[np.int8] | None = None
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         numbers = itertools.count(1)
-        self.queues = [CachedQueue(self.state, numbers) for _ in range(_NUM_LEVELS)]
+        self.queues = [CachedQueue(self, numbers) for _ in range(_NUM_LEVELS)]
         self.num_free, self.num_cached = num_blocks, 0
         self._step = 0
         # Blocks evicted so far, and the sum of the steps that each was unused.
@@ -87,9 +89,12 @@ class Pool:
         """Begin the step `number`: what is released from now on is unused from then on."""
         self._step = number
 
-    def on_eviction(self, forget: Callable[[list[Taken], Blocks], None]) -> None:
-        """Call `forget` with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence."""
+    def on_eviction(self, forget: Callable[[list[Taken], Blocks], None], *, has_places: bool = False) -> None:
+        """Call `forget` with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence.
+        `has_places`: the blocks lie in several places, those of a release in one."""
         self._forget = forget
+        if has_places:
+            self.place = np.zeros(self.num_blocks, np.int8)
 
     @property
     def ref_count(self) -> NDArray[np.int32]:
@@ -112,79 +117,62 @@ class Pool:
         return (state < 0) | (state >= _CONTENT)
 
     def require(self, count: int) -> None:
-        """Raise OutOfBlocks when fewer than `count` blocks can be drawn."""
-        if count > self.num_available and not self._grows:
-            raise OutOfBlocks(count, self.num_available, self.tier)
+        """Raise OutOfBlocks when fewer than `count` blocks can be drawn; one that grows has them then."""
+        if count > self.num_available:
+            if not self._grows:
+                raise OutOfBlocks(count, self.num_available, self.tier)
+            self._grow(count)
 
     def _grow(self, count: int) -> None:
         """Have so many blocks more, and at least twice as many."""
-        old, new = self.num_blocks, max(2 * self.num_blocks, self.num_blocks + count)
-        stack = np.empty(new, np.int64)
-        stack[: new - old] = np.arange(new - 1, old - 1, -1)
-        stack[new - old : new - old + self.num_free] = self._stack[: self.num_free]
-        self.state, self.run = np.resize(self.state, new), np.resize(self.run, new)
-        self.state[old:], self.run[old:] = 0, None
+        more = max(self.num_blocks, count)
+        self.state = np.concatenate([self.state, np.zeros(more, np.int64)])
+        self.run = np.concatenate([self.run, np.empty(more, object)])
         if self.level is not None:
-            self.level = np.concatenate([self.level, np.zeros(new - old, np.int8)])
-        for queue in self.queues:
-            queue.follow(self.state)
-        self.num_blocks, self.num_free, self._stack = new, self.num_free + new - old, stack
+            self.level = np.concatenate([self.level, np.zeros(more, np.int8)])
+        self._stack = np.concatenate([np.arange(self.num_blocks + more - 1, self.num_blocks - 1, -1), self._stack])
+        self.num_blocks += more
+        self.num_free += more
 
-    def draw(self, count: int, pages: int = 1, *, for_nodes: bool = False) -> Blocks:
-        """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice. With
-        `for_nodes` they carry nodes, and the caller sets `run`. Raises OutOfBlocks, changing nothing."""
-        if self._width is not None:
-            return self._draw_wide(count, pages, self._width, for_nodes)
-        if self._grows and count > self.num_available:
-            self._grow(count)
+    def draw(self, count: int, pages: int = 1) -> Blocks:
+        """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice.
+        Raises OutOfBlocks, changing nothing."""
+        num_pages = count * pages
+        self.require(num_pages)
         num_free = self.num_free
-        if count <= num_free:
-            blocks = self._take_free(count)
+        if num_pages > num_free and self._width is None:
+            blocks = np.concatenate([self._take_free(num_free), self._evicted(num_pages - num_free)])
         else:
-            self.require(count)
-            self.num_evicted += count - num_free
-            parts = [self._take_free(num_free)] if num_free else []
-            taken = self._take_cached(count - num_free)
-            for evicted, _, released in taken:
-                self.idle_steps += len(evicted) * (self._step - released)
-                parts.append(evicted)
-            blocks = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            if self._forget is not None:
-                self._forget(taken, blocks[num_free:])
-            if self.level is not None:
-                self.level[blocks] = 0
-        self.state[blocks] = _CONTENT + 1 if for_nodes else 1
-        return blocks
-
-    def _draw_wide(self, count: int, pages: int, width: NDArray[np.int16], for_nodes: bool) -> Blocks:
-        """`draw` where blocks may take several pages."""
-        self.require(count * pages)
-        self.make_room(count * pages)
-        drawn = self._take_free(count * pages).reshape(count, pages)
-        blocks = drawn[:, 0].copy()
-        width[blocks] = pages
-        self._pages[blocks, :pages] = drawn
-        self.state[blocks] = _CONTENT + 1 if for_nodes else 1
+            self.make_room(num_pages)
+            blocks = self._take_free(num_pages)
+        if self._width is not None:
+            drawn = blocks.reshape(count, pages)
+            blocks = drawn[:, 0].copy()
+            self._width[blocks] = pages
+            self._pages[blocks, :pages] = drawn
+        self.state[blocks] = 1
         return blocks
 
     def make_room(self, num_pages: int) -> None:
         """Evict until so many pages, which are available, are free: once for several draws."""
         while (missing := num_pages - self.num_free) > 0:
-            self._evict(missing)
+            blocks = self._evicted(missing)
+            self.state[blocks] = 0
+            self.run[blocks] = None
+            self._put_free(blocks)
 
-    def _evict(self, num_pages: int) -> None:
-        """Evict the next cached blocks that have so many pages: they become free."""
+    def _evicted(self, num_pages: int) -> Blocks:
+        """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
         taken = self._take_cached(num_pages)
-        blocks = np.concatenate([evicted for evicted, _, _ in taken])
+        blocks = taken[0][0] if len(taken) == 1 else np.concatenate([evicted for evicted, _, _ in taken])
         self.num_evicted += self._num_pages(blocks)
-        self.idle_steps += sum(self._num_pages(evicted) * (self._step - released) for evicted, _, released in taken)
+        for evicted, _, released in taken:
+            self.idle_steps += self._num_pages(evicted) * (self._step - released)
         if self._forget is not None:
             self._forget(taken, blocks)
         if self.level is not None:
             self.level[blocks] = 0
-        self.state[blocks] = 0
-        self.run[blocks] = None
-        self._put_free(blocks)
+        return blocks
 
     def _num_pages(self, blocks: Blocks) -> int:
         return len(blocks) if self._width is None else int(self._width[blocks].sum())
@@ -201,7 +189,11 @@ class Pool:
         """All pages of these blocks, block by block, int64 [n]."""
         if self._width is None:
             return blocks
-        is_there = np.arange(self._pages.shape[1]) < self._width[blocks][:, None]
+        widths = self._width[blocks]
+        if len(blocks) and not np.count_nonzero(widths != widths[0]):
+            # Those of one table: this costs half.
+            return self._pages[blocks, : widths[0]].reshape(-1).astype(np.int64)
+        is_there = np.arange(self._pages.shape[1]) < widths[:, None]
         return self._pages[blocks][is_there].astype(np.int64)
 
     def of_pages(self, column: NDArray[_Number]) -> NDArray[_Number]:
@@ -245,11 +237,13 @@ class Pool:
                     self.queues[level].num_cached -= count
         self.state[blocks] = state + 1
 
-    def release(self, blocks: NDArray[Any], run: Run | None = None, *, is_next: bool = False) -> None:
+    def release(
+        self, blocks: NDArray[Any], run: Run | None = None, *, is_next: bool = False, may_repeat: bool = False
+    ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
         before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, int64
         [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64. `is_next`: what becomes cached is
-        evicted before all that is."""
+        evicted before all that is. `may_repeat`: a block may be listed several times, for so many references."""
         if run is None:
             if len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
                 # Most often a partial tail.
@@ -261,7 +255,7 @@ class Pool:
                 # As they stand in a table.
                 blocks = blocks.astype(np.int64)
         else:
-            self.run[blocks] = run
+            self._name(blocks, run, DEVICE)
         held = self.state[blocks]
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
@@ -275,6 +269,11 @@ class Pool:
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next=is_next)
                 return
+        if may_repeat and not self.are_sole(blocks):
+            places = np.sort(np.unique(blocks, return_index=True)[1])
+            self.release(blocks[places], is_next=is_next)
+            self.release(np.delete(blocks, places), is_next=is_next, may_repeat=True)
+            return
         if run is not None:
             held |= _CONTENT
         held -= 1
@@ -289,16 +288,6 @@ class Pool:
             self._put_free(free)
         if len(cached):
             self._put_cached(cached, is_next=is_next)
-
-    def release_each(self, blocks: NDArray[Any], *, is_next: bool = False) -> None:
-        """`release` where a block may be listed several times: so many references are dropped."""
-        while len(blocks):
-            rest, looks = blocks[:0], self.state[blocks].tobytes()
-            if looks != _SOLE_PLAIN[: len(looks)] and not self.are_sole(blocks):
-                places = np.sort(np.unique(blocks, return_index=True)[1])
-                blocks, rest = blocks[places], np.delete(blocks, places)
-            self.release(blocks, is_next=is_next)
-            blocks = rest
 
     def _put_free(self, blocks: Blocks) -> None:
         """Add blocks without content, last one first: the first is drawn next."""
@@ -337,10 +326,15 @@ class Pool:
         self.kept.subtract(blocks.tolist())
         self.release(blocks)
 
-    def carry(self, blocks: Blocks, run: Run) -> None:
-        """Mark these used blocks as carrying nodes of `run`."""
+    def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
+        """Mark these used blocks as carrying nodes of `run` in a place."""
         self.state[blocks] |= _CONTENT
+        self._name(blocks, run, place)
+
+    def _name(self, blocks: Blocks, run: Run, place: int) -> None:
         self.run[blocks] = run
+        if self.place is not None:
+            self.place[blocks] = place
 
     def forget_content(self, blocks: Blocks) -> None:
         """Take the nodes from these distinct blocks, used or cached; cached ones become free."""
@@ -378,9 +372,9 @@ class CachedQueue:
           ^ takes come from here
     """
 
-    def __init__(self, state: NDArray[np.int64], numbers: Iterator[int]) -> None:
-        # The pool's column: of a cached block, minus the number of its segment.
-        self._state = state
+    def __init__(self, pool: Pool, numbers: Iterator[int]) -> None:
+        # The state of a cached block is minus the number of its segment.
+        self._pool = pool
         # Counts the segments of all queues of a pool.
         self._numbers = numbers
         self.num_cached = 0
@@ -388,15 +382,11 @@ class CachedQueue:
         self._segments: deque[Segment] = deque()
         self._num_entries = 0
 
-    def follow(self, state: NDArray[np.int64]) -> None:
-        """Use another column of the pool, which has grown."""
-        self._state = state
-
     def put(self, blocks: Blocks, nodes: Span | None, step: int, *, is_next: bool = False) -> None:
         """Append blocks, the last one evicted first, and their nodes if these are one span, or put them in front of all
         (`is_next`). Keeps the array."""
         number, count = next(self._numbers), len(blocks)
-        self._state[blocks] = -number
+        self._pool.state[blocks] = -number
         segment = number, blocks[::-1], nodes, step
         if is_next:
             self._swept.appendleft(segment)
@@ -443,7 +433,7 @@ class CachedQueue:
         """The blocks of a segment that have not left; if some have, the nodes of the rest are unknown."""
         if self._num_entries == self.num_cached:
             return blocks, nodes
-        is_live = self._state[blocks] == -number
+        is_live = self._pool.state[blocks] == -number
         return (blocks, nodes) if is_live.all() else (blocks[is_live], None)
 
     def _sweep(self, work: int) -> None:

@@ -5,7 +5,7 @@ A lookup compares token ids. Each row has a path through the content, which is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -20,13 +20,11 @@ from .tables import Tables
 
 
 class Listener(Protocol):
-    """Gets the nodes that come to a place and leave it: see `EventLog`."""
+    """Is told which runs change: see `EventLog`."""
 
     def opened(self, row: int, first: int) -> None: ...
-    def closed(self, run: Run, row: int, length: int) -> None: ...
-    def came(self, nodes: list[Span], place: int) -> None: ...
-    def left(self, nodes: list[Span], place: int) -> None: ...
-    def confirm(self) -> None: ...
+    def closed(self, run: Run, row: int) -> None: ...
+    def changed(self, runs: Iterable[Run]) -> None: ...
     def clear(self) -> None: ...
 
 
@@ -69,7 +67,7 @@ class PrefixIndex:
         self._num_places = len(self.pools)
         self._has_sides = bool(sides)
         if sides:
-            sides[0].on_eviction(self._evict_any)
+            sides[0].on_eviction(self._evict_any, has_places=True)
 
     def listen(self, log: Listener) -> None:
         """Report to `log` from now on."""
@@ -110,7 +108,7 @@ class PrefixIndex:
         first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
         run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
         if self.log is not None:
-            self.log.closed(run, row, len(blocks))
+            self.log.closed(run, row)
 
     def last_node(self, row: int) -> Node | None:
         """The row's last confirmed node; None if it has none."""
@@ -283,15 +281,17 @@ class PrefixIndex:
 
     def confirm(self, batch: int) -> None:
         """Confirm the nodes of closed runs that the batch computed."""
-        for run in self.pending.pop(batch, ()):
+        runs = self.pending.pop(batch, ())
+        for run in runs:
             del run.pending[batch]
         if self.log is not None:
-            self.log.confirm()
+            self.log.changed(runs)
 
     def withdraw(self, batch: int) -> None:
         """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
         # A child's id is higher than its parent's.
-        for run in sorted(self.pending.pop(batch, ()), key=lambda run: -run.id):
+        runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
+        for run in runs:
             length = run.pending.pop(batch)
             if not run.length:
                 # It went with the last of its children.
@@ -301,7 +301,7 @@ class PrefixIndex:
                 self._shorten(run, length)
             self._trim(run)
         if self.log is not None:
-            self.log.confirm()
+            self.log.changed(runs)
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
         """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
@@ -377,7 +377,7 @@ class PrefixIndex:
         if path.run is not None:
             path.run.add_child(path.at)
         for place, block in blocks.items():
-            self.pools[place].carry(np.array([block]), end)
+            self.pools[place].carry(np.array([block]), end, place)
             end.put(place, 0, np.array([block]))
         if path.run is not None and path.run.retained:
             self.retentions.extend(path.run, path.at, end)
@@ -391,21 +391,21 @@ class PrefixIndex:
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
-        self.pools[place].carry(blocks, run)
+        self.pools[place].carry(blocks, run, place)
         self._put(place, run, first, blocks)
         if self.log is not None and place < NUM_PLACES:
-            self.log.came([(run, first, first + len(blocks))], place)
+            self.log.changed([run])
 
     def draw_for(self, place: int, spans: list[Span], count: int, pages: int = 1) -> Blocks:
         """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
-        blocks, end = self.pools[place].draw(count, pages, for_nodes=True), 0
+        blocks, end = self.pools[place].draw(count, pages), 0
         for run, first, stop in spans:
             start, end = end, end + stop - first
             mine = blocks[start:end][::-1]
-            self.pools[place].run[mine] = run
+            self.pools[place].carry(mine, run, place)
             self._put(place, run, first, mine)
         if self.log is not None:
-            self.log.came(spans, place)
+            self.log.changed(run for run, _, _ in spans)
         return blocks
 
     def _put(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
@@ -547,19 +547,12 @@ class PrefixIndex:
     def _evict_any(self, taken: list[Taken], _: Blocks) -> None:
         """Evict from the pool of several places; a part of what is taken lies in one of them. Those of the sides go first:
         what rests on nodes of the full group goes with them."""
-        places = [DEVICE if part[1] is not None else self._place_of(part[0].item(0)) for part in taken]
+        place_of = self.pools[NUM_PLACES].place
+        assert place_of is not None, "it has several places"
+        places = [place_of.item(blocks.item(0)) for blocks, _, _ in taken]
         for place in sorted(set(places), reverse=True):
             parts = [part for part, its_place in zip(taken, places, strict=True) if its_place == place]
             self.forget(place, self.nodes_in(place, parts))
-
-    def _place_of(self, block: int) -> int:
-        """The place in whose terms a block of the sides' pool carries a node."""
-        pool = self.pools[NUM_PLACES]
-        run: Run = pool.run.item(block)
-        for place, there in enumerate(run.blocks):
-            if self.pools[place] is pool and there is not None and (there == block).any():
-                return place
-        return DEVICE
 
     def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
@@ -601,7 +594,7 @@ class PrefixIndex:
             # First: what is evicted is not given up, too.
             spans = sorted(spans, key=lambda span: not span[0].is_end)
         if self.log is not None and place < NUM_PLACES:
-            self.log.left([span for span in spans if not span[0].is_end], place)
+            self.log.changed(run for run, _, _ in spans if not run.is_end)
         for run, first, stop in spans:
             if place == DEVICE:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)

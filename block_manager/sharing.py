@@ -10,21 +10,35 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from paged.errors import UnknownContent
+
+from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
-from .prefix_index import Match, PrefixIndex
-from .row_ends import RowEnds
-from .runs import DEVICE, HOST, Blocks, Span, first_of, num_nodes
-from .side_content import SideContent
-from .stats import WINDOW
+from .prefix_index import NOTHING, Match, PrefixIndex
+from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
+from .side_content import HitEnd, SideContent
 from .tables import Tables
 from .tiers import Offload, Tiers
+from .views import WINDOW
+
+
+class Hit(NamedTuple):
+    """The cached prefix of a prompt: `num_tokens` in device `blocks`, int64 [n], and `host_tokens` after them that only
+    the host has (0 without `host_caching`)."""
+
+    num_tokens: int
+    blocks: Blocks
+    host_tokens: int = 0
 
 
 class Sharer(NamedTuple):
-    """A row that shares blocks which a batch was still computing for another row."""
+    """A row that shares blocks which a batch was still computing for another row. When the `batch` in which they were found
+    has run, so have all that they depend on."""
 
+    batch: int
     row: int
     uid: int
     is_counted: bool
@@ -42,16 +56,13 @@ class Sharing:
         growth: Growth,
         tiers: Tiers,
         offload: Offload | None,
+        sides: SideContent | None,
     ) -> None:
         self._tables, self._flights, self._index = tables, flights, index
-        self._growth, self._tiers, self._offload = growth, tiers, offload
+        self._growth, self._tiers, self._offload, self._sides = growth, tiers, offload, sides
         self._device = index.pools[DEVICE]
-        # Set where there are windows, chunks or states besides: a hit ends where they can stand, too.
-        self.sides: SideContent | None = None
-        # Set where there are states: or it ends where a row ended.
-        self.ends: RowEnds | None = None
-        # By the batch in which they were found: when it has run, so have all that they depend on.
-        self._sharers: dict[int, list[Sharer]] = {}
+        # By rising batches.
+        self._sharers: list[Sharer] = []
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
@@ -60,11 +71,10 @@ class Sharing:
         self.query_tokens += num_tokens
         self.recent.append((num_tokens, found))
 
-    def extend_hit(self, row: int, *, count: bool = True, first_is_known: bool = False, room: int | None = None) -> int:
+    def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
         """Look up what follows the row's blocks and take what is found. Returns the tokens won. Does nothing for a row
         in flight, or with blocks beyond its nodes: it need not find what it has computed. Content that only the host
-        has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn).
-        `first_is_known`: a run is known to begin with the row's first block."""
+        has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn)."""
         index, tables = self._index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
@@ -79,7 +89,7 @@ class Sharing:
         limit = (int(tables.num_tokens[row]) - 1) // size - have
         if limit <= 0:
             return 0
-        if not first_is_known and path.run is None and path.root + tables.block_bytes(row, 0) not in index.runs:
+        if path.run is None and path.root + tables.block_bytes(row, 0) not in index.runs:
             # The first block of most new prompts is not cached.
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
@@ -88,22 +98,15 @@ class Sharing:
             self._growth.draw_promised()
         match = index.match(path, data, limit)
         on_host, end = list[Span](), None
-        if self.sides is not None:
-            stands, found = self.sides.stands(match, have, row), match
-            match = self.sides.longest(found, stands)
-            if self.ends is not None and self._growth.may_copy:
-                tokens = tables.tokens[row, : tables.num_tokens[row]]
-                match, end = self.ends.find(path, tokens, have, found, match, row)
-            if found.num_blocks:
-                self.sides.note_junction(row, have, found, match, is_passed=end is not None)
-            if found.num_blocks or end is not None:
-                hit = self.sides.hit_end(found, match, stands, end, have=have, sought=have + limit)
-                self.sides.note_end(row, hit, have, count=count)
-        if self._offload is not None and self._offload.is_open and match.first_pending < 0 and match.num_blocks < limit:
+        if self._sides is not None:
+            found = self._sides.find(path, tables.tokens[row, : tables.num_tokens[row]], match, have, row)
+            self._sides.note(row, found, have + limit, have, count=count)
+            match, end = found.hit, found.end
+        if self._offload is not None and self._growth.may_copy and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0
-        if end is not None and self.ends is not None:
-            won += self.ends.take(row, have, end)
+        if end is not None and self._sides is not None and self._sides.ends is not None:
+            won += self._sides.ends.take(row, have, end)
         loaded = self._load(row, on_host, room) if on_host else 0
         if count:
             self.hit_tokens += won + loaded
@@ -119,11 +122,11 @@ class Sharing:
         tables.ensure_columns(have + match.num_blocks)
         blocks = index.blocks_of(DEVICE, match.spans)
         self._device.hold(blocks)
-        if self.sides is not None:
-            self.sides.take(row, have, match, with_states=with_states)
+        if self._sides is not None:
+            self._sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, have, blocks, match.spans[-1])
         if match.first_pending >= 0:
-            self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
+            self._sharers.append(Sharer(index.batch, row, int(tables.uid[row]), count))
             if count:
                 self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
         return won
@@ -189,7 +192,7 @@ class Sharing:
         if not lost_nodes:
             return lost_hits
         starts = {share.row: share.start for share in flight.shares()}
-        for row, uid, is_counted in [sharer for sharers in self._sharers.values() for sharer in sharers]:
+        for _, row, uid, is_counted in self._sharers:
             column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
             # What a row was to compute itself falls back with its own share.
             if column >= 0 and (row not in starts or column < starts[row] // size):
@@ -202,20 +205,23 @@ class Sharing:
 
     def share_fork(self, row: int, child: int) -> None:
         """Let the child share what the row shares, confirmed or not."""
-        for sharers in self._sharers.values():
-            if self._is_among(sharers, row):
-                sharers.append(Sharer(child, int(self._tables.uid[child]), False))
+        uid = self._tables.uid.item(child)
+        batches = dict.fromkeys(sharer.batch for sharer in self._sharers if self._is_of(sharer, row))
+        self._sharers += [Sharer(batch, child, uid, False) for batch in batches]
+        self._sharers.sort(key=lambda sharer: sharer.batch)
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
         if self._sharers:
-            self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
+            self._sharers = [sharer for sharer in self._sharers if sharer.batch > batch]
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the one before it."""
-        sharers, outstanding = self._sharers.pop(batch, []), self._flights.outstanding
-        if sharers and outstanding:
-            self._sharers.setdefault(outstanding[-1].number, []).extend(sharers)
+        theirs = [sharer for sharer in self._sharers if sharer.batch == batch]
+        self._sharers = [sharer for sharer in self._sharers if sharer.batch != batch]
+        if outstanding := self._flights.outstanding:
+            self._sharers += [sharer._replace(batch=outstanding[-1].number) for sharer in theirs]
+            self._sharers.sort(key=lambda sharer: sharer.batch)
 
     def truncate(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, on either tier; its watermarks fall with its table."""
@@ -233,8 +239,110 @@ class Sharing:
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
-        return any(self._is_among(sharers, row) for sharers in self._sharers.values())
+        return any(self._is_of(sharer, row) for sharer in self._sharers)
 
-    def _is_among(self, sharers: list[Sharer], row: int) -> bool:
-        uid = self._tables.uid[row]
-        return any(sharer.row == row and sharer.uid == uid for sharer in sharers)
+    def _is_of(self, sharer: Sharer, row: int) -> bool:
+        return sharer.row == row and sharer.uid == self._tables.uid[row]
+
+
+class Content:
+    """Unchecked lookups, retentions and events of the content of both tiers, for token arrays and encoded namespaces."""
+
+    def __init__(
+        self, tables: Tables, index: PrefixIndex, offload: Offload | None, sides: SideContent | None, pages: int
+    ) -> None:
+        self._tables, self._index, self._offload, self._sides = tables, index, offload, sides
+        # Pages of a block of the full group.
+        self._pages = pages
+        self.retentions = index.retentions
+        # None until events are read.
+        self._events: EventLog | None = None
+
+    def _match(self, tokens: NDArray[np.int32], root: bytes) -> Match:
+        """The prefix of these tokens, but never all of them, that the full group has."""
+        if not self.has_first(tokens, root):
+            # Without a copy of the tokens.
+            return NOTHING
+        return self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+
+    def _hit(self, tokens: NDArray[np.int32], root: bytes) -> Match:
+        """The part of it after which every group can stand."""
+        match = self._match(tokens, root)
+        return match if self._sides is None else self._sides.longest(match).hit
+
+    def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
+        """Where a lookup of these tokens would end now, if there are sides."""
+        assert self._sides is not None, "there are sides"
+        found = self._sides.find(Path(root), tokens, self._match(tokens, root))
+        return self._sides.hit_end(found, (len(tokens) - 1) // self._tables.block_size)
+
+    def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
+        """The cached prefix of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing."""
+        index, size, end, on_host = self._index, self._tables.block_size, None, 0
+        match = self._match(tokens, root)
+        if self._sides is not None:
+            *_, match, end = self._sides.find(Path(root), tokens, match)
+        blocks = index.blocks_of(DEVICE, match.spans)
+        if end is not None:
+            return Hit(match.num_blocks * size + len(end.tokens) // 4, np.append(blocks, end.block(DEVICE, 0)))
+        if self._offload is not None and match.first_pending < 0:
+            on_host = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks
+        return Hit(match.num_blocks * size, blocks.copy(), on_host * size)
+
+    def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether the first block of these tokens may be cached: if not, nothing of them is."""
+        runs = self._index.runs
+        return bool(runs) and root + tokens[: self._tables.block_size].tobytes() in runs
+
+    def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
+        """Blocks of the cached prefix that rows hold already: sharing them takes nothing from what is available. With
+        `confirmed`, only those that no batch is still computing. Changes nothing."""
+        match = self._hit(tokens, root)
+        if not match.spans:
+            # Asked of the first waiting request in every step.
+            return 0
+        blocks = self._index.blocks_of(DEVICE, match.spans)
+        if confirmed and match.first_pending >= 0:
+            blocks = blocks[: match.first_pending]
+        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._pages
+
+    def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
+        spans = self._hit(tokens, root).spans
+        if not spans:
+            return self.has_first(tokens, root)
+        run, _, stop = spans[-1]
+        return run.row >= 0 and stop >= self._index.confirmed_length(run)
+
+    def retain(self, tokens: NDArray[np.int32], root: bytes, level: int, until: float | None) -> int:
+        """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
+        path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._tables.block_size
+        match = self._index.match(path, data, limit)
+        if match.first_pending >= 0:
+            spans = first_of(match.spans, match.first_pending)
+        else:
+            spans = match.spans + self._index.match(path, data, limit, HOST, match).spans
+        if not spans:
+            raise UnknownContent(len(tokens))
+        run, _, stop = spans[-1]
+        self.retentions.retain(run, stop - 1, level, until)
+        return num_nodes(spans) * self._tables.block_size
+
+    def retain_row(self, row: int, level: int, until: float | None) -> None:
+        """`retain` the confirmed content of the row; do nothing if it has none, or if `until` has passed."""
+        last = self._index.last_node(row)
+        if last is not None and (until is None or until > self.retentions.now):
+            self.retentions.retain(*last, level, until)
+
+    def reset(self) -> bool:
+        """Forget all content. Return False and change nothing while any block of either tier is used."""
+        if any(pool.num_used for pool in self._index.pools):
+            return False
+        self._index.clear()
+        return True
+
+    def event_log(self) -> EventLog:
+        """The log of events, which the first call begins."""
+        if self._events is None:
+            self._events = EventLog(self._index, self._tables)
+        return self._events

@@ -12,35 +12,42 @@ the caller says), and as long as pages are free, to be evicted first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import MOST_KEPT_AT
+from paged.base.growing import rising_from
 
 from .flights import Flight, StateRead
+from .growth import Growth
 from .layout import Layout, Side
 from .pool import NO_BLOCKS, Pool
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import Blocks, Run, Span, first_of, num_nodes
+from .runs import DEVICE, Blocks, Path, Run, Span, first_of, num_nodes
 from .tables import Rows, Tables
-
-# The places of the device and the host come before those of the sides, whose tables are numbered from 1 on.
-_FIRST_PLACE = 1
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
 # what it was found to share, and the lengths that were asked for.
 _LAST, _JUNCTION = 1, 2
 
 
-Stands = list[NDArray[np.bool_]]
+class Found(NamedTuple):
+    """What a lookup found.
 
+    match   what the full group has
+    stands  by side, bool [n]: whether it can stand after each confirmed block of the match
+    hit     the part of the match after which every side can stand
+    end     the end of a row that goes on from there; None: none
+    """
 
-def place_of(side: Side) -> int:
-    return _FIRST_PLACE + side.table
+    match: Match
+    stands: list[NDArray[np.bool_]]
+    hit: Match
+    end: Run | None
 
 
 class HitEnd(NamedTuple):
@@ -75,9 +82,13 @@ def _last(stands: NDArray[np.bool_]) -> int:
 
 
 class SideContent:
-    def __init__(self, tables: Tables, index: PrefixIndex, device: Pool, layout: Layout) -> None:
+    def __init__(self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout) -> None:
         self._tables, self._index, self._device, self._layout = tables, index, device, layout
         self._size = tables.block_size
+        # Where rows ended within a block; None without states.
+        self.ends = RowEnds(tables, index, device, growth, layout) if layout.keeps and layout.states else None
+        # Pages that windows and chunks gave back in front so far, by table.
+        self.passed = [0] * layout.num_tables
         # By row: its uid, where its hit ended, and whether that is counted. By side: tokens that such ends lost.
         self._ends: dict[int, tuple[int, HitEnd, bool]] = {}
         self.lost = [0] * len(layout.sides)
@@ -85,18 +96,26 @@ class SideContent:
     def begin(self, row: int, num_tokens: int, keep_at: Sequence[int]) -> None:
         """Note at which lengths the prompt of a new row is wanted: at its last full block, one token being left to
         compute, and at blocks' ends up to those of `keep_at`; at its own end, if that is a block's, while pages are free."""
+        if not self._layout.keeps:
+            return
         last, is_even = (num_tokens - 1) // self._size, num_tokens % self._size == 0
         asked = dict.fromkeys(length // self._size for length in keep_at if self._size <= length <= num_tokens)
         self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
-    def longest(self, match: Match, stands: Stands) -> Match:
-        """The longest part of a match after which every side of `stands` can stand."""
+    def longest(self, match: Match, have: int = 0, row: int = -1) -> Found:
+        """The part of a match, which begins at column `have`, after which every side can stand. `row`: whose first `have`
+        blocks are there already."""
+        stands = self._stands(match, have, row)
         num = _last(np.logical_and.reduce(stands))
-        return Match(first_of(match.spans, num), num, -1) if num else NOTHING
+        return Found(match, stands, Match(first_of(match.spans, num), num, -1) if num else NOTHING, None)
 
-    def stands(self, match: Match, have: int, row: int = -1) -> Stands:
-        """Whether each side can stand after each confirmed block of a match, which begins at column `have`. `row`: whose
-        first `have` blocks are there already."""
+    def find(self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1) -> Found:
+        """`longest` behind a closed path, for these tokens, or further on where a row ended."""
+        found = self.longest(match, have, row)
+        return found if self.ends is None else self.ends.find(path, tokens, have, found, is_new=row < 0)
+
+    def _stands(self, match: Match, have: int, row: int) -> list[NDArray[np.bool_]]:
+        """`Found.stands` of a match that begins at column `have`."""
         most = match.num_blocks if match.first_pending < 0 else min(match.num_blocks, match.first_pending - have)
         ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
         for side in self._layout.sides:
@@ -112,11 +131,9 @@ class SideContent:
                 found[-1] &= (begins >= have) | (begins >= self._tables.first[side.table, row])
         return found
 
-    def hit_end(
-        self, match: Match, hit: Match, stands: Stands, end: Run | None, *, have: int = 0, sought: int
-    ) -> HitEnd:
-        """Where a lookup of `sought` blocks ended, the first `have` of which were there already: it had `match`, and took `hit`
-        and then an `end` of a row."""
+    def hit_end(self, lookup: Found, sought: int, have: int = 0) -> HitEnd:
+        """Where a lookup of `sought` blocks ended, the first `have` of which were there already."""
+        match, stands, hit, end = lookup
         size, most, found = self._size, have + len(stands[0]), (have + match.num_blocks) * self._size
         taken = (have + hit.num_blocks) * size + (0 if end is None else len(end.tokens) // 4)
         alone = [have + _last(each) for each in stands]
@@ -133,22 +150,43 @@ class SideContent:
     def _was_evicted(self, side: Side, spans: list[Span], first: int) -> bool:
         """Whether the side has evicted one of the nodes from the place `first` of the spans on, which is not there."""
         for run, begin, stop in spans:
-            if run.was_evicted(place_of(side), min(begin + max(first, 0), stop), stop):
+            if run.was_evicted(side.place, min(begin + max(first, 0), stop), stop):
                 return True
             first -= stop - begin
         return False
 
-    def note_end(self, row: int, end: HitEnd, have: int, *, count: bool) -> None:
-        """Keep where the row's hit ended, unless it has begun to compute. `count`: what the full group had behind it is lost."""
+    def note(self, row: int, found: Found, sought: int, have: int, *, count: bool) -> None:
+        """Note where the row's lookup, of `sought` blocks of which it had `have`, ended, and where its prompt is wanted.
+        `count`: what the full group had behind it is lost."""
+        if found.match.num_blocks:
+            self._note_junction(row, have, found)
+        elif found.end is None:
+            return
+        end = self.hit_end(found, sought, have)
         uid, before, was_counted = self._ends.get(row, (0, end, count))
         is_again = uid == self._tables.uid[row]
         if have * self._size > (before.num_tokens if is_again else 0):
+            # It has begun to compute.
             return
         if is_again and (count := was_counted):
             self.lost[before.limit] -= before.lost
         if count:
             self.lost[end.limit] += end.lost
         self._ends[row] = self._tables.uid.item(row), end, count
+
+    def _note_junction(self, row: int, have: int, lookup: Found) -> None:
+        """Note where the row's prompt parts from what the full group has behind `have` blocks, if that goes on and no
+        group stood there: it is wanted. And whether what it is given is where others go on, too."""
+        found, hit = lookup.match, lookup.hit
+        run, _, stop = found.spans[-1]
+        is_shortened = hit.num_blocks < found.num_blocks
+        goes_on = run.row >= 0 or stop < run.end or self._index.branches(run, stop - 1)
+        if is_shortened and goes_on and lookup.end is None:
+            self._tables.want(row, [have + found.num_blocks], _JUNCTION)
+        if hit.spans:
+            run, _, stop = hit.spans[-1]
+            branches = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
+            self._tables.let_branch(row, branches)
 
     def end_of(self, row: int) -> HitEnd | None:
         """Where the row's hit ended; None: nothing was found."""
@@ -159,7 +197,7 @@ class SideContent:
         """Pages with content of each side that nobody holds."""
         found, runs = [], self._index.all_runs
         for side in self._layout.sides:
-            there = [blocks for run in runs if (blocks := run.blocks[place_of(side)]) is not None]
+            there = [blocks for run in runs if (blocks := run.blocks[side.place]) is not None]
             blocks = np.concatenate([NO_BLOCKS, *there])
             found.append(int(np.count_nonzero(self._device.state[blocks[blocks >= 0]] < 0)) * side.pages)
         return found
@@ -170,7 +208,7 @@ class SideContent:
         at = 0
         for run, first, stop in spans:
             part = found[at : at + stop - first]
-            part[:] = run.blocks_in(place_of(side), first, stop)
+            part[:] = run.blocks_in(side.place, first, stop)
             if run.row >= 0 and not side.is_state:
                 # A row that goes on shares what its window still holds.
                 start, held = self._index.paths[run.row].published, int(self._tables.first[side.table, run.row])
@@ -178,17 +216,6 @@ class SideContent:
                 part[max(0, begin - start - first) :] = self._tables.blocks[side.table, run.row, begin : start + stop]
             at += stop - first
         return found
-
-    def windows_stand(self, match: Match, have: int, row: int) -> bool:
-        """Whether what windows and chunks need after all of a match is there; see `stands`."""
-        stop = have + match.num_blocks
-        for side in self._layout.bounded:
-            begin = int(side.first_column(stop * self._size))
-            if begin < have and begin < self._tables.first[side.table, row]:
-                return False
-            if (self._residence(side, match.spans)[max(begin - have, 0) :] < 0).any():
-                return False
-        return True
 
     def take(self, row: int, have: int, match: Match, *, with_states: bool) -> None:
         """Give the row, which has `have` blocks, what every side holds of a hit; its table has the columns."""
@@ -212,19 +239,6 @@ class SideContent:
             tables.put(side.table, row, slice(stop - len(blocks), stop), blocks)
             tables.set_first(side.table, row, max(begin, first))
 
-    def note_junction(self, row: int, have: int, found: Match, hit: Match, *, is_passed: bool) -> None:
-        """Note where the row's prompt parts from what the full group `found` behind `have` blocks, if that goes on and no
-        group stood there: it is wanted. And whether what it was given in `hit` is where others go on, too."""
-        run, _, stop = found.spans[-1]
-        is_shortened = hit.num_blocks < found.num_blocks
-        goes_on = run.row >= 0 or stop < run.end or self._index.branches(run, stop - 1)
-        if is_shortened and goes_on and not is_passed:
-            self._tables.want(row, [have + found.num_blocks], _JUNCTION)
-        if hit.spans:
-            run, _, stop = hit.spans[-1]
-            branches = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
-            self._tables.let_branch(row, branches)
-
     def _wanted(self, row: int) -> set[int]:
         """Numbers of blocks after which the row's prompt is wanted, whether pages are free or not."""
         return set(self._tables.wanted[_LAST:, row].tolist()) - {0}
@@ -241,13 +255,38 @@ class SideContent:
             return
         for side in self._layout.bounded:
             first = int(tables.first[side.table, row])
-            self._keep(side, row, first, int(tables.num_blocks[row]))
+            self._keep(side, row, first, tables.blocks[side.table, row, first : tables.num_blocks[row]])
         computed = int(tables.num_computed[row])
         if computed and computed % self._size == 0 and computed == tables.num_launched[row] and tables.num_blocks[row]:
             for side in self._layout.states:
-                self._keep_state(side, row, computed, tables.blocks[side.table, row, :1].astype(np.int64))
+                self._keep(side, row, computed // self._size - 1, tables.blocks[side.table, row, :1])
 
-    def pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
+    def give_back_fronts(self, rows: Rows) -> None:
+        """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
+        tables = self._tables
+        for side in self._layout.bounded:
+            # Few rows pass a block in a step: the rest of this is for them.
+            which = rows[(tables.num_computed >= tables.passes_at[side.table])[rows].nonzero()[0]]
+            if not len(which):
+                continue
+            begins = tables.first[side.table][which]
+            ends = np.minimum(side.first_column(tables.num_computed[which]), tables.num_blocks[which])
+            counts = ends - begins
+            if not (is_one_each := not np.count_nonzero(counts != 1)):
+                is_longer = counts > 0
+                begins, ends, counts, which = begins[is_longer], ends[is_longer], counts[is_longer], which[is_longer]
+            tables.set_first(side.table, which, ends)
+            self.passed[side.table] += (len(which) if is_one_each else int(counts.sum())) * side.pages
+            if np.count_nonzero(is_wanted := begins < tables.keeps_to[side.table][which]):
+                for i in is_wanted.nonzero()[0].tolist():
+                    self._pass_by(side, which.item(i), begins.item(i), ends.item(i))
+                begins, counts, which = begins[~is_wanted], counts[~is_wanted], which[~is_wanted]
+            if not is_one_each:
+                which, begins = which.repeat(counts), rising_from(begins, counts)
+            # Forks pass a block that they share in one step.
+            self._device.release(tables.blocks[side.table][which, begins], may_repeat=True)
+
+    def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,
         and the rest as long as pages are free."""
         tables, columns, wanted = self._tables, np.arange(first, stop), self._wanted(row)
@@ -261,7 +300,7 @@ class SideContent:
         for begin, end in pairwise(bounds):
             kept = is_wanted[begin] or self._device.num_free > 0
             if kept and self._index.paths[row].writes:
-                self._keep(side, row, first + begin, first + end)
+                self._keep(side, row, first + begin, blocks[begin:end])
             if is_wanted[begin]:
                 self._device.release(blocks[begin:end])
                 continue
@@ -271,36 +310,23 @@ class SideContent:
             self._device.release(blocks[begin:end][~stays], is_next=True)
         if stop > side.first_column(last * self._size) and last * self._size <= tables.num_computed[row]:
             # All of the last wanted window at once: block by block it costs as much each time.
-            self._keep(side, row, stop, last)
+            self._keep(side, row, stop, tables.blocks[side.table, row, stop : min(last, tables.num_blocks[row])])
             tables.has_kept(side.table, row)
 
-    def _keep(self, side: Side, row: int, first: int, stop: int) -> None:
-        """Let the row's blocks in these columns carry the row's nodes that reside nowhere in this place."""
-        index, place = self._index, place_of(side)
+    def _keep(self, side: Side, row: int, first: int, blocks: NDArray[Any]) -> None:
+        """Let these blocks of the row, int32 or int64 [n], carry its confirmed nodes from column `first` on, as far as
+        they carry none, and the nodes reside nowhere in this place. Of a state: the node at whose end it stands."""
+        index, column = self._index, first
         path = index.paths[row].closed(index.confirmed_length)
-        stop = min(stop, path.published, int(self._tables.num_blocks[row]))
-        if first >= stop:
-            return
-        column = first
-        for run, begin, end in first_of(path.spans(first), stop - first):
-            blocks = self._tables.blocks[side.table, row, column : column + end - begin].astype(np.int64)
+        for run, begin, end in first_of(path.spans(first), len(blocks)):
+            its = blocks[column - first : column - first + end - begin].astype(np.int64)
             column += end - begin
-            is_new = (run.blocks_in(place, begin, end) < 0) & ~self._device.has_content(blocks)
+            is_new = (run.blocks_in(side.place, begin, end) < 0) & ~self._device.has_content(its)
             if is_new.all():
-                index.reside(place, run, begin, blocks)
+                index.reside(side.place, run, begin, its)
             else:
                 for at in is_new.nonzero()[0].tolist():
-                    index.reside(place, run, begin + at, blocks[at : at + 1])
-
-    def _keep_state(self, side: Side, row: int, num_tokens: int, block: Blocks) -> None:
-        """Let a state at so many tokens of the row carry its node, unless another one does."""
-        index, column = self._index, num_tokens // self._size - 1
-        path = index.paths[row].closed(index.confirmed_length)
-        if column >= path.published or self._device.has_content(block.item()):
-            return
-        run, at, _ = first_of(path.spans(column), 1)[0]
-        if run.block(place_of(side), at) < 0:
-            index.reside(place_of(side), run, at, block)
+                    index.reside(side.place, run, begin + at, its[at : at + 1])
 
     # -- states that are read from one block and written to another
 
@@ -343,10 +369,10 @@ class SideContent:
         for side, read in zip(self._layout.states, blocks.T, strict=True):
             is_new = ~self._device.has_content(read)
             for i in (is_new & may_keep).nonzero()[0].tolist():
-                self._keep_state(side, rows.item(i), starts.item(i), read[i : i + 1])
+                self._keep(side, rows.item(i), starts.item(i) // self._size - 1, read[i : i + 1])
             is_next = ~is_wanted & ~(is_live & tables.branches[rows] & ~is_new)
-            self._device.release_each(read[~is_next])
-            self._device.release_each(read[is_next], is_next=True)
+            self._device.release(read[~is_next], may_repeat=True)
+            self._device.release(read[is_next], is_next=True, may_repeat=True)
 
     def take_back(self, flight: Flight, rows: Rows) -> Rows:
         """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
@@ -361,8 +387,100 @@ class SideContent:
         stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts) & (tables.num_blocks[rows] > 0)
         rows = rows[stands]
         for side, read in zip(self._layout.states, blocks.T, strict=True):
-            self._device.release_each(read[~stands])
-            self._device.release_each(tables.blocks[side.table, rows, 0])
+            self._device.release(read[~stands], may_repeat=True)
+            self._device.release(tables.blocks[side.table, rows, 0], may_repeat=True)
             tables.put(side.table, rows, 0, read[stands])
         tables.let_move(rows, True)
         return rows
+
+
+class RowEnds:
+    """Ends of rows within a block, where models keep states: the next turn of a conversation computes nothing twice.
+
+        tokens   0        16       32    37           a row ends after 37 tokens
+        full     | n0     | n1     : e  |             its partial block of each group, and its state,
+        state                           ◆             are content: the end of node n1, for the tokens 32 to 36
+
+    A node has one end, and a newer one replaces it. A row that begins there copies the partial blocks and reads the state.
+    """
+
+    def __init__(self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout) -> None:
+        self._tables, self._index, self._device, self._growth = tables, index, device, growth
+        self._layout, self._size = layout, tables.block_size
+
+    def keep(self, row: int) -> None:
+        """Keep where the row, which is about to end, stands within a block."""
+        tables = self._tables
+        computed = tables.num_computed.item(row)
+        column, rest = divmod(computed, self._size)
+        path = self._index.paths[row].closed(self._index.confirmed_length)
+        stands = rest and computed == tables.num_launched.item(row) and path.published == column > 0
+        # Not on the host.
+        stands = stands and column < tables.num_blocks[row]
+        if not stands or not path.writes:
+            return
+        blocks = {DEVICE: tables.blocks.item(0, row, column)}
+        for side in self._layout.sides:
+            blocks[side.place] = tables.blocks.item(side.table, row, 0 if side.is_state else column)
+        pools = self._index.pools
+        if not any(pools[place].has_content(block) for place, block in blocks.items()):
+            self._index.add_end(path, tables.tokens[row, column * self._size : computed].tobytes(), blocks)
+
+    def find(self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, *, is_new: bool) -> Found:
+        """What was `found` at column `have`, or the longest end of these tokens, of which one is left to compute, where that
+        goes further. `is_new`: no row takes it now."""
+        if not self._index.ends or not (is_new or self._growth.may_copy):
+            return found
+        match, stands, hit, _ = found
+        for num_blocks, end in self._below(path, match, len(stands[0])):
+            start = (have + num_blocks) * self._size
+            length = start + len(end.tokens) // 4
+            is_theirs = length < len(tokens) and tokens[start:length].tobytes() == end.tokens
+            if num_blocks < hit.num_blocks or not is_theirs or not self._has_room(num_blocks):
+                continue
+            is_whole = all(end.block(side.place, 0) >= 0 for side in self._layout.sides)
+            # Where the row stands already, its windows do.
+            if num_blocks and is_whole:
+                sides = zip(self._layout.sides, stands, strict=True)
+                is_whole = all(side.is_state or its[num_blocks - 1] for side, its in sides)
+            if is_whole:
+                return found._replace(hit=Match(first_of(match.spans, num_blocks), num_blocks, -1), end=end)
+        return found
+
+    def _has_room(self, num_blocks: int) -> bool:
+        """Whether the partial blocks can be copied, and another state written, when all that a row takes before is held."""
+        layout, room = self._layout, self._device.num_available - self._growth.num_promised
+        return room >= layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
+
+    def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:
+        """The ends of the first `most` nodes of a match, and of the node before, with the number of nodes: longest first."""
+        stop = most
+        for run, first, last in reversed(first_of(match.spans, most)):
+            for at in sorted(run.children, reverse=True):
+                end = self._index.end_of(run, at) if first <= at < last else None
+                if end is not None:
+                    yield stop - last + at + 1, end
+            stop -= last - first
+        if (end := self._index.ends.get(path.prefix)) is not None:
+            yield 0, end
+
+    def take(self, row: int, have: int, end: Run) -> int:
+        """Let the row, which had `have` blocks and has those before it, go on from an end. Returns the tokens won."""
+        tables, growth = self._tables, self._growth
+        column = tables.num_blocks.item(row)
+        tables.ensure_columns(column + 1)
+        for table, place, _ in self._layout.of_blocks:
+            # First: what is drawn next must not evict it.
+            growth.hold_source(table, end.block(place, 0))
+        for side in self._layout.states:
+            self._device.hold(end.blocks_in(side.place, 0, 1))
+            if have:
+                self._device.release(tables.blocks[side.table, row, :1])
+            tables.put(side.table, row, 0, end.block(side.place, 0))
+        for table, place, pages in self._layout.of_blocks:
+            growth.copy_here(table, row, column, end.block(place, 0), pages)
+        tables.let_move(row, True)
+        won = len(end.tokens) // 4
+        length = column * self._size + won
+        tables.set_progress(row, length, length)
+        return won

@@ -20,6 +20,7 @@ from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import NO_BLOCKS, Pool, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, last_of
+from .side_content import SideContent
 from .tables import Rows, Tables
 
 # A block that holds a row's tokens, and its node if it has one.
@@ -31,26 +32,21 @@ class Offload:
     Copies that were planned since the last `take_moves` run together. Until then the host blocks that they read or
     write are held, so that none is written twice, or read and written, by them."""
 
-    def __init__(self, index: PrefixIndex) -> None:
-        self._index = index
+    def __init__(self, index: PrefixIndex, growth: Growth) -> None:
+        self._index, self._growth = index, growth
         device, self._host = index.pools[:NUM_PLACES]
         device.on_eviction(self._evict)
         # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
         self.is_worth_loading: Callable[[int, int], bool] = lambda start, stop: True
-        # False while copies of an earlier batch may still have to run: they come first.
-        self.is_open = True
         self.offloaded_blocks = self.loaded_blocks = 0
-        # Sources and targets of copies to the host, and back.
-        self._out: list[tuple[Blocks, Blocks]] = []
-        self._in: list[tuple[Blocks, Blocks]] = []
+        # Copies to the host, and back.
+        self._out: list[Pairs] = []
+        self._in: list[Pairs] = []
         # Host blocks, released last one first.
         self._busy: list[Blocks] = []
 
     def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
         self.is_worth_loading = is_worth_loading
-
-    def allow_copies(self, may_copy: bool) -> None:
-        self.is_open = may_copy
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
         """Evict nodes of closed runs from these device blocks. Those not on the host are copied there while it has
@@ -58,7 +54,7 @@ class Offload:
         leaving = self._index.nodes_in(DEVICE, taken)
         if self._in:
             self._forget_loads(sources)
-        if self.is_open:
+        if self._growth.may_copy:
             self._keep_on_host(leaving, sources)
         self._index.forget(DEVICE, leaving)
 
@@ -106,7 +102,7 @@ class Offload:
 
     def load(self, sources: Blocks, blocks: Blocks) -> None:
         """Plan copies from held host blocks to device blocks, both int64 [n]."""
-        self._in.append((sources, blocks))
+        self._in.append(_pairs(sources, blocks))
         self.loaded_blocks += len(blocks)
 
     def held(self) -> Blocks:
@@ -117,7 +113,7 @@ class Offload:
         """Return all copies planned since the last call; they run together, before any planned later."""
         if not self._busy:
             return NO_MOVES
-        moves = Moves(_pairs(self._out), _pairs(self._in))
+        moves = Moves(np.concatenate([NO_PAIRS, *self._out]), np.concatenate([NO_PAIRS, *self._in]))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
         for blocks in busy:
             self._host.release(blocks)
@@ -131,18 +127,15 @@ class Offload:
         if room < len(sources):
             spans, sources = last_of(spans, room), sources[:room]
         blocks = self._index.draw_for(HOST, spans, room)
-        self._out.append((sources, blocks))
+        self._out.append(_pairs(sources, blocks))
         self._busy.append(blocks[::-1])
         self.offloaded_blocks += room
 
     def _forget_loads(self, blocks: Blocks) -> None:
         """Drop planned loads into these blocks: another row gets them before the copies ran."""
-        kept = []
-        for sources, targets in self._in:
-            stays = ~np.isin(targets, blocks)
-            self.loaded_blocks -= len(targets) - int(np.count_nonzero(stays))
-            kept.append((sources[stays], targets[stays]))
-        self._in = kept
+        stay = [pairs[~np.isin(pairs[:, 1], blocks)] for pairs in self._in]
+        self.loaded_blocks -= sum(map(len, self._in)) - sum(map(len, stay))
+        self._in = stay
 
 
 class Tiers:
@@ -155,16 +148,22 @@ class Tiers:
         growth: Growth,
         index: PrefixIndex,
         offload: Offload | None,
+        sides: SideContent | None,
         layout: Layout,
         pools: tuple[Pool, Pool],
     ) -> None:
-        self._tables, self._growth, self._index, self._offload = tables, growth, index, offload
+        self._tables, self._growth, self._index, self._offload, self._sides = tables, growth, index, offload, sides
         # Device and host; blocks of the full group lie in those of `index`, which are others where they cost no page.
         self._layout, self.pools = layout, pools
         # By table: pages of a block, and whether rows that share one go on sharing it. A state is overwritten: each row gets its own.
         self._kinds = [(layout.full_pages, True), *((side.pages, not side.is_state) for side in layout.sides)]
         # row -> by table, the host blocks of its last columns, in order. Of the full group: from num_blocks on.
         self.tails: dict[int, list[Blocks]] = {}
+
+    @property
+    def held_on_host(self) -> Blocks:
+        """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]."""
+        return NO_BLOCKS if self._offload is None else self._offload.held()
 
     def num_on_host(self, row: int) -> int:
         """Columns of the row that lie on the host."""
@@ -201,12 +200,13 @@ class Tiers:
             self.tails[row] = tails
         for row in rows.tolist():
             pairs = self._growth.read_at_sources(row, pairs)
-            if not keep and self._growth.content is not None:
-                self._growth.content.keep_all(row)
+            if not keep and self._sides is not None:
+                self._sides.keep_all(row)
             first = tables.first[:, row].copy()
             # Lookahead blocks hold nothing to bring back.
             self._growth.give_back(row, min(keep, self._num_filled(row)))
-            tables.set_first(slice(None), row, first)
+            for table, column in enumerate(first):
+                tables.set_first(table, row, column)
             if not keep:
                 tables.let_move(row, False)
             tables.reserved[row] = 0
@@ -249,7 +249,8 @@ class Tiers:
         ]
         self._release([tail[count:] for tail, count in zip(tails, stays, strict=True)])
         self.tails[row] = [tail[:count] for tail, count in zip(tails, stays, strict=True)]
-        tables.set_first(slice(None), row, np.minimum(tables.first[:, row], max(keep, have)))
+        for table, column in enumerate(tables.first[:, row]):
+            tables.set_first(table, row, min(column, max(keep, have)))
         if not stays[0]:
             del self.tails[row]
             tables.is_swapped[row] = False
@@ -306,17 +307,14 @@ class Tiers:
         total = 0
         for table, (pages, is_shared) in enumerate(self._kinds):
             entries = [entry for tables in of_rows for entry in tables[table]]
-            total += pages * (self._num_wanted(place, entries) if is_shared else len(entries))
+            wanted = {source if node is None else node for source, node in entries if not self._is_held(place, node)}
+            total += pages * (len(wanted) if is_shared else len(entries))
         return total
 
-    def _num_wanted(self, place: int, entries: list[Entry]) -> int:
-        wanted: set[Node | int] = set()
-        for source, node in entries:
-            there = self._block_of(place, node)
-            # Holding a cached block takes it out of what is available, as a draw does.
-            if there < 0 or self._index.pools[place].num_refs(there) == 0:
-                wanted.add(source if node is None else node)
-        return len(wanted)
+    def _is_held(self, place: int, node: Node | None) -> bool:
+        """Whether a node's block in a place is used. To hold a cached one takes it out of what is available, as a draw does."""
+        there = self._block_of(place, node)
+        return there >= 0 and self._index.pools[place].num_refs(there) > 0
 
     def _moved_to(
         self, place: int, of_tables: list[list[Entry]], copied: dict[int, dict[int, int]], pairs: list[tuple[int, int]]
@@ -339,9 +337,7 @@ class Tiers:
                         block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
                     new.append((source, block))
                 blocks.append(block)
-            if pages == 1:
-                pairs += new
-            elif new and pages:
+            if new and pages:
                 of_places = zip((1 - place, place), np.array(new).T, strict=True)
                 both = [self.pool(at, table).pages_of(its, pages).reshape(-1).tolist() for at, its in of_places]
                 pairs += zip(*both, strict=True)
@@ -349,8 +345,5 @@ class Tiers:
         return found
 
 
-def _pairs(parts: list[tuple[Blocks, Blocks]]) -> Pairs:
-    if not parts:
-        return NO_PAIRS
-    sources, targets = (np.concatenate(side) for side in zip(*parts, strict=True))
+def _pairs(sources: Blocks, targets: Blocks) -> Pairs:
     return np.stack([sources, targets], axis=1).astype(np.int32)

@@ -1,20 +1,28 @@
-"""Read-only views of rows and blocks.
+"""What is seen of memory: rows, blocks, the pages of a batch's rows, and figures, plain numbers with units.
 
 Columns of rows are live views, valid until a row is added or gets more tokens; arrays of blocks are copies.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.growing import rising
+
+from .flights import Flight
+from .layout import LayerGroup, Layout
 from .pool import Pool
 from .tables import Rows, Tables
 from .tiers import Tiers
 
 _Integer = TypeVar("_Integer", bound=np.integer)
+
+WINDOW = 1_000
+"""Lookups that the recent hit rate looks back on."""
 
 
 class RowView:
@@ -104,6 +112,130 @@ class TierView:
         """int8 [num_blocks]: the priority of each block's content, 0 if not retained; see `BlockManager.retain`."""
         level = self._pool.level
         return np.zeros(self.num_blocks, np.int8) if level is None else self._pool.of_pages(level.copy())
+
+
+class GroupTables:
+    """The pages of n rows in one layer group; read when asked for, as the tables stand then.
+
+    tables  int32 [n, columns, pages]: of each block; -1 in columns that a window or chunk gave back, and behind a table.
+            A state has one column
+    read    int32 [n, pages], of states: where each row's state before its first token of the batch lies; -1: at zero
+    write   int32 [n, pages], of states: where the state after its last token of the batch goes
+    """
+
+    def __init__(
+        self, tables: Tables, device: Pool, layout: Layout, group: int, rows: Rows, flight: Flight | None = None
+    ) -> None:
+        self._tables, self._device, self._layout, self._number = tables, device, layout, group
+        # Forks may join the flight's arrays later.
+        self._rows, self._flight, self._starts = rows, flight, None if flight is None else flight.starts
+
+    @property
+    def tables(self) -> NDArray[np.int32]:
+        group, table = self._layout.groups[self._number], self._layout.table_of[self._number]
+        tables, rows, have = self._tables, self._rows, self._tables.num_blocks[self._rows]
+        width = 1 if group.kind == "state" else int(have.max(initial=0))
+        blocks, at = tables.blocks[table, rows, :width], rising(width)
+        is_there = (at >= tables.first[table, rows][:, None]) & (at < have[:, None])
+        return self._device.pages_of(np.where(is_there, blocks, -1), group.pages)
+
+    @property
+    def write(self) -> NDArray[np.int32]:
+        pages: NDArray[np.int32] = self.tables[:, 0]
+        return pages
+
+    @property
+    def read(self) -> NDArray[np.int32]:
+        assert self._flight is not None and self._starts is not None, "states are read by a batch"
+        pages: NDArray[np.int32] = np.where(self._starts[:, None] == 0, np.int32(-1), self.write)
+        for row, read in self._flight.reads.items():
+            for side, block in zip(self._layout.states, read.blocks, strict=True):
+                if side.table == self._layout.table_of[self._number]:
+                    pages[self._rows == row] = self._device.pages_of(np.array([block]), side.pages)
+        return pages
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """A layer group at one moment, in pages.
+
+    used         held by rows and batches
+    cached       with content, and nobody's
+    passed       given back in front so far by a window or chunk, from the table of each row by itself
+    lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
+    """
+
+    group: LayerGroup
+    used: int
+    cached: int
+    passed: int
+    lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """One moment's figures.
+
+    Blocks by state, for each tier; `usage` is used ÷ all device blocks; `fragmentation` is the share of slots in used
+    device blocks that hold no computed token (0 with no used block).
+
+    `queries` counts admissions that looked, `query_tokens` their tokens, `hit_tokens` what they found. Of these another
+    row of the batch was still computing `pending_hit_tokens`, `host_hit_tokens` came from the host, `device_hit_tokens`
+    are the rest. All are 0 without a prefix cache. The `recent` figures are of the last WINDOW lookups.
+
+    `evicted_blocks` of content left the device; `idle_steps` sums the steps (batches composed) that each was unused,
+    `lifetime_steps` those since its run of content began. `offloaded_blocks` of content were copied to the host when
+    they left the device, `loaded_blocks` back on a hit. `groups`: of a model whose layers are of several kinds; else empty.
+    """
+
+    num_blocks: int
+    free: int
+    cached: int
+    used: int
+    host_blocks: int
+    host_free: int
+    host_cached: int
+    host_used: int
+    usage: float
+    fragmentation: float
+    queries: int
+    query_tokens: int
+    hit_tokens: int
+    pending_hit_tokens: int
+    host_hit_tokens: int
+    recent_query_tokens: int
+    recent_hit_tokens: int
+    evicted_blocks: int
+    idle_steps: int
+    lifetime_steps: int
+    offloaded_blocks: int
+    loaded_blocks: int
+    groups: tuple[GroupStats, ...] = ()
+
+    @property
+    def device_hit_tokens(self) -> int:
+        """Hit tokens that were on the device, computed."""
+        return self.hit_tokens - self.pending_hit_tokens - self.host_hit_tokens
+
+    @property
+    def recent_hit_rate(self) -> float:
+        """recent_hit_tokens ÷ recent_query_tokens; 0 before the first query."""
+        return self.recent_hit_tokens / self.recent_query_tokens if self.recent_query_tokens else 0.0
+
+    @property
+    def mean_idle_steps(self) -> float:
+        """Steps that an evicted block had been unused for, on average; 0 before the first eviction."""
+        return self.idle_steps / self.evicted_blocks if self.evicted_blocks else 0.0
+
+    @property
+    def mean_lifetime_steps(self) -> float:
+        """Steps from the beginning of an evicted block's content to its eviction, on average; 0 before the first."""
+        return self.lifetime_steps / self.evicted_blocks if self.evicted_blocks else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """hit_tokens ÷ query_tokens; 0 before the first query."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
 
 
 def _read_only(column: NDArray[_Integer]) -> NDArray[_Integer]:

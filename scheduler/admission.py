@@ -197,7 +197,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
 def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
     """Return at which lengths of the request's prompt others begin: those that it names, and where it parts from the next
     that wait. The first of them leaves there what a window or a state needs."""
-    if state.manager.growth.content is None:
+    if state.manager.sides is None:
         return ()
     tokens, others = request.first_tokens, [state.waiting.head(), *state.waiting.behind(NUM_PASSING)]
     alike = [

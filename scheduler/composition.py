@@ -111,7 +111,7 @@ def place_chunk(
     if not is_fresh:
         is_first_life = request.preemptions == 0
         room = state.books.allowance(request) if manager.host_caching else None
-        num_won = manager.extend_hit(row, count=is_first_life, room=room)
+        num_won = manager.sharing.extend_hit(row, count=is_first_life, room=room)
         if is_first_life and num_won:
             request.count(hit_tokens=num_won)
     request.follow(_leader_of(manager, step, request, row))

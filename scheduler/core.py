@@ -221,7 +221,7 @@ class Scheduler(Uncopyable):
             state.carried.forget_stale()
         carried = state.carried.groups
         if manager.host_caching or manager.ends is not None:
-            manager.copy_content(not carried)
+            manager.growth.allow_copies(not carried)
         if state.to_reject:
             reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS)
@@ -367,7 +367,7 @@ class Scheduler(Uncopyable):
                 f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.'
             )
         row = request.live_rows[0]
-        if manager.is_unconfirmed(row):
+        if manager.sharing.is_unconfirmed(row):
             # Its nodes would be confirmed below pending ones.
             raise RequestInFlight(request_id)
         hit, asked = int(manager.rows.num_launched[row]), request.num_loading

@@ -87,7 +87,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     elif not keep:
         drop_rows(state, victim)
     elif gives:
-        manager.truncate_row(rows[0], keep)
+        manager.sharing.truncate(rows[0], keep)
     if victim.live_rows:
         has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)
         state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)

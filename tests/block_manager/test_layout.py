@@ -42,7 +42,9 @@ def test_only_one_full_group_of_one_page_is_plain(groups, is_plain):
 )
 def test_the_pages_of_a_sequence_grow_with_the_full_group_alone_at_last(hybrid, tokens, pages):
     assert hybrid.pages_for(tokens) == pages
-    assert hybrid.pages_for_each(np.array([tokens, 0])).tolist() == [pages, 0]
+    beside = pages - -(-tokens // hybrid.block_size) * hybrid.full_pages
+    slots = beside * hybrid.block_size // hybrid.full_pages
+    assert hybrid.side_slots(np.array([tokens, 0])).tolist() == [slots, 0]
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confi
     sharer = manager.add([0, 1])
     manager.next_batch()
     manager.allocate([sharer], [1])
-    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (1, True)
-    assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (3, False)
+    assert (manager.confirm(), manager._memory.sharing.is_unconfirmed(sharer)) == (1, True)
+    assert (manager.confirm(), manager._memory.sharing.is_unconfirmed(sharer)) == (3, False)
 
 
 def test_a_swapped_row_that_is_cut_to_its_device_blocks_gives_those_on_the_host_back():
