@@ -10,10 +10,9 @@ from .explain import Explanation, RequestView
 from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy, register_policy
 from .preemption import Victims
-from .request import Request, RequestUsage, Retention
+from .request import FINISH_REASONS, Request, RequestUsage, Retention, Status
 from .reservations import Reservation
 from .state import Limits
-from .status import FINISH_REASONS, Status
 from .strategies import Order, Strategies
 
 __all__ = [

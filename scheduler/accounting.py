@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from .status import Status
-
 
 class SchedulerStats(msgspec.Struct):
     """Totals since the scheduler was made, in tokens unless said otherwise.
@@ -49,50 +47,15 @@ class SchedulerStats(msgspec.Struct):
     rejected: int = 0
     aborted: int = 0
 
-    def count_batches(self, num: int, computed: int, outputs: int = 0, recomputed: int = 0, voided: int = 0) -> None:
-        """Batches ran, with so many tokens in all."""
-        self.steps += num
-        self.computed_tokens += computed
-        self.output_tokens += outputs
-        self.recomputed_tokens += recomputed
-        self.voided_tokens += voided
-
-    def count_outputs(self, num_tokens: int) -> None:
-        self.output_tokens += num_tokens
-
-    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        self.drafted_tokens += num_drafts
-        self.accepted_tokens += num_accepted
-
-    def count_cancelled(self, num_tokens: int) -> None:
-        self.cancelled_tokens += num_tokens
-
-    def count_swap(self, *, num_out: int = 0, num_in: int = 0) -> None:
-        """Blocks were copied to the host, and back."""
-        self.swapped_out_blocks += num_out
-        self.swapped_in_blocks += num_in
+    def count(self, **more: int) -> None:
+        """Add to the totals of these names."""
+        for name, number in more.items():
+            setattr(self, name, getattr(self, name) + number)
 
     def count_preemption(self, kind: str, nth: int) -> None:
         """A request was preempted for the `nth` time, by "swap" or "recompute"."""
+        self.count(**{f"preemptions_{kind}": 1})
         self.max_preemptions = max(self.max_preemptions, nth)
-        if kind == "swap":
-            self.preemptions_swap += 1
-        else:
-            self.preemptions_recompute += 1
-
-    def count_admission(self, num_tokens: int) -> None:
-        """A request with so many known tokens was admitted for the first time."""
-        self.admitted += 1
-        self.prompt_tokens += num_tokens
-
-    def count_end(self, status: Status) -> None:
-        """A request has ended with this status."""
-        if status is Status.FINISHED:
-            self.finished += 1
-        elif status is Status.ABORTED:
-            self.aborted += 1
-        else:
-            self.rejected += 1
 
     @property
     def preemptions(self) -> int:
@@ -101,8 +64,3 @@ class SchedulerStats(msgspec.Struct):
     @property
     def rejected_tokens(self) -> int:
         return self.drafted_tokens - self.accepted_tokens
-
-    @property
-    def wasted_share(self) -> float:
-        """recomputed_tokens ÷ computed_tokens; 0 before any are computed."""
-        return self.recomputed_tokens / self.computed_tokens if self.computed_tokens else 0.0

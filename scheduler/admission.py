@@ -11,10 +11,9 @@ from paged.base.arguments import Tokens
 from .composition import place_chunk
 from .policies import Policy
 from .queues import Queues
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
 from .state import Limits, State, Step
-from .status import Status
 
 NUM_PASSING = 4
 """Of so many behind the head of the queue, the first that fits may pass it, where the policy allows that."""
@@ -137,7 +136,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     moves = state.manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
     step.move(moves)
-    state.stats.count_swap(num_in=len(moves.host_to_device))
+    state.stats.count(swapped_in_blocks=len(moves.host_to_device))
     request.count(swapped_blocks=len(moves.host_to_device))
     _start(state, step, request)
 
@@ -153,7 +152,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         most = min(step.budget, state.limits.max_chunk)
         row, found, count = manager.admit(known, request.root, most, keep_at)
         state.seat(request, 0, row, found)
-        state.stats.count_admission(len(known))
+        state.stats.count(admitted=1, prompt_tokens=len(known))
         request.admitted()
         state.start_running(request)
         is_whole = found + count == len(known)
@@ -180,12 +179,12 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        is_loading = request.may_load and _list_loads(state.books, step, request, row)
+        is_loading = request.num_loading is None and _list_loads(state.books, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
     if request.is_new:
-        state.stats.count_admission(num_known)
+        state.stats.count(admitted=1, prompt_tokens=num_known)
         request.admitted()
     if is_loading:
         state.queues.suspend(request, Status.LOADING)
@@ -219,7 +218,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     """Run a request that has rows, and place those that are not placed yet."""
     state.start_running(request)
     manager, rows = state.manager, request.live_rows
-    follows, is_whole = None, not (request.is_bounded or state.reservation.is_counted)
+    follows, is_whole = None, not (request in state.books.bounded or state.reservation.is_counted)
     for row in rows:
         todo = 0 if manager.is_placed(row) else state.outstanding.total_of(row) - manager.rows.num_launched.item(row)
         if todo <= 0:

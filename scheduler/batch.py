@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from paged.block_manager import GroupTables, Moves
 from paged.block_manager.flights import Flight
 
-from .request import RequestState, RequestUsage
-from .status import FINISH_REASONS
+from .request import FINISH_REASONS, RequestState, RequestUsage
 
 # `Batch.loads` where there are none.
 NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)

@@ -78,5 +78,5 @@ class CarriedCopies:
 
     def _wanted(self, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
         owners = [self._columns.owner[row] for row in loads[:, 0].tolist()]
-        is_wanted = [owner is not None and owner.num_loading > 0 and owner.load_batch == number for owner in owners]
+        is_wanted = [owner is not None and bool(owner.num_loading) and owner.load_batch == number for owner in owners]
         return loads[np.array(is_wanted, np.bool_)]

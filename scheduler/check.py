@@ -9,10 +9,9 @@ import numpy as np
 from paged.block_manager import Memory
 
 from .batch import Batch
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
 from .state import Limits, State
-from .status import Status
 
 
 def violations_of(state: State) -> list[str]:

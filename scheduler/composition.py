@@ -170,7 +170,7 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
         owed = 0
     elif books.bounded:
         # Their blocks are reserved: they neither compete nor count.
-        needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
+        needs[[state.columns.owner[row] in books.bounded for row in rows.tolist()]] = 0
     if int(needs.sum()) <= manager.device.num_available - owed:
         return granted
     if not state.carried.groups:

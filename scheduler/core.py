@@ -44,15 +44,18 @@ from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
 from .progress import force_progress, reject_overgrown
 from .request import (
+    ABORT,
+    LENGTH,
+    STOP,
     Request,
     RequestState,
+    Status,
     namespace_root,
     state_of,
     validated_prompt,
     with_own_integers,
 )
 from .state import Limits, State, Step
-from .status import ABORT, LENGTH, STOP, Status
 from .strategies import strategies_of
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
@@ -565,8 +568,7 @@ class Scheduler(Uncopyable):
         has_more = bool(state.pending_outputs or step.loads) or (bool(step.moves) and any(map(len, step.moves)))
         composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
         step.move(composed.moves)
-        chunks = [chunk[0] for chunk in step.chunks]
-        covers_running = state.running_rows.keep(decodes, chunks, composed.flight.rows)
+        covers_running = state.running_rows.keep(composed.flight.rows)
         if not covers_running:
             state.columns.advance_unevenly()
         batch = self._packer.pack(

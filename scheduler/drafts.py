@@ -20,9 +20,8 @@ from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongDrafts
 
 from .arguments import vocabulary_error
-from .request import RequestState
+from .request import RequestState, Status
 from .state import State, Step
-from .status import Status
 
 Counts = NDArray[np.int64]
 

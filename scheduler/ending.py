@@ -17,11 +17,9 @@ from .batch import Batch, Left, Output, Outputs, Ticket
 from .composition import ones
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
-from .request import RequestState, RequestUsage, Retention
-from .rows import Rows
+from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage, Retention, Status
+from .rows import Rows, kept_of
 from .state import State
-from .status import ABORT, FINISH_REASONS, REJECTED, Status
-from .stopping import finish_codes, kept_counts, kept_of
 
 Counts = NDArray[np.int64]
 
@@ -142,12 +140,18 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         totals = ends
         if ticket.flight is not None:
             totals = state.manager.end_step(ticket.flight, rows, tokens, ends)
-        codes, done = finish_codes(state.columns, rows, tokens, totals)
+        codes, done = state.columns.finish_codes(rows, tokens, totals)
         kept = ones(len(rows))
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
-    state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens), num_again, num_void)
+    state.stats.count(
+        steps=int(len(ticket.rows) > 0),
+        computed_tokens=len(batch.token_ids),
+        output_tokens=len(tokens),
+        recomputed_tokens=num_again,
+        voided_tokens=num_void,
+    )
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
@@ -177,7 +181,7 @@ def _extend_unevenly(
     given, first, ends = counts, counts.cumsum() - counts, ticket.ends
     if picked is not None:
         given, first, ends = given[picked], first[picked], ends[picked]
-    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.rows.num_tokens[rows])
+    kept, codes = state.columns.kept_counts(rows, (tokens, first, given), manager.rows.num_tokens[rows])
     if int(kept.sum()) != len(tokens):
         tokens = tokens[rising_from(first, kept)]
     totals = manager.extend_by(rows, tokens, kept)
@@ -185,7 +189,8 @@ def _extend_unevenly(
         drafted = ticket.draft_counts
         accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
         is_void = [place for place, left in ticket.gone.items() if left.is_void]
-        state.stats.count_drafts(int(drafted.sum()), int(accepted.sum() - accepted[is_void].sum()))
+        num_right = int(accepted.sum() - accepted[is_void].sum())
+        state.stats.count(drafted_tokens=int(drafted.sum()), accepted_tokens=num_right)
         if picked is not None:
             accepted, drafted = accepted[picked], drafted[picked]
         ends = ends + accepted
@@ -260,7 +265,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         return [Output(request.id, sequence, [], None, None)]
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
-    state.stats.count_outputs(count)
+    state.stats.count(output_tokens=count)
     if row >= 0:
         state.manager.append_row(row, new)
         state.running_rows.unsettle()
@@ -277,7 +282,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
 def cancel(state: State, batch: Batch, moved: bool) -> None:
     """Take back what the latest batch, which did not run, put in flight. Carry its moves over unless they ran."""
     manager, ticket = state.manager, batch.ticket
-    state.stats.count_cancelled(batch.num_scheduled_tokens)
+    state.stats.count(cancelled_tokens=batch.num_scheduled_tokens)
     broken = _whose_states_break(state, ticket)
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
@@ -290,7 +295,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
             # It lost blocks while it loads: it waits again, and asks for its loads when it is admitted again.
             state.queues.leave(request)
             drop_rows(state, request)
-            request.load_again()
+            request.await_load(None)
             state.queues.wait(request)
     for request in broken:
         # What its states were before the batch is overwritten.
@@ -359,8 +364,7 @@ def end_sequences(
             state.manager.release(row)
     if not is_last:
         return None
-    if request.is_bounded:
-        state.books.lift_bound(request)
+    state.books.lift_bound(request)
     state.end(request, _STATUS.get(code, Status.FINISHED), sentence or _FINISHED[code])
     return request.usage()
 

@@ -12,10 +12,9 @@ from paged.base.words import counted
 from paged.block_manager import HitEnd, Memory
 from paged.errors import UnknownRequest
 
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
 from .state import State
-from .status import Status
 
 _WHY = {
     "pending": "what comes next was still being computed",

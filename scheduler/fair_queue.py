@@ -21,8 +21,7 @@ from itertools import islice
 
 from .lengths import OutputLengths
 from .queues import Key, OrderedQueue
-from .request import RequestState
-from .status import Status
+from .request import RequestState, Status
 
 MOST_IDLE = 1000
 """Tenants without a request that are remembered because they were given more than those who wait."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from paged.errors import InvalidRequest, RequestInFlight
 
-from .request import RequestState
+from .request import RequestState, Status
 from .state import State
-from .status import Status
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:

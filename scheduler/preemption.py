@@ -14,10 +14,9 @@ from paged.block_manager import Memory
 
 from .accounting import SchedulerStats
 from .policies import Costs
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
 from .state import State, Step
-from .status import Status
 
 Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
 """Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are dropped."""
@@ -35,9 +34,11 @@ class Victims:
         return running
 
     def candidates(
-        self, books: Books, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
+        self, books: Books, may_give: Callable[[RequestState], bool] | None = None
     ) -> Iterator[RequestState]:
-        """Iterate victims that are not placed: paused, followers, then running ones as `ranked`. Each may be preempted."""
+        """Iterate victims that are not placed and `may_give` (None: are not bounded): paused, followers, then running ones
+        as `ranked`. Each may be preempted."""
+        may_give = may_give or (lambda request: request not in books.bounded)
         for victim in reversed(list(books.queues.away)):
             if victim.status is Status.PAUSED and may_give(victim):
                 yield victim
@@ -82,7 +83,7 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     if swaps:
         moves = manager.tiers.swap_out(np.array(rows), keep)
         step.move(moves)
-        state.stats.count_swap(num_out=len(moves.device_to_host))
+        state.stats.count(swapped_out_blocks=len(moves.device_to_host))
         victim.count(swapped_blocks=len(moves.device_to_host))
     elif not keep:
         drop_rows(state, victim)
@@ -145,7 +146,7 @@ def report_preempted_late(state: State, step: Step) -> None:
 
 def _report(step: Step, stats: SchedulerStats, victim: RequestState, kind: str) -> None:
     """Count the victim as preempted, unless it lost blocks before since it last ran."""
-    if victim.is_preempted:
+    if victim.preempted_at is not None:
         return
     victim.note_preempted(stats.steps)
     stats.count_preemption(kind, victim.preemptions)

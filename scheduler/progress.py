@@ -9,10 +9,9 @@ from .admission import admit, bring_back
 from .composition import place_chunk
 from .ending import end_request
 from .preemption import preempt
-from .request import RequestState
+from .request import LENGTH, REJECTED, RequestState, Status
 from .reservations import Books
 from .state import State, Step
-from .status import LENGTH, REJECTED, Status
 
 
 def force_progress(state: State, step: Step) -> None:
@@ -66,7 +65,7 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
 
 
 def _may_give(books: Books, other: RequestState) -> bool:
-    if not other.is_bounded or not _has_todo(books, other):
+    if other not in books.bounded or not _has_todo(books, other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
     return books.owed_to_bounded() > books.manager.device.num_available

@@ -11,9 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Protocol
 
-from .request import RequestState
+from .request import RequestState, Status
 from .rows import RunningRows
-from .status import Status
 
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""

@@ -13,9 +13,8 @@ from paged.errors import NeverFits
 
 from .policies import Policy
 from .queues import Queues
-from .request import RequestState
+from .request import RequestState, Status
 from .rows import RowColumns, Rows
-from .status import Status
 
 Counts = NDArray[np.int64]
 Totals = Callable[["Books", RequestState, int], int]
@@ -231,7 +230,7 @@ class Books:
 
     def owe(self, request: RequestState) -> None:
         """Note that a request admitted in this step may lack blocks."""
-        if request.is_bounded:
+        if request in self.bounded:
             # Its worst case is reserved; a new count is rare enough.
             self._owed = None
         elif self._owed is not None:
@@ -266,7 +265,7 @@ class Books:
         available = self.manager.device.num_available
         if not self.bounded:
             return available
-        own = self.debt_at_worst(request) if request.is_bounded else 0
+        own = self.debt_at_worst(request) if request in self.bounded else 0
         return available - self.owed_to_bounded() + own
 
     def debt_of(self, request: RequestState) -> int:
@@ -300,17 +299,15 @@ class Books:
 
     def bound_if_due(self, request: RequestState) -> None:
         """Reserve the worst case of a request that is due, if it is available; otherwise it stays a victim."""
-        if not self.is_due(request) or request.is_bounded:
+        if not self.is_due(request) or request in self.bounded:
             return
         if request.live_rows:
             worst = self.debt_at_worst(request)
         else:
             worst = self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
-            request.set_bounded(True)
             self.bounded.append(request)
 
     def lift_bound(self, request: RequestState) -> None:
-        if request.is_bounded:
-            request.set_bounded(False)
+        if request in self.bounded:
             self.bounded.remove(request)

@@ -1,4 +1,4 @@
-"""Columns by row that the scheduler keeps, and the running rows."""
+"""Columns by row that the scheduler keeps, when a row ends (EOS, stop ids, its full length), and the running rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from .request import RequestState
+from paged.base.growing import rising_from
+
+from .request import LENGTH, STOP, RequestState
 
 Rows = NDArray[np.int64]
+_NO_PLACES: Rows = np.empty(0, np.int64)
 
 # Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
@@ -107,6 +110,42 @@ class RowColumns:
         else:
             self.not_sampling.discard(row)
 
+    def finish_codes(
+        self, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+        """Return why each row, `totals` long with `tokens`, ends, int8 [n], or 0; and the places of ends, int64 [k]."""
+        codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
+        done = _NO_PLACES
+        if self.reach_length(rows, totals):
+            done = (totals >= self.max_total[rows]).nonzero()[0]
+            codes[done] = LENGTH
+        if self.num_with_stops:
+            is_stop = self.is_stop(rows, tokens) & (totals >= self.min_total[rows])
+            codes[is_stop] = STOP
+            done = codes.nonzero()[0]
+        return codes, done
+
+    def kept_counts(
+        self,
+        rows: Rows,
+        given: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]],
+        known: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+        """Return how many of its new tokens each row keeps, int64 [n], and why it ends after them, int8 [n], or 0. `given`:
+        all tokens, the place of each row's first one, and how many it has; `known`: its tokens before."""
+        tokens, first, counts = given
+        if not self.num_with_stops and not np.count_nonzero(known + counts >= self.max_total[rows]):
+            # None can end: the usual case with drafts.
+            return counts, np.zeros(len(rows), np.int8)
+        owners, places = np.arange(len(rows)).repeat(counts), rising_from(first, counts)
+        nth = places - first[owners] + 1
+        each, done = self.finish_codes(rows[owners], tokens[places], known[owners] + nth)
+        kept, codes = counts.copy(), np.zeros(len(rows), np.int8)
+        # A row's first end counts, so it is written last.
+        ends = done[::-1]
+        kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
+        return kept, codes
+
     def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
         """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
         many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
@@ -182,17 +221,24 @@ class RowColumns:
         self._num_rows = size
 
 
+def kept_of(request: RequestState, sequence: int, tokens: list[int], known: int) -> tuple[int, int]:
+    """Return `kept_counts` of one sequence with at least one new token; it may have no row."""
+    columns, place = RowColumns(1), np.zeros(1, np.int64)
+    columns.bind(0, request, sequence)
+    given = np.array(tokens, np.int32), place, np.array([len(tokens)])
+    kept, codes = columns.kept_counts(place, given, np.array([known]))
+    return kept.item(0), codes.item(0)
+
+
 class RunningRows:
     """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
-    its own array (`keep`), without rows that ended with it (`replace`). Otherwise rows are appended and masked out once a
+    its own array (`keep`), without rows that ended with it (`replace`). Otherwise rows that left are masked out once a
     step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
         self._rows: Rows = np.empty(0, np.int64)
-        self._joined: list[int] = []
         self._left: list[int] = []
         self._is_stale = False
-        self._mark = np.zeros(64, np.bool_)
         # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
         # each. While they are the running rows, each has one token to go.
         self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
@@ -205,34 +251,30 @@ class RunningRows:
         if self._left:
             self._mask_out()
         if at_end:
-            self._joined += rows
-        elif place is not None and not self._is_stale:
-            if self._joined:
-                self._append()
-            self._rows = np.concatenate([self._rows[:place], np.array(rows, np.int64), self._rows[place:]])
-        else:
+            place = len(self._rows)
+        if place is None:
             self._is_stale = True
+        elif rows and not self._is_stale:
+            self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
 
     def leave(self, rows: list[int]) -> None:
         self.num -= len(rows)
-        if self._joined:
-            self._append()
         self._left += rows
 
-    def keep(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
-        """Keep `rows`, a batch's decodes and then chunks, if they are all running rows in order. Return whether."""
-        if rows is self._rows:
-            return not (self._joined or self._left or self._is_stale)
-        if decodes is not self._rows or chunks != self._joined or self._left or self._is_stale:
+    def keep(self, rows: Rows) -> bool:
+        """Keep `rows`, those of a batch, if they are all running rows in order. Return whether."""
+        if self._left or self._is_stale:
             return False
-        self._rows, self._joined = rows, []
+        if rows is not self._rows:
+            if rows.tobytes() != self._rows.tobytes():
+                return False
+            self._rows = rows
         return True
 
     def replace(self, before: Rows, after: Rows) -> bool:
         """Replace the rows by `after` if the kept array is `before` and all that changed is that those not in `after`
         left. Return whether."""
-        is_all = len(self._left) == len(before) - len(after)
-        if before is not self._rows or self._joined or self._is_stale or not is_all:
+        if before is not self._rows or self._is_stale or len(self._left) != len(before) - len(after):
             return False
         self._rows, self._left = after, []
         return True
@@ -253,7 +295,7 @@ class RunningRows:
     def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
         """Whether these are running rows, each listed once."""
         running = self.array(states)
-        if rows is running or not len(rows) or (rows.shape == running.shape and rows.tobytes() == running.tobytes()):
+        if not len(rows) or rows.tobytes() == running.tobytes():
             return True
         if not len(running) or int(rows.min()) < 0 or int(rows.max()) > int(running.max()):
             return False
@@ -265,25 +307,12 @@ class RunningRows:
         """Return the rows. `states` iterates the running requests in order, in case the array is made anew."""
         if self._is_stale:
             self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
-            self._is_stale = False
-            self._joined, self._left, self.num = [], [], len(self._rows)
+            self._is_stale, self._left, self.num = False, [], len(self._rows)
         elif self._left:
             self._mask_out()
-        elif self._joined:
-            self._append()
         return self._rows
 
-    def _append(self) -> None:
-        self._rows = np.concatenate([self._rows, np.array(self._joined, np.int64)])
-        self._joined = []
-
     def _mask_out(self) -> None:
-        rows = self._rows
-        top = max(max(self._left), int(rows.max()) if len(rows) else 0)
-        if top >= len(self._mark):
-            self._mark = np.zeros(2 * top + 2, np.bool_)
-        mark = self._mark
-        mark[self._left] = True
-        self._rows = rows[~mark[rows]]
-        mark[self._left] = False
-        self._left = []
+        stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
+        stays[self._left] = False
+        self._rows, self._left = self._rows[stays[self._rows]], []

@@ -22,10 +22,9 @@ from .lengths import OutputLengths
 from .outstanding import Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
 from .rows import RowColumns, Rows
-from .status import Status
 
 if TYPE_CHECKING:
     from .strategies import Strategies
@@ -146,8 +145,7 @@ class State:
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
     def start_running(self, state: RequestState) -> None:
-        if state.is_preempted:
-            state.resume(self.stats.steps)
+        state.resume(self.stats.steps)
         self.queues.run(state)
 
     def set_now(self, now: float) -> None:
@@ -191,7 +189,7 @@ class State:
         if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
         ended[request_id] = status, sentence
-        self.stats.count_end(status)
+        self.stats.count(**{status.value: 1})
 
     def take_pending(self) -> list[Output]:
         """Remove and return the outputs of requests that ended outside a batch."""

@@ -17,9 +17,9 @@ from paged.scheduler.arguments import UNLIMITED
 from paged.scheduler.composition import Composition, Counts, compose_running
 from paged.scheduler.policies import Policy
 from paged.scheduler.queues import Queues
+from paged.scheduler.request import Status
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State, Step
-from paged.scheduler.status import Status
 
 
 class Apart(Composition):
