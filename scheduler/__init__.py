@@ -6,14 +6,13 @@ from .batch import Batch, Output, Outputs
 from .composition import Composition
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
-from .explain import Explanation, RequestView
-from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy, register_policy
 from .preemption import Victims
 from .request import FINISH_REASONS, Request, RequestUsage, Retention, Status
 from .reservations import Reservation
 from .state import Limits
 from .strategies import Order, Strategies
+from .views import Explanation, Outlook, RequestView
 
 __all__ = [
     "FINISH_REASONS",

@@ -31,18 +31,16 @@ from paged.errors import (
     WaitingFull,
 )
 
-from . import ending, forks
+from . import admission, ending
 from .accounting import SchedulerStats
 from .arguments import UNLIMITED, count_of, finite_time, latest_time, vocabulary_error
 from .batch import Batch, Output, Outputs
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated
-from .explain import Explanation, RequestView, explain, listed, view_of
-from .outlook import Outlook, outlook
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
-from .progress import force_progress, reject_overgrown
+from .progress import force_progress
 from .request import (
     ABORT,
     LENGTH,
@@ -57,6 +55,7 @@ from .request import (
 )
 from .state import Limits, State, Step
 from .strategies import strategies_of
+from .views import Explanation, Outlook, RequestView, explain, listed, outlook, view_of
 
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 _REASONS = {"stop": STOP, "length": LENGTH}
@@ -226,7 +225,7 @@ class Scheduler(Uncopyable):
         if manager.host_caching or manager.ends is not None:
             manager.copy_content(not carried)
         if state.to_reject:
-            reject_overgrown(state)
+            ending.reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS)
         outstanding.begin_step()
         state.books.begin_step()
@@ -316,7 +315,7 @@ class Scheduler(Uncopyable):
         not run, the request is private, the policy reserves or runs batches whole, or max_sequences run already) or
         OutOfBlocks (no block for the copy), changing nothing."""
         request = self._living(request_id)
-        return forks.fork(self._state, request, self._live_sequence(request, sequence))
+        return admission.fork(self._state, request, self._live_sequence(request, sequence))
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:

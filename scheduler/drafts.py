@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import is_integer, token_array
+from paged.base.arguments import int64_array, is_integer, token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongDrafts
 
@@ -44,9 +44,11 @@ def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None
         drafts = _by_rows(state.requests, drafts)
     if not isinstance(drafts, Drafts):
         raise WrongDrafts(f"drafts have to be a Drafts, or a mapping from request ids to token ids; got {drafts!r}.")
-    rows, counts, tokens = _integers("rows", drafts.rows), _integers("counts", drafts.counts), _tokens(drafts.token_ids)
-    if rows.shape != counts.shape or rows.ndim != 1:
-        raise WrongDrafts(f"drafts: {rows.shape} rows and {counts.shape} counts; each row has one count.")
+    rows, counts, tokens = int64_array(drafts.rows), int64_array(drafts.counts), _tokens(drafts.token_ids)
+    if rows is None or counts is None or rows.shape != counts.shape or rows.ndim != 1:
+        raise WrongDrafts(
+            f"drafts: rows and counts have to be integers, a count a row; got {drafts.rows!r}, {drafts.counts!r}."
+        )
     if len(counts) and (int(counts.min()) < 0 or int(counts.max()) > len(tokens)):
         raise WrongDrafts(f"drafts: counts from {int(counts.min())} to {int(counts.max())} for {len(tokens)} tokens.")
     if int(counts.sum()) != len(tokens):
@@ -119,13 +121,6 @@ def _by_rows(requests: Mapping[str, RequestState], drafts: Mapping[Any, Any]) ->
 
 def _not_running(request: RequestState) -> WrongDrafts:
     return WrongDrafts(f'drafts: request "{request.id}" is {request.status.value}; only those that run take drafts.')
-
-
-def _integers(name: str, values: Any) -> Counts:
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise WrongDrafts(f"drafts: {name} have to be integers; got {array.dtype}.")
-    return array.astype(np.int64)
 
 
 def _tokens(values: Any) -> NDArray[np.int32]:

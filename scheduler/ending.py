@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import token_array
+from paged.base.arguments import int64_array, token_array
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongTokens
 
@@ -23,7 +23,6 @@ from .state import State
 
 Counts = NDArray[np.int64]
 
-_INT64 = np.dtype(np.int64)
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
@@ -34,53 +33,47 @@ def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) ->
     try:
         tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
     except TypeError:
-        raise WrongTokens(f"batch {batch.number}: token_ids has to be a sequence; got {token_ids!r}.") from None
+        raise _wrong(batch, f"token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
-        raise WrongTokens(f"batch {batch.number}: {error}") from None
+        raise _wrong(batch, str(error)) from None
     if vocabulary_size is not None and (wrong := vocabulary_error(tokens, vocabulary_size)) is not None:
-        raise WrongTokens(f"batch {batch.number}: {wrong}")
+        raise _wrong(batch, wrong)
     return tokens
 
 
 def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], outstanding: list[Batch]) -> Counts | None:
     """Return how many of the tokens are of each row, int64 [n], or None if usual. `outstanding`: all batches. Raises
     WrongTokens."""
-    ticket = batch.ticket
-    if counts is None:
-        if len(tokens) != ticket.num_samples:
-            raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
-        return None
+    ticket, num = batch.ticket, len(tokens)
     rows, samples = ticket.rows, ticket.samples
-    if isinstance(counts, np.ma.MaskedArray):
-        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
-    try:
-        array = np.asarray(counts)
-    except ValueError:
-        raise WrongTokens(f"batch {batch.number}: counts has to hold {len(rows)} integers; got {counts!r}.") from None
-    if array.shape != rows.shape or (array.dtype.kind not in "iu" and array.size):
-        raise WrongTokens(
-            f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
-        )
+    if counts is None:
+        if num != ticket.num_samples:
+            raise _wrong(batch, f"{ticket.num_samples} rows sample; got {num} tokens.")
+        return None
+    array = int64_array(counts)
+    if array is None or array.shape != rows.shape:
+        raise _wrong(batch, f"counts has to hold {len(rows)} integers, one a row; got {counts!r}.")
     # The usual counts are recognised by their bytes: a reduction costs more.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
-    if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
+    if array.tobytes() == usual.tobytes() and num == ticket.num_samples:
         return None
-    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= num):
         # Sums of larger counts wrap.
-        raise WrongTokens(
-            f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
-        )
-    array = array.astype(np.int64)
+        found = f"got {array.min()} to {array.max()}"
+        raise _wrong(batch, f"counts have to be from 0 to the {num} tokens that came; {found}.")
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
-        raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
-    if outstanding and (array > 1).any():
-        _must_not_rest_on(batch, array, outstanding)
+        raise _wrong(batch, f"row {row} does not sample in it, and got tokens.")
+    for other in outstanding if (array > 1).any() else ():
+        places = other.source_places[other.source_batches == batch.number]
+        if len(rests := places[array[places] > 1]):
+            got = f"row {rows[rests[0]]} got {array[rests[0]]} tokens"
+            raise _wrong(batch, f"{got}, and batch {other.number} rests on one.")
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
-    if int(array.sum()) != len(tokens):
-        raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    return None if array.tobytes() == usual.tobytes() else array
+    if int(array.sum()) != num:
+        raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
+    return array
 
 
 def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
@@ -90,11 +83,9 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     assert drafted is not None and draft_tokens is not None, "the batch has drafts"
     many = (drafted > 0) & (counts > drafted + 1)
     if many.any():
-        place = int(many.nonzero()[0][0])
-        raise WrongTokens(
-            f"batch {batch.number}: row {ticket.rows[place]} got {counts[place]} tokens; it had {drafted[place]} drafts, and one token comes "
-            "after them."
-        )
+        place = int(many.argmax())
+        got = f"row {ticket.rows[place]} got {counts[place]} tokens"
+        raise _wrong(batch, f"{got}; it had {drafted[place]} drafts, and one token comes after them.")
     if int(counts.sum()) != len(tokens):
         return
     # All tokens of a row with drafts, except the last, are its first drafts.
@@ -102,23 +93,13 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     is_wrong = (tokens != expected) & (expected != UNKNOWN_DRAFT)
     is_wrong[counts.cumsum()[counts > 0] - 1] = False
     if is_wrong.any() and (is_wrong := is_wrong & (drafted > 0).repeat(counts)).any():
-        at = int(is_wrong.nonzero()[0][0])
-        raise WrongTokens(
-            f"batch {batch.number}: row {ticket.rows.repeat(counts)[at]} got token {tokens[at]} where its draft was {expected[at]}: what was "
-            "accepted is what was computed."
-        )
+        at = int(is_wrong.argmax())
+        got = f"row {ticket.rows.repeat(counts)[at]} got token {tokens[at]} where its draft was {expected[at]}"
+        raise _wrong(batch, f"{got}: what was accepted is what was computed.")
 
 
-def _must_not_rest_on(batch: Batch, counts: Counts, outstanding: list[Batch]) -> None:
-    """Raise WrongTokens if a row gets several tokens and a later batch counts on one."""
-    for other in outstanding:
-        places = other.source_places[other.source_batches == batch.number]
-        wrong = places[counts[places] > 1]
-        if len(wrong):
-            place = int(wrong[0])
-            raise WrongTokens(
-                f"batch {batch.number}: row {batch.ticket.rows[place]} got {counts[place]} tokens, and batch {other.number} rests on one."
-            )
+def _wrong(batch: Batch, what: str) -> WrongTokens:
+    return WrongTokens(f"batch {batch.number}: {what}")
 
 
 def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
@@ -160,14 +141,9 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
         if (took := end_sequences(state, request, [sequence], code)) is not None:
             usage[place] = took
-    if may_be_steady and not len(done):
-        state.running_rows.settle(rows, ends, totals)
-    elif may_be_steady:
-        goes_on = codes == 0
-        staying = rows[goes_on]
-        if state.running_rows.replace(rows, staying):
-            state.running_rows.settle(staying, ends[goes_on], totals[goes_on])
-    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + state.take_pending()
+    if may_be_steady:
+        state.running_rows.settle(rows, codes == 0 if len(done) else None, ends, totals)
+    others = [_deliver(state, left, sampled) for left, sampled in late] + state.take_pending()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
 
@@ -230,11 +206,8 @@ def _await_append(state: State, rows: Rows) -> None:
             state.columns.note_sampled(request, sequence)
         if request.status in (Status.PAUSED, Status.SWAPPED) and len(request.rows) == 1 and not is_out:
             state.remember_high_water(request)
-            state.queues.leave(request)
-            state.books.lift_bound(request)
-            drop_rows(state, request)
+            drop_rows(state, request, is_idle=True)
             state.columns.note_sampled(request, 0)
-            state.queues.await_append(request)
             state.preempted_late.append(request)
 
 
@@ -251,7 +224,7 @@ def _sampled_elsewhere(
     return found
 
 
-def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
+def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     """Append tokens to a sequence that lost its row after they were placed, wherever it is now."""
     request, sequence, _ = left
     row = request.rows[sequence]
@@ -262,7 +235,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         if row < 0 and request.id not in state.idle and all(request.has_sampled[i] for i in request.live_sequences):
             state.queues.leave(request)
             state.queues.await_append(request)
-        return [Output(request.id, sequence, [], None, None)]
+        return Output(request.id, sequence, [])
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
     state.stats.count(output_tokens=count)
@@ -276,7 +249,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     usage = end_sequences(state, request, [sequence], code) if code else None
     if not code and count != 1 and state.outstanding.batches:
         state.outstanding.void_unknown(request, sequence)
-    return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
+    return Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
@@ -293,17 +266,11 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         request.count(hit_tokens=-lost)
         if request.num_loading:
             # It lost blocks while it loads: it waits again, and asks for its loads when it is admitted again.
-            state.queues.leave(request)
             drop_rows(state, request)
             request.await_load(None)
-            state.queues.wait(request)
     for request in broken:
         # What its states were before the batch is overwritten.
-        state.queues.leave(request)
-        request.follow(None)
-        state.books.lift_bound(request)
         drop_rows(state, request)
-        state.queues.wait(request)
     state.carried.keep(batch, moved)
     state.outstanding.release_loading(batch.number)
 
@@ -319,10 +286,7 @@ def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
         state.columns.owner[row]: None for row, start in starts.items() if start and (row not in reads or is_away[row])
     }
     for request in broken:
-        for sequence, row in enumerate(request.rows):
-            if row >= 0:
-                reached = starts.get(row, state.manager.rows.num_launched.item(row))
-                state.columns.recover(row, request.reach(sequence, reached))
+        state.remember_high_water(request, starts)
     return list(broken)
 
 
@@ -331,6 +295,15 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     live = request.live_sequences
     usage = end_sequences(state, request, live, code, sentence)
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
+
+
+def reject_overgrown(state: State) -> None:
+    """End requests that can never fit with the tokens that the caller appended."""
+    sentence = f"was rejected: appended tokens brought it over the {state.books.max_total} tokens that can ever fit."
+    for request in state.to_reject:
+        if state.requests.get(request.id) is request and state.books.is_overgrown(request):
+            state.pending_outputs.extend(end_request(state, request, REJECTED, sentence))
+    state.to_reject.clear()
 
 
 def end_sequences(

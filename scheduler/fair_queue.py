@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
-from .lengths import OutputLengths
+from .foresight import OutputLengths
 from .queues import Key, OrderedQueue
 from .request import RequestState, Status
 

@@ -1,4 +1,4 @@
-"""Outstanding batches: whose shares they hold, and where unsampled tokens come from.
+"""Outstanding batches: whose shares they hold, where unsampled tokens come from, and copies of those that did not run.
 
     batch 7 | row 3 samples at place 0 |      batch 8 | row 3 computes that token: its value comes from (7, 0) |
 
@@ -7,19 +7,22 @@ The only code that changes a ticket. A sequence that gives its row back keeps it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import Memory
-from paged.errors import BatchEnded, BatchOutOfOrder
+from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
+from paged.errors import BatchEnded, BatchError, BatchOutOfOrder
 
-from .batch import Batch, Left, Ticket
+from .batch import NO_LOADS, Batch, Left, Ticket
 from .request import RequestState
 from .rows import RowColumns, Rows
 
 Counts = NDArray[np.int64]
-Source = tuple[int, int]
-"""Batch number, and place among its rows."""
+# The number of a group of copies that belongs to no batch.
+_FORKS = 0
 
 
 class Awaited:
@@ -88,6 +91,10 @@ class Outstanding:
         if self.batches[place] is not batch:
             raise BatchOutOfOrder(batch.number, self.batches[place].number, verb)
 
+    def forget_awaited(self) -> None:
+        """Forget what rows wait for: a sequence has lost its row, or has another one."""
+        self._awaited = None
+
     def awaited(self) -> Awaited | None:
         """Return what rows wait for in the current step; None while no batch is out."""
         if self._awaited is None and self.batches:
@@ -120,27 +127,18 @@ class Outstanding:
                 found.append((batch, place))
         return found
 
-    def sources_of(self, request: RequestState, sequence: int) -> list[Source]:
-        """Return the sources of the sequence's outstanding samples, in order."""
-        return [(batch.number, place) for batch, place in self._samples_of(request, sequence)]
+    def sources_of(self, request: RequestState, sequence: int) -> list[tuple[int, int]]:
+        """Return batch number, and place among its rows, of each outstanding sample of the sequence, in order."""
+        return [(b.number, place) for b, place in self.shares_of(request, sequence) if b.ticket.samples[place]]
 
     def total_of(self, row: int) -> int:
-        """Upper bound of the row's known tokens after all batches; its launched tokens if it cannot go on yet."""
-        manager = self._manager
-        if not self.batches:
-            return int(manager.rows.num_tokens[row])
-        request, sequence = self._columns.owner[row], self._columns.sequence.item(row)
-        sampled = self._samples_of(request, sequence)
-        total = int(manager.rows.num_tokens[row]) + len(sampled)
-        if sampled and (
-            total >= request.max_total[sequence]
-            or any(batch.ticket.has_drafts(place) for batch, place in sampled)
-            or (self._resumes_known and (row in self._changed or sampled[-1][0].number != self._batch_before))
-        ):
-            return min(total, int(manager.rows.num_launched[row]))
-        return total
+        """Return `totals_of` one row."""
+        known = self._manager.rows.num_tokens.item(row)
+        return self.totals_of(np.array([row])).item() if self.batches else known
 
     def totals_of(self, rows: Rows) -> Counts:
+        """Return upper bounds of the rows' known tokens after all batches; of those that cannot go on yet, their launched
+        tokens. int64 [n]."""
         known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known
@@ -181,6 +179,7 @@ class Outstanding:
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
         """Keep the shares of a sequence that gives its row back, or void them if it has ended."""
+        self.forget_awaited()
         for batch, place in self.shares_of(request, sequence):
             batch.ticket.gone[place] = Left(request, sequence, has_ended)
 
@@ -227,9 +226,6 @@ class Outstanding:
             self._loading.remove(held)
             self._manager.device.let_go(held[2])
 
-    def _samples_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
-        return [share for share in self.shares_of(request, sequence) if share[0].ticket.samples[share[1]]]
-
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))
 
@@ -237,3 +233,70 @@ class Outstanding:
     def _batch_before(self) -> int:
         """The number of the batch before the current step, which may be empty or ended."""
         return self._manager.batch - 1
+
+
+@dataclass(slots=True)
+class Carried:
+    moves: Moves
+    loads: NDArray[np.int32]
+    number: int
+
+
+class CarriedCopies:
+    """Copies that have not run yet, of cancelled batches and of forks. Each of the next batches takes one group. Groups
+    never mix: an engine runs all pairs of a group at once, so none may read what another one writes."""
+
+    def __init__(self, columns: RowColumns) -> None:
+        self._columns = columns
+        self.groups: list[Carried] = []
+        # The latest batch cancelled after its moves ran: the moves of all batches before it ran, too.
+        self._last_moved = 0
+
+    @property
+    def are_of_forks(self) -> bool:
+        return all(group.number == _FORKS for group in self.groups)
+
+    def check_cancel(self, batch: Batch, moved: bool) -> None:
+        """Raise BatchError if the batch's moves did not run though a later batch's moves did."""
+        if not moved and len(batch.moves) and batch.number < self._last_moved:
+            raise BatchError(
+                batch.number,
+                f"runs before batch {self._last_moved}, which was cancelled after its moves had run; cancel it with moved=True.",
+            )
+
+    def keep(self, batch: Batch, moved: bool) -> None:
+        """Carry the copies of a cancelled batch unless they have `moved`; those of the oldest batch run first."""
+        if moved:
+            self._last_moved = max(self._last_moved, batch.number)
+            return
+        loads = self._wanted(batch.loads, batch.number)
+        if len(batch.moves) or len(loads):
+            self.groups.insert(0, Carried(batch.moves, loads, batch.number))
+
+    def add_copy(self, source: int, copy: int) -> None:
+        """Carry the copy of a fork's partial block, from block `source` to block `copy`."""
+        group = self.groups[-1] if self.groups and self.groups[-1].number == _FORKS else None
+        pairs: dict[int, int] = {} if group is None else dict(group.moves.device_to_device[:, ::-1].tolist())
+        # A source that is itself still to be copied is read at its own source. A gone fork's copy gives way.
+        pairs[copy] = pairs.get(source, source)
+        if group is None or pairs.keys() & set(pairs.values()):
+            pairs, group = {copy: source}, Carried(NO_MOVES, NO_LOADS, _FORKS)
+            self.groups.append(group)
+        group.moves = Moves(device_to_device=pairs_of([(read, written) for written, read in pairs.items()]))
+
+    def forget_stale(self) -> None:
+        """Forget loads for which no request waits any more, and groups left empty, which would delay a step."""
+        for group in self.groups:
+            group.loads = self._wanted(group.loads, group.number)
+        self.groups = [group for group in self.groups if len(group.moves) or len(group.loads)]
+
+    def take(self) -> Carried:
+        """Remove and return the first group, for the batch being made, with the loads that are still waited for."""
+        group = self.groups.pop(0)
+        group.loads = self._wanted(group.loads, group.number)
+        return group
+
+    def _wanted(self, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
+        owners = [self._columns.owner[row] for row in loads[:, 0].tolist()]
+        is_wanted = [owner is not None and bool(owner.num_loading) and owner.load_batch == number for owner in owners]
+        return loads[np.array(is_wanted, np.bool_)]

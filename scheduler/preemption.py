@@ -74,28 +74,24 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     keep = _blocks_kept(manager, rows[0], num_missing) if takes_tail else 0
     swaps = may_swap and not is_idle and _swaps(state, step, rows, keep)
     state.remember_high_water(victim)
-    state.queues.leave(victim)
-    victim.follow(None)
     gives = keep == 0 or keep < manager.rows.num_blocks[rows[0]]
     if gives:
         _report(step, state.stats, victim, "swap" if swaps else "recompute")
+    if not keep and not swaps:
+        drop_rows(state, victim, is_idle=is_idle)
+        return
+    state.queues.leave(victim)
+    victim.follow(None)
     state.books.lift_bound(victim)
     if swaps:
         moves = manager.tiers.swap_out(np.array(rows), keep)
         step.move(moves)
         state.stats.count(swapped_out_blocks=len(moves.device_to_host))
         victim.count(swapped_blocks=len(moves.device_to_host))
-    elif not keep:
-        drop_rows(state, victim)
     elif gives:
         manager.truncate_row(rows[0], keep)
-    if victim.live_rows:
-        has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)
-        state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
-    elif is_idle:
-        state.queues.await_append(victim)
-    else:
-        state.queues.wait(victim)
+    has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)
+    state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
 
 
 def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
@@ -122,9 +118,12 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
     return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 
 
-def drop_rows(state: State, victim: RequestState) -> None:
-    """Release the rows of a request, which keeps its tokens."""
+def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> None:
+    """Release the rows of a request, which keeps its tokens and waits: in the queue, or, if idle, for `append`."""
     manager = state.manager
+    state.queues.leave(victim)
+    victim.follow(None)
+    state.books.lift_bound(victim)
     for sequence, row in enumerate(victim.rows):
         if row < 0:
             continue
@@ -134,6 +133,10 @@ def drop_rows(state: State, victim: RequestState) -> None:
             state.columns.note_sampled(victim, sequence)
         state.unseat(victim, sequence, tokens)
         manager.release(row)
+    if is_idle:
+        state.queues.await_append(victim)
+    else:
+        state.queues.wait(victim)
 
 
 def report_preempted_late(state: State, step: Step) -> None:

@@ -9,7 +9,7 @@ from .admission import admit, bring_back
 from .composition import place_chunk
 from .ending import end_request
 from .preemption import preempt
-from .request import LENGTH, REJECTED, RequestState, Status
+from .request import LENGTH, RequestState, Status
 from .reservations import Books
 from .state import State, Step
 
@@ -91,12 +91,3 @@ def _run(state: State, step: Step, request: RequestState) -> bool:
         if not state.manager.is_placed(row):
             place_chunk(state, step, request, row)
     return step.num_rows > 0
-
-
-def reject_overgrown(state: State) -> None:
-    """End requests that can never fit with the tokens that the caller appended."""
-    sentence = f"was rejected: appended tokens brought it over the {state.books.max_total} tokens that can ever fit."
-    for request in state.to_reject:
-        if state.requests.get(request.id) is request and state.books.is_overgrown(request):
-            state.pending_outputs.extend(end_request(state, request, REJECTED, sentence))
-    state.to_reject.clear()

@@ -232,7 +232,7 @@ def kept_of(request: RequestState, sequence: int, tokens: list[int], known: int)
 
 class RunningRows:
     """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
-    its own array (`keep`), without rows that ended with it (`replace`). Otherwise rows that left are masked out once a
+    its own array (`keep`), without rows that ended with it (`settle`). Otherwise rows that left are masked out once a
     step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
@@ -271,17 +271,16 @@ class RunningRows:
             self._rows = rows
         return True
 
-    def replace(self, before: Rows, after: Rows) -> bool:
-        """Replace the rows by `after` if the kept array is `before` and all that changed is that those not in `after`
-        left. Return whether."""
-        if before is not self._rows or self._is_stale or len(self._left) != len(before) - len(after):
-            return False
-        self._rows, self._left = after, []
-        return True
-
-    def settle(self, rows: Rows, computed: NDArray[np.int64], known: NDArray[np.int64]) -> None:
-        """Remember that all these running rows sampled a token, with the computed and known tokens of each."""
-        self.steady = rows, computed, known
+    def settle(
+        self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: NDArray[np.int64], known: NDArray[np.int64]
+    ) -> None:
+        """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that ran.
+        Those that do not go on have left (`goes_on` None: all do)."""
+        stay = rows
+        if goes_on is not None:
+            stay, computed, known = rows[goes_on], computed[goes_on], known[goes_on]
+        if rows is self._rows and not self._is_stale and len(self._left) == len(rows) - len(stay):
+            self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 
     def unsettle(self) -> None:
         """Forget what `settle` remembers: a row has other tokens."""

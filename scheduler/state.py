@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,8 @@ from paged.block_manager.moves import NO_MOVES
 
 from .accounting import SchedulerStats
 from .batch import Output
-from .carried import CarriedCopies
-from .foresight import Foresight
-from .lengths import OutputLengths
-from .outstanding import Outstanding
+from .foresight import Foresight, OutputLengths
+from .outstanding import CarriedCopies, Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
 from .request import RequestState, Status
@@ -155,6 +154,7 @@ class State:
         """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
         request.move(sequence, row, None)
         self.columns.bind(row, request, sequence)
+        self.outstanding.forget_awaited()
         if request.is_new:
             if hit_tokens:
                 request.count(hit_tokens=hit_tokens)
@@ -172,11 +172,14 @@ class State:
             self.columns.release(row)
         return row
 
-    def remember_high_water(self, request: RequestState) -> None:
-        """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
+    def remember_high_water(self, request: RequestState, starts: Mapping[int, int] | None = None) -> None:
+        """Note how much of the request has been computed, before it loses blocks: computing it again is waste. Of rows in
+        a batch that did not run: up to where their shares begin, by row."""
+        reached = starts or {}
         for sequence, row in enumerate(request.rows):
             if row >= 0:
-                self.columns.recover(row, request.reach(sequence, self.manager.rows.num_launched.item(row)))
+                num_tokens = reached.get(row, self.manager.rows.num_launched.item(row))
+                self.columns.recover(row, request.reach(sequence, num_tokens))
 
     def end(self, request: RequestState, status: Status, sentence: str) -> None:
         """End a request that holds nothing any more. `sentence`: what `explain` says of it."""

@@ -11,7 +11,7 @@ from paged.errors import InvalidConfig
 from .admission import Admission
 from .composition import Composition, DecodesFirst
 from .fair_queue import FairQueue
-from .lengths import OutputLengths
+from .foresight import OutputLengths
 from .policies import Policy
 from .preemption import FewestBlocks, Swaps, Victims, by_cost
 from .queues import Key, OrderedQueue, Queue
