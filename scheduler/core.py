@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
 from paged.base.copying import Uncopyable
-from paged.base.growing import rising_from
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
 from paged.errors import (
@@ -152,7 +151,7 @@ class Scheduler(Uncopyable):
         self._turns = Turns(SchedulerInUse)
         # Marks the batches of this scheduler, without a reference that keeps it alive.
         self._owner = object()
-        self._packer = Packer(self._owner, memory, self._state.columns, self._state.outstanding)
+        self._packer = Packer(self._owner, self._state)
         memory.growth.take_changes()
         self._num_added = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
@@ -240,9 +239,10 @@ class Scheduler(Uncopyable):
             place_drafts(state, step, proposed)
         if carried:
             self._take_carried(step)
-        batch = self._put_out(step)
-        if self._checks:
-            self._raise_violations()
+        batch = self._packer.pack(step)
+        if not batch.ticket.is_empty:
+            outstanding.put_out(batch)
+        self._raise_violations()
         return batch
 
     @alone
@@ -264,8 +264,7 @@ class Scheduler(Uncopyable):
         if is_out:
             state.outstanding.end(batch)
         outputs = ending.update(state, batch, tokens, uneven)
-        if self._checks:
-            self._raise_violations()
+        self._raise_violations()
         return outputs
 
     @alone
@@ -280,8 +279,7 @@ class Scheduler(Uncopyable):
         self._state.carried.check_cancel(batch, bool(moved))
         self._state.outstanding.end(batch)
         ending.cancel(self._state, batch, bool(moved))
-        if self._checks:
-            self._raise_violations()
+        self._raise_violations()
 
     @alone
     def abort(self, request_id: str) -> Output | None:
@@ -558,32 +556,6 @@ class Scheduler(Uncopyable):
             state.end(new, Status.REJECTED, str(error))
             raise error
 
-    def _put_out(self, step: Step) -> Batch:
-        """Build the batch of a decided step; unless empty, it is outstanding from now on."""
-        state, decodes, positions, counts = self._state, step.decodes, step.decode_starts, None
-        if step.draft_counts is not None:
-            counts = step.draft_counts + 1
-            positions = rising_from(positions, counts)
-        has_more = bool(state.pending_outputs or step.loads) or (bool(step.moves) and any(map(len, step.moves)))
-        composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
-        step.move(composed.moves)
-        covers_running = state.running_rows.keep(composed.flight.rows)
-        if not covers_running:
-            state.columns.advance_unevenly()
-        batch = self._packer.pack(
-            step,
-            composed,
-            positions,
-            not_sampling=state.columns.not_sampling,
-            covers_running=covers_running,
-            has_outputs=bool(state.pending_outputs),
-        )
-        for row, _, _ in step.loads:
-            state.columns.owner[row].listed_in(batch.number)
-        if not batch.ticket.is_empty:
-            state.outstanding.put_out(batch)
-        return batch
-
     def _take_carried(self, step: Step) -> None:
         state = self._state
         carried = state.carried.take()
@@ -591,5 +563,6 @@ class Scheduler(Uncopyable):
         step.loads.extend(map(tuple, carried.loads.tolist()))
 
     def _raise_violations(self) -> None:
-        violations = self.check()
+        """Check everything, where PAGED_CHECK asks for it."""
+        violations = self.check() if self._checks else ()
         assert not violations, "; ".join(violations)

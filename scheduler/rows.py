@@ -55,7 +55,6 @@ class RowColumns:
         self.num_with_stops = 0
         # Rows none of which reaches its full length before the first of them has so many tokens.
         self._unfilled: tuple[Rows, int] | None = None
-        self.num_later = 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
         self.not_sampling: set[int] = set()
@@ -79,8 +78,6 @@ class RowColumns:
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
-        if sequence:
-            self.num_later += 1
         if state.has_sampled[sequence]:
             self.not_sampling.add(row)
         if not stops:
@@ -167,8 +164,6 @@ class RowColumns:
         self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = None
         self.id[row] = None
-        if self.sequence[row]:
-            self.num_later -= 1
         if self.not_sampling:
             self.not_sampling.discard(row)
         if self.recovering:

@@ -90,8 +90,7 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
     state.stats.count(steps=num_steps, computed_tokens=len(rows) * num_steps, output_tokens=tokens.size)
-    if scheduler._checks:
-        scheduler._raise_violations()
+    scheduler._raise_violations()
     return drawn
 
 
