@@ -1,8 +1,7 @@
 """Decisions for a paged KV cache: which requests run, wait and give blocks up. Needs numpy, msgspec, block_manager."""
 
-from .accounting import SchedulerStats
 from .admission import Admission
-from .batch import Batch, Output, Outputs
+from .batch import Batch, Output, Outputs, SchedulerStats
 from .composition import Composition
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts

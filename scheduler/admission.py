@@ -12,7 +12,7 @@ from paged.errors import InvalidRequest, RequestInFlight
 from .composition import place_chunk
 from .policies import Policy
 from .queues import Queues
-from .request import RequestState, Status
+from .request import RequestState, Status, wrong
 from .reservations import Books
 from .state import Limits, State, Step
 
@@ -67,7 +67,7 @@ class Admission:
                     if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
                         shut(state, step, head)
                     return
-                head.let_pass()
+                head.count(passed=1)
             admit(state, step, request)
 
     def fits(self, books: Books, step: Step, request: RequestState) -> bool:
@@ -103,10 +103,8 @@ def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
 
 
 def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], *, passes: bool) -> RequestState | None:
-    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen.
-
-    `passes`: it would enter before the head of the queue.
-    """
+    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen. `passes`: it
+    would enter before the head of the queue."""
     manager, foresight, books, free = state.manager, state.foresight, state.books, None
     max_sequences = state.limits.max_sequences
     has_seat = state.running_rows.num < max_sequences
@@ -168,15 +166,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
-        wish = request.request
-        row = manager.add_counted(
-            tokens,
-            request.root,
-            count=request.is_new,
-            reads=wish.reads_cache,
-            writes=wish.writes_cache,
-            keep_at=keep_at,
-        )
+        count, reads, writes = request.is_new, request.request.reads_cache, request.request.writes_cache
+        row = manager.add_counted(tokens, request.root, count=count, reads=reads, writes=writes, keep_at=keep_at)
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
@@ -200,12 +191,8 @@ def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
     if state.manager.growth.content is None:
         return ()
     tokens, others = request.first_tokens, [state.waiting.head(), *state.waiting.behind(NUM_PASSING)]
-    alike = [
-        _num_alike(tokens, other.first_tokens)
-        for other in others
-        if other is not request and other.root == request.root
-    ]
-    return *request.request.keep_at, *alike
+    alike = [other.first_tokens for other in others if other is not request and other.root == request.root]
+    return *request.request.keep_at, *(_num_alike(tokens, other) for other in alike)
 
 
 def _num_alike(tokens: Tokens, others: Tokens) -> int:
@@ -270,16 +257,13 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
         raise RequestInFlight(request.id)
     if request.request.is_private:
-        raise InvalidRequest(f'request "{request.id}": a request that shares nothing with others has no forks.')
+        raise wrong(request.id, "a request that shares nothing with others has no forks.")
     seats = state.limits.max_sequences
     if state.reservation.reserves or not state.admission.joins:
-        raise InvalidRequest(
-            f'request "{request.id}": policy "{state.policy.name}" reserves what a request may become at worst; it has no forks.'
-        )
+        reserves = f'policy "{state.policy.name}" reserves what a request may become at worst'
+        raise wrong(request.id, f"{reserves}; it has no forks.")
     if state.running_rows.num >= seats:
-        raise InvalidRequest(
-            f'request "{request.id}": {state.running_rows.num} sequences run already; max_sequences is {seats}.'
-        )
+        raise wrong(request.id, f"{state.running_rows.num} sequences run already; max_sequences is {seats}.")
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     # An outstanding batch may be cancelled: its moves would run together with copies made now.
@@ -288,7 +272,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     number = request.add_fork(sequence, child)
     state.columns.bind(child, request, number)
     if row in state.columns.recovering:
-        state.columns.recover(child, state.columns.recovering[row])
+        state.columns.recover(child, 0)
     state.running_rows.join([child], at_end=False)
     # What is cached of the running rows and of the worst case does not count the new sequence.
     state.books.lift_bound(request)

@@ -8,40 +8,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import int64_array, token_array
-from paged.base.growing import rising_from
+from paged.base.arguments import Tokens, int64_array, tokens_of
+from paged.base.growing import ones, rising_from
 from paged.errors import InvalidTokens, WrongTokens
 
-from .arguments import vocabulary_error
 from .batch import Batch, Left, Output, Outputs, Ticket
-from .composition import ones
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
-from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage, Retention, Status
-from .rows import Rows, kept_of
+from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage, Status
+from .rows import Counts, Rows, kept_of
 from .state import State
 
-Counts = NDArray[np.int64]
-
-_NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_TOKENS: Tokens = np.empty(0, np.int32)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
 
-def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> NDArray[np.int32]:
+def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
     """Return the new tokens of a batch, int32 [sum]. Raises WrongTokens."""
     try:
-        tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
+        return tokens_of(vocabulary_size, token_ids) if len(token_ids) else _NO_TOKENS
     except TypeError:
         raise _wrong(batch, f"token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
         raise _wrong(batch, str(error)) from None
-    if vocabulary_size is not None and (wrong := vocabulary_error(tokens, vocabulary_size)) is not None:
-        raise _wrong(batch, wrong)
-    return tokens
 
 
-def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], outstanding: list[Batch]) -> Counts | None:
+def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[Batch]) -> Counts | None:
     """Return how many of the tokens are of each row, int64 [n], or None if usual. `outstanding`: all batches. Raises
     WrongTokens."""
     ticket, num = batch.ticket, len(tokens)
@@ -76,7 +69,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], outstan
     return array
 
 
-def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
+def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
     """Raise WrongTokens for more accepted drafts than there were, or other ones."""
     ticket = batch.ticket
     drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
@@ -102,7 +95,7 @@ def _wrong(batch: Batch, what: str) -> WrongTokens:
     return WrongTokens(f"batch {batch.number}: {what}")
 
 
-def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
+def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) -> Outputs:
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
     num_again, num_void = state.outstanding.count_waste(batch) if ticket.gone or ticket.recomputed else (0, 0)
@@ -143,13 +136,14 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
             usage[place] = took
     if may_be_steady:
         state.running_rows.settle(rows, codes == 0 if len(done) else None, ends, totals)
-    others = [_deliver(state, left, sampled) for left, sampled in late] + state.take_pending()
+    others = [_deliver(state, left, sampled) for left, sampled in late] + state.pending_outputs
+    state.pending_outputs.clear()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
 
 def _extend_unevenly(
-    state: State, ticket: Ticket, rows: Rows, tokens: NDArray[np.int32], counts: Counts, picked: Counts | None
-) -> tuple[NDArray[np.int32], Counts, Counts, Counts, NDArray[np.int8]]:
+    state: State, ticket: Ticket, rows: Rows, tokens: Tokens, counts: Counts, picked: Counts | None
+) -> tuple[Tokens, Counts, Counts, Counts, NDArray[np.int8]]:
     """Settle a batch with drafts or uneven tokens, and extend `rows`, its `picked` ones; `counts` are of all its rows.
     Return the tokens kept and, by row, how many are kept, its computed and known tokens, and why it ends."""
     manager = state.manager
@@ -191,7 +185,7 @@ def _without_wrong_states(state: State, rows: Rows, ends: Counts, accepted: Coun
     where one was wrong, up to where their share began. Note there what is computed again."""
     is_wrong = accepted < drafted
     for row, end in zip(rows[is_wrong].tolist(), ends[is_wrong].tolist(), strict=True):
-        state.columns.recover(row, state.columns.owner[row].reach(state.columns.sequence.item(row), end))
+        state.columns.recover(row, end)
     return np.where(is_wrong, ends - accepted - 1, ends)
 
 
@@ -211,9 +205,7 @@ def _await_append(state: State, rows: Rows) -> None:
             state.preempted_late.append(request)
 
 
-def _sampled_elsewhere(
-    ticket: Ticket, tokens: NDArray[np.int32], counts: Counts | None
-) -> list[tuple[Left, list[int]]]:
+def _sampled_elsewhere(ticket: Ticket, tokens: Tokens, counts: Counts | None) -> list[tuple[Left, list[int]]]:
     """Return what the batch sampled for sequences that gave their rows back while it was out."""
     found: list[tuple[Left, list[int]]] = []
     each = ticket.samples.astype(np.int64) if counts is None else counts
@@ -299,9 +291,12 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
 
 def reject_overgrown(state: State) -> None:
     """End requests that can never fit with the tokens that the caller appended."""
-    sentence = f"was rejected: appended tokens brought it over the {state.books.max_total} tokens that can ever fit."
+    books = state.books
+    sentence = f"was rejected: appended tokens brought it over the {books.max_total} tokens that can ever fit."
     for request in state.to_reject:
-        if state.requests.get(request.id) is request and state.books.is_overgrown(request):
+        longest, sequences = books.max_total_of(len(request.rows)), range(len(request.rows))
+        is_overgrown = any(books.num_known(request, sequence) >= longest for sequence in sequences)
+        if state.requests.get(request.id) is request and is_overgrown:
             state.pending_outputs.extend(end_request(state, request, REJECTED, sentence))
     state.to_reject.clear()
 
@@ -329,9 +324,11 @@ def end_sequences(
             state.lengths.note(num_output)
             if state.foresight is not None:
                 state.foresight.finished(pause=request.longest_pause)
-            if request.request.retention is not None:
-                _retain(state, request.request.retention, request.rows[sequence])
-        request.note_ended(num_output)
+            if (retention := request.request.retention) is not None and request.rows[sequence] >= 0:
+                until = state.now + (math.inf if retention.lasts is None else retention.lasts)
+                priority, lasts = int(retention.priority), until if until < math.inf else None
+                state.manager.content.retain_row(request.rows[sequence], priority, lasts)
+        request.count(num_output=num_output, num_live=-1)
         row = state.unseat(request, sequence, None)
         if row >= 0:
             state.manager.release(row)
@@ -340,10 +337,3 @@ def end_sequences(
     state.books.lift_bound(request)
     state.end(request, _STATUS.get(code, Status.FINISHED), sentence or _FINISHED[code])
     return request.usage()
-
-
-def _retain(state: State, retention: Retention, row: int) -> None:
-    """Retain the content of a sequence that finishes in this row; without one, nothing."""
-    if row >= 0:
-        until = math.inf if retention.lasts is None else state.now + retention.lasts
-        state.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)

@@ -10,17 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paged.base.arguments import Tokens
 from paged.block_manager import Memory
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
 from paged.errors import BatchEnded, BatchError, BatchOutOfOrder
 
-from .batch import NO_LOADS, Batch, Left, Ticket
+from .batch import NO_LOADS, Batch, Left
 from .request import RequestState
-from .rows import RowColumns, Rows
+from .rows import Counts, RowColumns, Rows
 
-Counts = NDArray[np.int64]
 # The number of a group of copies that belongs to no batch.
 _FORKS = 0
 
@@ -62,7 +61,7 @@ class Outstanding:
         self._awaited: Awaited | None = None
         self._changed: set[int] = set()
         # Blocks into which a batch loads for an aborted request: (batch, id of the request, blocks).
-        self._loading: list[tuple[int, str, NDArray[np.int64]]] = []
+        self._loading: list[tuple[int, str, Counts]] = []
 
     def begin_step(self) -> None:
         """Begin a step, before any table grows."""
@@ -101,18 +100,20 @@ class Outstanding:
             self._awaited = Awaited(len(self._manager.rows.num_tokens), self.batches)
         return self._awaited
 
-    def steady_source(self, rows: Rows) -> Ticket | None:
-        """Return the latest ticket if it has this very array of rows, samples for each, and each goes on from there."""
-        last = self.batches[-1]
+    def steady_source(self, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
+        """Return (rows, launched, launched + 1) if the latest batch has this very array of rows, samples for each, and each
+        goes on from there."""
+        last, columns = self.batches[-1], self._columns
         ticket = last.ticket
         if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
             return None
-        if ticket.draft_counts is not None:
-            # The number of right drafts decides where those rows go on.
+        # The number of right drafts decides where rows with drafts go on.
+        if columns.not_sampling or ticket.draft_counts is not None:
             return None
         if self._resumes_known and (self._changed or last.number != self._batch_before):
             return None
-        return ticket
+        ends = ticket.ends + 1
+        return None if columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
         """Return (batch, place) of each share of the sequence that is not void, in its row or one it gave back."""
@@ -158,24 +159,20 @@ class Outstanding:
         return self._resumes_known and self._samples_for(request)
 
     def computes(self, request: RequestState) -> bool:
-        return bool(self.batches) and any(self.shares_of(request, i) for i in range(len(request.rows)))
+        return any(self.shares_of(request, i) for i in range(len(request.rows)))
 
     def is_idle(self, request: RequestState) -> bool:
         """Whether a request with rows can compute nothing until the caller appends tokens."""
-        manager = self._manager
-        return all(
-            manager.rows.num_tokens[row] == manager.rows.num_launched[row] for row in request.live_rows
-        ) and not self._samples_for(request)
+        rows, tables = request.live_rows, self._manager.rows
+        return all(tables.num_tokens[row] == tables.num_launched[row] for row in rows) and not self._samples_for(
+            request
+        )
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
-        if not self.batches and not self._loading:
-            return False
-        return any(request_id == other for _, other, _ in self._loading) or any(
-            left.is_void and left.request.id == request_id
-            for batch in self.batches
-            for left in batch.ticket.gone.values()
-        )
+        every = [left for batch in self.batches for left in batch.ticket.gone.values()]
+        loads = any(request_id == other for _, other, _ in self._loading)
+        return loads or any(left.is_void and left.request.id == request_id for left in every)
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
         """Keep the shares of a sequence that gives its row back, or void them if it has ended."""
@@ -193,7 +190,7 @@ class Outstanding:
         if row >= 0:
             if self._manager.layout.states:
                 # It may fall back further than that.
-                self._columns.recover(row, request.reach(sequence, num_known))
+                self._columns.recover(row, num_known)
             self._manager.give_up_from(row, num_known)
 
     def count_waste(self, batch: Batch) -> tuple[int, int]:
@@ -238,7 +235,7 @@ class Outstanding:
 @dataclass(slots=True)
 class Carried:
     moves: Moves
-    loads: NDArray[np.int32]
+    loads: Tokens
     number: int
 
 
@@ -259,10 +256,8 @@ class CarriedCopies:
     def check_cancel(self, batch: Batch, moved: bool) -> None:
         """Raise BatchError if the batch's moves did not run though a later batch's moves did."""
         if not moved and len(batch.moves) and batch.number < self._last_moved:
-            raise BatchError(
-                batch.number,
-                f"runs before batch {self._last_moved}, which was cancelled after its moves had run; cancel it with moved=True.",
-            )
+            later = f"runs before batch {self._last_moved}, which was cancelled after its moves had run"
+            raise BatchError(batch.number, f"{later}; cancel it with moved=True.")
 
     def keep(self, batch: Batch, moved: bool) -> None:
         """Carry the copies of a cancelled batch unless they have `moved`; those of the oldest batch run first."""
@@ -296,7 +291,7 @@ class CarriedCopies:
         group.loads = self._wanted(group.loads, group.number)
         return group
 
-    def _wanted(self, loads: NDArray[np.int32], number: int) -> NDArray[np.int32]:
+    def _wanted(self, loads: Tokens, number: int) -> Tokens:
         owners = [self._columns.owner[row] for row in loads[:, 0].tolist()]
         is_wanted = [owner is not None and bool(owner.num_loading) and owner.load_batch == number for owner in owners]
         return loads[np.array(is_wanted, np.bool_)]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.growing import GrowingView, rising, rising_from
+from paged.base.arguments import Tokens
+from paged.base.growing import GrowingView, ones, rising, rising_from
 from paged.block_manager import Composed, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
 from .batch import NO_LOADS, Batch, Ticket
-from .composition import ones
-from .rows import Rows
+from .rows import Counts, Rows
 from .state import State, Step
-
-Counts = NDArray[np.int64]
-Tokens = NDArray[np.int32]
 
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
 _ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))
@@ -29,7 +26,7 @@ class Packer:
         self._owner, self._state, self._manager = owner, state, state.manager
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: NDArray[np.object_] = np.empty(0, object)
-        self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
+        self._sequences: Counts = np.empty(0, np.int64)
 
     def pack(self, step: Step) -> Batch:
         """Commit a decided step, whose rows are in flight from now on. Return its batch."""
@@ -171,7 +168,7 @@ class Packer:
         return batches, places
 
 
-def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
+def _copies_of(step: Step) -> tuple[Tokens, Moves]:
     """Return the step's loads and moves, read-only because a cancel carries them over as they are."""
     loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
     for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):

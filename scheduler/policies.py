@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from paged.base.arguments import is_number
 from paged.errors import InvalidConfig, UnknownPolicy
-
-from .arguments import is_number
 
 # Words that need a certain word in another field.
 _GOES_WITH = (

@@ -12,7 +12,7 @@ import numpy as np
 
 from paged.block_manager import Memory
 
-from .accounting import SchedulerStats
+from .batch import SchedulerStats
 from .policies import Costs
 from .request import RequestState, Status
 from .reservations import Books
@@ -56,11 +56,6 @@ class FewestBlocks(Victims):
     def ranked(self, books: Books, running: list[RequestState]) -> list[RequestState]:
         num_blocks = books.manager.rows.num_blocks
         return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
-
-
-def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
-    """Whether a swap costs less than computing the positions again."""
-    return costs.swap(num_blocks) < sum(costs.recompute(start, stop) for start, stop in lost)
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, may_swap: bool = True) -> None:

@@ -17,7 +17,8 @@ from .state import State, Step
 def force_progress(state: State, step: Step) -> None:
     """Run the first request that has work and can get room; end those that outgrew the pool."""
     books, queues = state.books, state.queues
-    while able := sorted(_with_work(books), key=lambda request: request.order):
+    admitted = [request for request in (*queues.running, *queues.away) if request.status is not Status.LOADING]
+    while able := sorted((r for r in admitted if _has_todo(books, r)), key=lambda request: request.order):
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
@@ -38,11 +39,6 @@ def force_progress(state: State, step: Step) -> None:
             admit(state, step, request)
             if not step.num_rows and request.status is Status.RUNNING:
                 _run(state, step, request)
-
-
-def _with_work(books: Books) -> list[RequestState]:
-    admitted = (*books.queues.running, *books.queues.away)
-    return [request for request in admitted if request.status is not Status.LOADING and _has_todo(books, request)]
 
 
 def _has_todo(books: Books, request: RequestState) -> bool:

@@ -12,13 +12,19 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from paged.base.arguments import checked_level, is_integer, keep_at_error, token_array
+from paged.base.arguments import (
+    UNLIMITED,
+    Tokens,
+    checked_level,
+    count_of,
+    is_integer,
+    is_number,
+    keep_at_error,
+    tokens_of,
+)
 from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
-
-from .arguments import UNLIMITED, count_of, is_number, vocabulary_error
 
 _NO_NAMESPACE = root_prefix(None)
 
@@ -124,7 +130,7 @@ _USUAL = _rare_of(Request(id="", prompt=()))
 _USUAL_TYPES = [*map(type, _USUAL)]
 
 
-def with_own_integers(request: Request) -> Request:
+def _with_own_integers(request: Request) -> Request:
     """Return the valid request with Python integers, counts at most UNLIMITED; itself where it has them."""
     numbers, stops = _integers_of(request), request.stop_token_ids
     if request.max_tokens <= UNLIMITED and {*map(type, numbers), *map(type, stops)} <= {int, type(None)}:
@@ -134,8 +140,9 @@ def with_own_integers(request: Request) -> Request:
     return msgspec.structs.replace(request, **own, stop_token_ids=tuple(map(int, stops)))
 
 
-def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[np.int32]:
-    """Return the prompt, int32 [n], if all fields of the request are in range. Raises InvalidRequest."""
+def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
+    """Return the request with Python integers, its prompt, int32 [n], and its encoded namespace, if all fields are in range.
+    Raises InvalidRequest."""
     if type(request.id) is not str or not request.id:
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     rare, eos = _rare_of(request), request.eos_token_id
@@ -144,18 +151,16 @@ def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[n
     if not (is_usual and _is_count(request.max_tokens, 1) and (eos is None or _is_token(eos))):
         _check_fields(request)
     try:
-        prompt = token_array(request.prompt)
-    except InvalidTokens as error:
-        raise _wrong(request, str(error)) from None
+        prompt = tokens_of(vocabulary_size, request.prompt)
+    except InvalidTokens as invalid:
+        raise wrong(request.id, str(invalid)) from None
     if not len(prompt):
-        raise _wrong(request, "the prompt is empty; at least one token is needed.")
-    wrong = None if request.keep_at == () else keep_at_error(request.keep_at, len(prompt))
-    if wrong is None and vocabulary_size is not None:
-        wrong = vocabulary_error(prompt, vocabulary_size)
-    if wrong is not None:
-        raise _wrong(request, wrong)
+        raise wrong(request.id, "the prompt is empty; at least one token is needed.")
+    if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
+        raise wrong(request.id, error)
     # The array may be the caller's.
-    return prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt
+    own = prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt
+    return _with_own_integers(request), own, namespace_root(request)
 
 
 def _check_fields(request: Request) -> None:
@@ -163,7 +168,7 @@ def _check_fields(request: Request) -> None:
     most, hint, stops = request.max_tokens, request.expected_tokens, request.stop_token_ids
     num_sequences, eos = request.num_sequences, request.eos_token_id
     if not _is_count(most, 1):
-        raise _wrong(request, f"max_tokens has to be an integer of at least 1; got {most!r}.")
+        raise wrong(request.id, f"max_tokens has to be an integer of at least 1; got {most!r}.")
     are_tokens = isinstance(stops, (tuple, list)) and all(map(_is_token, stops))
     for field, is_right, wanted in (
         ("expected_tokens", hint is None or _is_count(hint, 1, most), f"from 1 to max_tokens ({most}), or None"),
@@ -181,18 +186,16 @@ def _check_fields(request: Request) -> None:
         ("eos_token_id", eos is None or _is_token(eos), "a token id or None"),
     ):
         if not is_right:
-            raise _wrong(request, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
+            raise wrong(request.id, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
     if request.num_computed and num_sequences > 1:
-        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {num_sequences}.")
+        raise wrong(request.id, f"num_computed goes with one sequence; got num_sequences {num_sequences}.")
     if request.is_private and num_sequences > 1:
-        raise _wrong(
-            request,
-            f"{num_sequences} sequences share their prompt through the cache; reads_cache and writes_cache have to be on.",
-        )
+        shared = f"{num_sequences} sequences share their prompt through the cache"
+        raise wrong(request.id, f"{shared}; reads_cache and writes_cache have to be on.")
 
 
-def _wrong(request: Request, what: str) -> InvalidRequest:
-    return InvalidRequest(f'request "{request.id}": {what}')
+def wrong(request_id: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f'request "{request_id}": {what}')
 
 
 def _is_count(value: Any, least: int, most: int | None = None) -> bool:
@@ -210,7 +213,7 @@ def namespace_root(request: Request) -> bytes:
     try:
         return root_prefix((request.salt, request.adapter, request.extra_key))
     except InvalidNamespace as error:
-        raise _wrong(request, f"extra_key: {error}") from None
+        raise wrong(request.id, f"extra_key: {error}") from None
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):
@@ -225,7 +228,16 @@ class RequestUsage(msgspec.Struct, frozen=True, gc=False):
     preemptions: int
 
 
-class RequestState(msgspec.Struct, eq=False, gc=False):
+class Counted(msgspec.Struct, gc=False):
+    """Figures that only `count` changes."""
+
+    def count(self, **more: int) -> None:
+        """Add to the figures of these names."""
+        for name, number in more.items():
+            setattr(self, name, getattr(self, name) + number)
+
+
+class RequestState(Counted, eq=False, gc=False):
     """A live request. It holds no reference that leads back to it, so the garbage collector skips it.
 
     request      what the user submitted, with Python integers
@@ -255,7 +267,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     order: tuple[int, float, int]
     stops: tuple[int, ...]
     prompt_len: int
-    tokens: list[NDArray[np.int32] | None]
+    tokens: list[Tokens | None]
     rows: list[int]
     num_live: int
     num_loading: int | None
@@ -287,7 +299,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         return self.is_new and len(self.rows) == 1 and self.num_loading == 0 and not self.request.is_private
 
     @property
-    def first_tokens(self) -> NDArray[np.int32]:
+    def first_tokens(self) -> Tokens:
         """Known tokens of the first live sequence of a waiting request."""
         first = self.tokens[0]
         return next(tokens for tokens in self.tokens if tokens is not None) if first is None else first
@@ -316,11 +328,11 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         """Note whether all known tokens of the sequence are computed and sampled. Only `RowColumns` call this."""
         self.has_sampled[sequence] = has_sampled
 
-    def move(self, sequence: int, row: int, tokens: NDArray[np.int32] | None) -> None:
+    def move(self, sequence: int, row: int, tokens: Tokens | None) -> None:
         """Give the sequence a row, or take its row (-1) and keep its known tokens (None: it has ended)."""
         self.rows[sequence], self.tokens[sequence] = row, tokens
 
-    def extend(self, sequence: int, tokens: NDArray[np.int32]) -> None:
+    def extend(self, sequence: int, tokens: Tokens) -> None:
         """Append to the known tokens of a sequence that has no row."""
         known = self.tokens[sequence]
         assert known is not None, "a live sequence without a row keeps its tokens"
@@ -367,7 +379,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     def note_preempted(self, step: int) -> None:
         """Count it as preempted in this step."""
         self.preempted_at = step
-        self.preemptions += 1
+        self.count(preemptions=1)
 
     def resume(self, step: int) -> None:
         """It runs again in this step."""
@@ -379,33 +391,13 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         """Wait for blocks that the request of this id computes; None: for none."""
         self.follows = leader
 
-    def let_pass(self) -> None:
-        """A request behind it was admitted before it."""
-        self.passed += 1
-
-    def note_ended(self, num_output: int) -> None:
-        """One of its sequences, of so many outputs, has ended."""
-        self.num_output += num_output
-        self.num_live -= 1
-
-    def count(self, **more: int) -> None:
-        """Add to what it took: hit_tokens, recomputed_tokens, swapped_blocks."""
-        for name, number in more.items():
-            setattr(self, name, getattr(self, name) + number)
-
     def usage(self) -> RequestUsage:
-        return RequestUsage(
-            self.prompt_len,
-            self.num_output,
-            self.hit_tokens,
-            self.recomputed_tokens,
-            self.swapped_blocks,
-            self.preemptions,
-        )
+        took = self.hit_tokens, self.recomputed_tokens, self.swapped_blocks, self.preemptions
+        return RequestUsage(self.prompt_len, self.num_output, *took)
 
 
 def state_of(
-    request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int
+    request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
     num, eos = request.num_sequences, request.eos_token_id

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.arguments import Tokens
 from paged.base.growing import rising_from
 
 from .request import LENGTH, STOP, RequestState
 
 Rows = NDArray[np.int64]
-_NO_PLACES: Rows = np.empty(0, np.int64)
+"""Indices of rows, [n]."""
+Counts = NDArray[np.int64]
+"""An integer for each of some rows, [n]."""
+NO_ROWS: Rows = np.empty(0, np.int64)
 
 # Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
@@ -45,9 +49,7 @@ class RowColumns:
         self.reserved = np.zeros(num_rows, np.int64)
         self._all_stops = np.full((_MOST_IN_COLUMN, num_rows), -1, np.int32).T
         self.stops = self._all_stops[:, :1]
-        self.many_stops: NDArray[np.int64] = np.empty(0, np.int64)
-        # Rows by their number of stop ids in the column.
-        self._num_of_width = [0] * (_MOST_IN_COLUMN + 1)
+        self.many_stops: Counts = np.empty(0, np.int64)
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
         self.sequence = np.zeros(num_rows, np.int64)
@@ -67,14 +69,10 @@ class RowColumns:
             # First, because it takes memory.
             keys = np.unique(np.array(stops, np.int64)) + (row << 32)
             self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
-        most = state.max_total[sequence]
-        self.max_total[row] = most
         self.num_bound += 1
-        self.sum_max_total += most
-        before = state.prompt_len + state.appended[sequence]
-        self.min_total[row] = before + request.min_tokens
-        self.prompt_total[row] = before
-        self.expected_total[row] = 0 if request.expected_tokens is None else before + request.expected_tokens
+        self.min_total[row], self.expected_total[row] = request.min_tokens, request.expected_tokens or 0
+        self.max_total[row] = self.prompt_total[row] = 0
+        self.prolong(row, state.prompt_len + state.appended[sequence], state.max_total[sequence])
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
@@ -84,7 +82,6 @@ class RowColumns:
             return
         self.num_with_stops += 1
         if len(stops) <= _MOST_IN_COLUMN:
-            self._num_of_width[len(stops)] += 1
             if len(stops) > self.stops.shape[1]:
                 self.stops = self._all_stops[:, : len(stops)]
             self.stops[row, : len(stops)] = stops
@@ -107,12 +104,10 @@ class RowColumns:
         else:
             self.not_sampling.discard(row)
 
-    def finish_codes(
-        self, rows: Rows, tokens: NDArray[np.int32], totals: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts) -> tuple[NDArray[np.int8], Counts]:
         """Return why each row, `totals` long with `tokens`, ends, int8 [n], or 0; and the places of ends, int64 [k]."""
         codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
-        done = _NO_PLACES
+        done = NO_ROWS
         if self.reach_length(rows, totals):
             done = (totals >= self.max_total[rows]).nonzero()[0]
             codes[done] = LENGTH
@@ -125,9 +120,9 @@ class RowColumns:
     def kept_counts(
         self,
         rows: Rows,
-        given: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]],
-        known: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+        given: tuple[Tokens, Counts, Counts],
+        known: Counts,
+    ) -> tuple[Counts, NDArray[np.int8]]:
         """Return how many of its new tokens each row keeps, int64 [n], and why it ends after them, int8 [n], or 0. `given`:
         all tokens, the place of each row's first one, and how many it has; `known`: its tokens before."""
         tokens, first, counts = given
@@ -143,7 +138,7 @@ class RowColumns:
         kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
         return kept, codes
 
-    def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
+    def reach_length(self, rows: Rows, totals: Counts) -> bool:
         """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
         many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
         if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
@@ -176,13 +171,12 @@ class RowColumns:
             self.many_stops = np.delete(self.many_stops, slice(first, end))
             return
         self.stops[row] = -1
-        self._num_of_width[num_stops] -= 1
-        width = self.stops.shape[1]
-        while width > 1 and not self._num_of_width[width]:
-            width -= 1
-        self.stops = self._all_stops[:, :width]
+        if num_stops == self.stops.shape[1] > 1:
+            # As wide as the widest row that is left.
+            width = int(np.count_nonzero((self.stops >= 0).any(axis=0)))
+            self.stops = self._all_stops[:, : max(width, 1)]
 
-    def is_stop(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def is_stop(self, rows: Rows, tokens: Tokens) -> NDArray[np.bool_]:
         """Whether each token is a stop id of its row, in the shape of both: [n], or rows [n, 1] and tokens [n, k]."""
         by_place = self.stops.T
         found: NDArray[np.bool_] = by_place[0][rows] == tokens
@@ -196,8 +190,8 @@ class RowColumns:
         return found
 
     def recover(self, row: int, num_tokens: int) -> None:
-        """Note that so many tokens of the row's sequence were computed once."""
-        self.recovering[row] = num_tokens
+        """Note that the row falls back, and that so many tokens of its sequence, or more before, were computed once."""
+        self.recovering[row] = self.owner[row].reach(self.sequence.item(row), num_tokens)
 
     def ensure(self, num_rows: int) -> None:
         """Make room for so many rows. All columns grow, or none where memory is short (MemoryError)."""
@@ -236,7 +230,7 @@ class RunningRows:
         self._is_stale = False
         # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
         # each. While they are the running rows, each has one token to go.
-        self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
+        self.steady: tuple[Rows, Counts, Counts] | None = None
         # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
 
@@ -266,9 +260,7 @@ class RunningRows:
             self._rows = rows
         return True
 
-    def settle(
-        self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: NDArray[np.int64], known: NDArray[np.int64]
-    ) -> None:
+    def settle(self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: Counts, known: Counts) -> None:
         """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that ran.
         Those that do not go on have left (`goes_on` None: all do)."""
         stay = rows
@@ -281,7 +273,7 @@ class RunningRows:
         """Forget what `settle` remembers: a row has other tokens."""
         self.steady = None
 
-    def take_steady(self) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None:
+    def take_steady(self) -> tuple[Rows, Counts, Counts] | None:
         """Return what `settle` remembers, once."""
         steady, self.steady = self.steady, None
         return steady

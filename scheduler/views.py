@@ -9,17 +9,15 @@ from itertools import chain, islice, takewhile
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from paged.base.words import counted
 from paged.block_manager import HitEnd, Memory
-from paged.errors import UnknownRequest
 
+from .foresight import outputs_left
 from .request import RequestState, Status
 from .reservations import Books
+from .rows import Counts
 from .state import State
-
-Counts = NDArray[np.int64]
 
 _WHY = {
     "pending": "what comes next was still being computed",
@@ -87,25 +85,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def listed(books: Books, limit: int) -> list[RequestView]:
     """Return up to `limit` requests: running, suspended, waiting, and then those that wait for append()."""
     queues = books.queues
-    waiting = [] if not queues.waiting.num else [queues.waiting.head(), *queues.waiting.behind(limit)]
-    every = chain(queues.running, queues.away, waiting, queues.idle.values())
+    every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
     return [view_of(books, request) for request in islice(every, limit)]
 
 
 def view_of(books: Books, request: RequestState) -> RequestView:
-    num_output = request.num_output
-    for sequence in request.live_sequences:
-        num_output += books.num_output(request, sequence)
-    return RequestView(
-        request.request.id,
-        request.status.value,
-        request.prompt_len,
-        num_output,
-        request.request.max_tokens,
-        *_blocks_of(books.manager, request),
-        request.hit_tokens,
-        request.preemptions,
-    )
+    num_output = request.num_output + sum(books.num_output(request, i) for i in request.live_sequences)
+    tokens = request.prompt_len, num_output, request.request.max_tokens
+    blocks, took = _blocks_of(books.manager, request), (request.hit_tokens, request.preemptions)
+    return RequestView(request.id, request.status.value, *tokens, *blocks, *took)
 
 
 def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
@@ -116,12 +104,9 @@ def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
     return held if manager.layout.is_plain else manager.pages_of_rows(rows), on_host
 
 
-def explain(state: State, request_id: str, *, with_holders: bool = True) -> Explanation:
-    """Return why the request is where it is, and which others hold blocks, which costs most. Raises UnknownRequest."""
-    request = state.requests.get(request_id)
+def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool = True) -> Explanation:
+    """Return why the request, None if it has ended, is where it is, and which others hold blocks, which costs most."""
     if request is None:
-        if request_id not in state.ended:
-            raise UnknownRequest(request_id)
         status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
     sentence, needed, free = _found(state, request)
@@ -194,12 +179,11 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     elif request.status in (Status.PAUSED, Status.SWAPPED):
         to_return, (on_device, on_host) = books.to_return(request), _blocks_of(state.manager, request)
         needed = to_return + kept
-        sentence = _SAMPLES_ARE_OUT
-        if not outstanding.keeps_out(request):
-            sentence = (
-                f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
-                f"{counted(to_return, 'block')} to go on; {_free(free, kept)}"
-            )
+        times, keeps = counted(request.preemptions, "time"), counted(on_device, "block")
+        has = f"it was preempted {times}, keeps {keeps} and has {on_host} on the host"
+        sentence = f"{has}; it needs {counted(to_return, 'block')} to go on; {_free(free, kept)}"
+        if outstanding.keeps_out(request):
+            sentence = _SAMPLES_ARE_OUT
     elif request.follows is not None:
         sentence = f'it waits for "{request.follows}", which is computing the same prompt; it shares those blocks when they are done.'
     elif outstanding.computes(request):
@@ -251,8 +235,8 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
         later = state.admission.reason(queues) or state.composition.reason(queues)
         sentence = later or "it can be admitted in the next step."
     if request.preemptions:
-        lost = counted(sum(request.high_water), "token")
-        sentence += f" It was preempted {counted(request.preemptions, 'time')} and will compute {lost} again."
+        times, lost = counted(request.preemptions, "time"), counted(sum(request.high_water), "token")
+        sentence += f" It was preempted {times} and will compute {lost} again."
     if books.is_due(request):
         sentence += " It re-enters only with its worst case reserved."
     return sentence
@@ -299,9 +283,7 @@ class Outlook(msgspec.Struct, frozen=True):
 def outlook(state: State) -> Outlook:
     manager, columns, books, size = state.manager, state.columns, state.books, state.manager.block_size
     layout, full = manager.layout, max(manager.layout.full_pages, 1)
-    running = books.running_rows()
-    suspended = np.array([row for request in state.away for row in request.live_rows], np.int64)
-    rows = np.concatenate([running, suspended])
+    num_running, rows = len(books.running_rows()), books.rows_in()
     num_rows, reserves = len(rows), state.reservation.reserves
     num, waiting, held = [1] * num_rows, [], []
     for request in state.waiting:
@@ -311,16 +293,12 @@ def outlook(state: State) -> Outlook:
         num.append(len(live))
         waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
         held.append(books.to_enter(request) * size // full if reserves else 0)
-    in_rows = (
-        manager.rows.num_tokens[rows],
-        columns.prompt_total[rows],
-        columns.max_total[rows],
-        columns.expected_total[rows],
-    )
-    known, before, most, expected = np.hstack([np.array(in_rows), np.array(waiting, np.int64).reshape(-1, 4).T])
-    mean = state.lengths.mean_remaining(np.append(known - before, 0), (known - before)[: len(running)])
+    in_rows = manager.rows.num_tokens, columns.prompt_total, columns.max_total, columns.expected_total
+    columns_in, of_waiting = [column[rows] for column in in_rows], np.array(waiting, np.int64).reshape(-1, 4).T
+    known, before, most, expected = np.hstack([np.array(columns_in), of_waiting])
+    mean = state.lengths.mean_remaining(np.append(known - before, 0), (known - before)[:num_running])
     guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
-    left = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))
+    left = outputs_left(guessed, expected, known, most)
     num_sequences = np.array(num, np.int64)
     # A group computes a shared prompt once.
     todo = known * (1 if manager.prefix_caching else num_sequences)
@@ -341,8 +319,8 @@ def outlook(state: State) -> Outlook:
         held=of_all,
         todo=todo,
         left=left,
-        num_running=len(running),
-        num_suspended=len(suspended),
+        num_running=num_running,
+        num_suspended=num_rows - num_running,
         mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
         max_total=books.max_total,
         slots=slots,

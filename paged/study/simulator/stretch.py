@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import is_integer
+from paged.base.arguments import UNLIMITED, is_integer, latest_time
 from paged.block_manager import Memory
 from paged.errors import InvalidRequest, WrongTokens
 from paged.scheduler.admission import Admission
-from paged.scheduler.arguments import UNLIMITED, latest_time
 from paged.scheduler.composition import Composition, DecodesFirst
 from paged.scheduler.core import Scheduler
 from paged.scheduler.request import Status
