@@ -52,20 +52,11 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
         found = (self.rows == row).nonzero()[0]
         return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
 
-    def has_drafts(self, place: int) -> bool:
-        return self.draft_counts is not None and bool(self.draft_counts[place] > 0)
-
     def places_sampled(self) -> NDArray[np.int64]:
         """Places of rows that sample and are not gone, rising."""
-        if not self.gone:
-            return np.arange(len(self.rows)) if self.all_sample else self.samples.nonzero()[0]
         samples = self.samples.copy()
         samples[list(self.gone)] = False
         return samples.nonzero()[0]
-
-    @property
-    def is_empty(self) -> bool:
-        return self.flight is None
 
     @property
     def all_sample(self) -> bool:
@@ -140,7 +131,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run, move or deliver; such a batch needs no end."""
-        return self.ticket.is_empty
+        return self.ticket.flight is None
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):

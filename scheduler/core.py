@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,6 @@ from .drafts import Drafts, place_drafts, validated_drafts
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
-from .progress import force_progress
 from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, state_of, validated, wrong
 from .rows import NO_ROWS, Counts
 from .state import Limits, State, Step
@@ -212,7 +212,7 @@ class Scheduler(Uncopyable):
         if not carried or (len(carried) == 1 and not manager.growth.any_shared_tail):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and not carried and not step.loads:
-            force_progress(state, step)
+            admission.force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
         if carried:
@@ -220,7 +220,7 @@ class Scheduler(Uncopyable):
             step.moves.insert(0, group.moves)
             step.loads.extend(map(tuple, group.loads.tolist()))
         batch = self._packer.pack(step)
-        if not batch.ticket.is_empty:
+        if not batch.is_empty:
             outstanding.put_out(batch)
         self._raise_violations()
         return batch
@@ -393,18 +393,10 @@ class Scheduler(Uncopyable):
     def counts(self) -> dict[str, int]:
         """Return requests by state; submitted is the sum of the others."""
         state, stats = self._state, self._state.stats
-        away = [request.status for request in state.away]
-        return {
-            "submitted": self._num_added,
-            "waiting": state.waiting.num + len(state.idle),
-            "loading": away.count(Status.LOADING),
-            "running": state.running.num,
-            "paused": away.count(Status.PAUSED),
-            "swapped": away.count(Status.SWAPPED),
-            "finished": stats.finished,
-            "rejected": stats.rejected,
-            "aborted": stats.aborted,
-        }
+        num = Counter(request.status.value for request in state.away)
+        num.update(waiting=self.num_waiting, running=state.running.num)
+        num.update(finished=stats.finished, rejected=stats.rejected, aborted=stats.aborted)
+        return {"submitted": self._num_added} | {status.value: num[status.value] for status in Status}
 
     @property
     def num_reserved(self) -> int:
@@ -460,14 +452,9 @@ class Scheduler(Uncopyable):
 
     def stats(self) -> SchedulerStats:
         """Return a copy of the totals so far."""
-        state = self._state
-        figures = state.manager.sharing
-        return msgspec.structs.replace(
-            state.stats,
-            hit_tokens=figures.hit_tokens,
-            host_hit_tokens=figures.host_hit_tokens,
-            shared_in_flight_tokens=figures.pending_hit_tokens,
-        )
+        stats, figures = self._state.stats, self._state.manager.sharing
+        hits = {"hit_tokens": figures.hit_tokens, "host_hit_tokens": figures.host_hit_tokens}
+        return msgspec.structs.replace(stats, shared_in_flight_tokens=figures.pending_hit_tokens, **hits)
 
     def check(self) -> list[str]:
         """Return every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
@@ -503,9 +490,9 @@ class Scheduler(Uncopyable):
             raise errors.InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
             raise errors.ForeignBatch(batch.number)
-        if not batch.ticket.is_empty:
+        if not batch.is_empty:
             self._state.outstanding.must_be(batch, place, verb)
-        return not batch.ticket.is_empty
+        return not batch.is_empty
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""

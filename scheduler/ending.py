@@ -98,7 +98,9 @@ def _wrong(batch: Batch, what: str) -> WrongTokens:
 def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) -> Outputs:
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
-    num_again, num_void = state.outstanding.count_waste(batch) if ticket.gone or ticket.recomputed else (0, 0)
+    state.stats.count(steps=int(len(ticket.rows) > 0), computed_tokens=len(batch.token_ids))
+    if ticket.gone or ticket.recomputed:
+        state.stats.count(**state.outstanding.count_waste(batch))
     state.outstanding.release_loading(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
@@ -119,13 +121,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
-    state.stats.count(
-        steps=int(len(ticket.rows) > 0),
-        computed_tokens=len(batch.token_ids),
-        output_tokens=len(tokens),
-        recomputed_tokens=num_again,
-        voided_tokens=num_void,
-    )
+    state.stats.count(output_tokens=len(tokens))
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
@@ -226,7 +222,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
         state.outstanding.void_unknown(request, sequence)
         if row < 0 and request.id not in state.idle and all(request.has_sampled[i] for i in request.live_sequences):
             state.queues.leave(request)
-            state.queues.await_append(request)
+            state.queues.wait(request, is_idle=True)
         return Output(request.id, sequence, [])
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)

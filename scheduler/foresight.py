@@ -1,5 +1,6 @@
-"""Guesses of output lengths, and admission by foresight: whether the pool suffices when the admitted requests need most of it. With remaining outputs
-r₁ ≥ r₂ ≥ … and held tokens c, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al., 2025)."""
+"""Guesses of output lengths, and foresight: whether the pool suffices when the admitted requests need most of it. With
+remaining outputs r₁ ≥ r₂ ≥ … and held tokens c, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al.,
+2025)."""
 
 from __future__ import annotations
 
@@ -18,14 +19,10 @@ from .request import RequestState
 from .reservations import ROWS, Books
 from .rows import Counts
 
-WINDOW = 1000
-"""Ended outputs that are remembered."""
-STRIDE = 16
-"""Steps after which a request that did not fit is looked at again, though no request ended and none came."""
-PATIENCE = 64
-"""Of so many rows that run it is waited a step longer when a request ended: a look costs as much as a step of many rows."""
-MEMORY = 200_000
-"""Computed tokens over which waste is remembered."""
+WINDOW = 1000  # ended outputs that are remembered
+STRIDE = 16  # steps after which one that did not fit is looked at again, though no request ended and none came
+PATIENCE = 64  # of so many running rows it is waited a step longer when one ended: a look costs as much as their step
+MEMORY = 200_000  # computed tokens over which waste is remembered
 GAIN = 0.1
 """How far the quantile goes up for each target that the waste is above the target, and down where there is none. No sum over time: an
 admission costs something thousands of tokens later, and a sum would swing."""

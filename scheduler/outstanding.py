@@ -33,21 +33,19 @@ class Awaited:
         self.place = np.full(num_rows, -1, np.int64)
         self.is_undecided = np.zeros(num_rows, np.bool_)
         for batch in batches:
-            ticket = batch.ticket
-            places = ticket.places_sampled()
-            self._note(ticket.rows[places], batch.number, places)
-            if ticket.draft_counts is not None:
-                self.is_undecided[ticket.rows[places]] |= ticket.draft_counts[places] > 0
+            ticket, places = batch.ticket, batch.ticket.places_sampled()
+            self._note(batch, ticket.rows[places], places)
             for place, left in ticket.gone.items():
                 row = left.request.rows[left.sequence]
                 if not left.is_void and ticket.samples[place] and row >= 0:
-                    self._note(np.array([row]), batch.number, np.array([place]))
-                    self.is_undecided[row] |= ticket.has_drafts(place)
+                    self._note(batch, np.array([row]), np.array([place]))
 
-    def _note(self, rows: Rows, number: int, places: Counts) -> None:
+    def _note(self, batch: Batch, rows: Rows, places: Counts) -> None:
         self.num[rows] += 1
-        self.batch[rows] = number
+        self.batch[rows] = batch.number
         self.place[rows] = places
+        if batch.ticket.draft_counts is not None:
+            self.is_undecided[rows] |= batch.ticket.draft_counts[places] > 0
 
 
 class Outstanding:
@@ -164,9 +162,8 @@ class Outstanding:
     def is_idle(self, request: RequestState) -> bool:
         """Whether a request with rows can compute nothing until the caller appends tokens."""
         rows, tables = request.live_rows, self._manager.rows
-        return all(tables.num_tokens[row] == tables.num_launched[row] for row in rows) and not self._samples_for(
-            request
-        )
+        has_todo = any(tables.num_tokens[row] != tables.num_launched[row] for row in rows)
+        return not has_todo and not self._samples_for(request)
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
@@ -193,20 +190,18 @@ class Outstanding:
                 self._columns.recover(row, num_known)
             self._manager.give_up_from(row, num_known)
 
-    def count_waste(self, batch: Batch) -> tuple[int, int]:
-        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there
-        are, and how many tokens are void."""
-        ticket, num_again, num_void = batch.ticket, 0, 0
-        for place, left in ticket.gone.items():
-            if left.is_void:
-                num_void += batch.num_tokens.item(place)
+    def count_waste(self, batch: Batch) -> dict[str, int]:
+        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there are,
+        and how many tokens are void, by the names of `SchedulerStats`."""
+        ticket, num_again = batch.ticket, 0
+        num_void = sum(batch.num_tokens.item(place) for place, left in ticket.gone.items() if left.is_void)
         for place, num in ticket.recomputed.items():
             gone = ticket.gone.get(place)
             if gone is None or not gone.is_void:
                 request = self._columns.owner[ticket.rows[place]] if gone is None else gone.request
                 request.count(recomputed_tokens=num)
                 num_again += num
-        return num_again, num_void
+        return {"recomputed_tokens": num_again, "voided_tokens": num_void}
 
     def hold_loading(self, request: RequestState) -> None:
         """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""

@@ -128,10 +128,7 @@ def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> N
             state.columns.note_sampled(victim, sequence)
         state.unseat(victim, sequence, tokens)
         manager.release(row)
-    if is_idle:
-        state.queues.await_append(victim)
-    else:
-        state.queues.wait(victim)
+    state.queues.wait(victim, is_idle=is_idle)
 
 
 def report_preempted_late(state: State, step: Step) -> None:

@@ -123,14 +123,13 @@ class Queues:
         request.become(status)
         self.away.add(request)
 
-    def wait(self, request: RequestState) -> None:
+    def wait(self, request: RequestState, *, is_idle: bool = False) -> None:
+        """Let a request without rows wait: in the queue, or, if idle, for tokens from the caller."""
         request.become(Status.WAITING)
-        self.waiting.add(request)
-
-    def await_append(self, request: RequestState) -> None:
-        """Let a request without rows wait for tokens from the caller."""
-        request.become(Status.WAITING)
-        self.idle[request.id] = request
+        if is_idle:
+            self.idle[request.id] = request
+        else:
+            self.waiting.add(request)
 
     def requeue(self, request: RequestState) -> None:
         """Let the request, if it is idle, wait as others do: it has tokens to compute."""

@@ -238,56 +238,38 @@ class Counted(msgspec.Struct, gc=False):
 
 
 class RequestState(Counted, eq=False, gc=False):
-    """A live request. It holds no reference that leads back to it, so the garbage collector skips it.
+    """A live request. It holds no reference that leads back to it, so the garbage collector skips it. Lists are per
+    sequence."""
 
-    request      what the user submitted, with Python integers
-    stops        ids that end a sequence, EOS among them
-    order        (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn
-                 replaces the arrival at its first admission
-    charged      tokens charged to its tenant at that admission
-    tokens       per sequence, the known tokens while it has no row (None: it has one, or it has ended)
-    max_total    per sequence, the tokens at which it has its full length
-    rows         per sequence, its row (-1: none)
-    num_live     sequences that have not ended
-    high_water   per sequence, tokens that were computed once: below it, computing is recomputing
-    appended     per sequence, tokens that the caller appended
-    has_sampled  per sequence, all known tokens are computed and sampled: computed again, they do not sample
-    num_output   output tokens of the sequences that have ended
-    is_new       never admitted yet
-    follows      id of the request whose blocks it waits to share (None: none)
-    preempted_at  the step in which blocks were taken from it since it last ran (None: none were)
-    longest_pause  most steps that it stood still because blocks were taken from it
-    passed       how often a request behind it was admitted before it
-    num_loading  tokens from elsewhere that it waits for, listed in batch `load_batch`; None: it asks for them when it is
-                 admitted
-    """
-
-    request: Request
+    request: Request  # what the user submitted, with Python integers
     root: bytes
+    # (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn replaces the
+    # arrival at its first admission.
     order: tuple[int, float, int]
-    stops: tuple[int, ...]
+    stops: tuple[int, ...]  # ids that end a sequence, EOS among them
     prompt_len: int
-    tokens: list[Tokens | None]
-    rows: list[int]
-    num_live: int
+    tokens: list[Tokens | None]  # the known tokens while it has no row (None: it has one, or it has ended)
+    rows: list[int]  # its row (-1: none)
+    num_live: int  # sequences that have not ended
+    # Tokens from elsewhere that it waits for, listed in batch `load_batch`; None: it asks for them when it is admitted.
     num_loading: int | None
-    max_total: list[int]
-    high_water: list[int]
-    appended: list[int]
-    has_sampled: list[bool]
+    max_total: list[int]  # the tokens at which it has its full length
+    high_water: list[int]  # tokens that were computed once: below it, computing is recomputing
+    appended: list[int]  # tokens that the caller appended
+    has_sampled: list[bool]  # all known tokens are computed and sampled: computed again, they do not sample
     status: Status = Status.WAITING
-    num_output: int = 0
+    num_output: int = 0  # output tokens of the sequences that have ended
     preemptions: int = 0
     hit_tokens: int = 0
     recomputed_tokens: int = 0
     swapped_blocks: int = 0
-    follows: str | None = None
-    passed: int = 0
-    is_new: bool = True
-    preempted_at: int | None = None
-    longest_pause: int = 0
+    follows: str | None = None  # id of the request whose blocks it waits to share
+    passed: int = 0  # how often a request behind it was admitted before it
+    is_new: bool = True  # never admitted yet
+    preempted_at: int | None = None  # the step in which blocks were taken from it since it last ran
+    longest_pause: int = 0  # most steps that it stood still because blocks were taken from it
     load_batch: int = 0
-    charged: int = 0
+    charged: int = 0  # tokens charged to its tenant at its first admission
 
     @property
     def id(self) -> str:

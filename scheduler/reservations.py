@@ -42,10 +42,6 @@ class Reservation:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size) * books.manager.layout.full_pages
 
-    def has_place(self, books: Books, request: RequestState) -> bool:
-        """Whether free blocks lie as a request without rows needs them; True for one with rows."""
-        return True
-
     def refusal(self, books: Books, request: RequestState) -> NeverFits | None:
         """Return why blocks can never lie as a new request needs them, or None."""
         return None
@@ -61,7 +57,7 @@ class Reservation:
         """Give up what is kept for a row that is about to be closed."""
 
     def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
-        """Return why a waiting request has no place though so many blocks are free; None if it has one."""
+        """Return why a request without rows has no place though `num_free` blocks are free; None if it has one."""
         return None
 
     def violations(self, books: Books) -> list[str]:
@@ -248,7 +244,7 @@ class Books:
         free, needed = self.num_free(), self.to_enter(request)
         if needed > free and (free <= 0 or needed - self.to_share(request) > free):
             return False
-        return self.reservation.has_place(self, request)
+        return self.reservation.reason(self, request, free) is None
 
     def allowance(self, request: RequestState) -> int:
         """Return the blocks that the request may draw, without those that others have reserved."""

@@ -118,10 +118,7 @@ class RowColumns:
         return codes, done
 
     def kept_counts(
-        self,
-        rows: Rows,
-        given: tuple[Tokens, Counts, Counts],
-        known: Counts,
+        self, rows: Rows, given: tuple[Tokens, Counts, Counts], known: Counts
     ) -> tuple[Counts, NDArray[np.int8]]:
         """Return how many of its new tokens each row keeps, int64 [n], and why it ends after them, int8 [n], or 0. `given`:
         all tokens, the place of each row's first one, and how many it has; `known`: its tokens before."""
@@ -159,10 +156,8 @@ class RowColumns:
         self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = None
         self.id[row] = None
-        if self.not_sampling:
-            self.not_sampling.discard(row)
-        if self.recovering:
-            self.recovering.pop(row, None)
+        self.not_sampling.discard(row)
+        self.recovering.pop(row, None)
         if not num_stops:
             return
         self.num_with_stops -= 1

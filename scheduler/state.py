@@ -49,14 +49,12 @@ class Step(msgspec.Struct, eq=False, gc=False):
     budget: int
     seats: int
     decodes: Rows
-    # Launched tokens of each of `decodes`, and one more.
-    decode_starts: Counts = NO_ROWS
-    decode_ends: Counts = NO_ROWS
+    decode_starts: Counts = NO_ROWS  # launched tokens of each of `decodes`
+    decode_ends: Counts = NO_ROWS  # and one more
     # The batch that samples what `decodes` compute, if these are its rows in its order; else -1.
     decodes_after: int = -1
-    # Drafts of each of `decodes`, and their tokens, packed.
-    draft_counts: Counts | None = None
-    draft_tokens: Tokens | None = None
+    draft_counts: Counts | None = None  # drafts of each of `decodes`
+    draft_tokens: Tokens | None = None  # and their tokens, packed
     # Row, launched tokens, tokens of this step, and whether they are all: see `note_chunk`.
     chunks: list[tuple[int, int, int, bool]] = []
     # Request, row and launched tokens where the prompt goes on past this batch: others may follow.
@@ -65,7 +63,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
     loads: list[tuple[int, int, int]] = []
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
-    is_short: bool = False
+    is_short: bool = False  # a victim gives up blocks: admit no request in this step
 
     def place_decodes(self, rows: Rows, starts: Counts, ends: Counts, *, after: int = -1) -> None:
         """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows; else -1."""
@@ -92,7 +90,6 @@ class Step(msgspec.Struct, eq=False, gc=False):
             self.moves.append(moves)
 
     def note_shortage(self) -> None:
-        """Admit no request in this step: a victim gives up blocks."""
         self.is_short = True
 
     @property
