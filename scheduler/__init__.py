@@ -1,46 +1,21 @@
 """Decisions for a paged KV cache: which requests run, wait and give blocks up. Needs numpy, msgspec, block_manager."""
 
-from .accounting import SchedulerStats
 from .admission import Admission
-from .batch import Batch, Output, Outputs
+from .batch import Batch, Output, Outputs, SchedulerStats
 from .composition import Composition
 from .core import Scheduler
 from .drafts import UNKNOWN_DRAFT, Drafts
-from .explain import Explanation, RequestView
-from .outlook import Outlook
 from .policies import POLICIES, Costs, Policy, register_policy
 from .preemption import Victims
-from .request import Request, RequestUsage, Retention
+from .request import FINISH_REASONS, Request, RequestUsage, Retention, Status
 from .reservations import Reservation
 from .state import Limits
-from .status import FINISH_REASONS, Status
 from .strategies import Order, Strategies
+from .views import Explanation, Outlook, RequestView
 
 __all__ = [
-    "FINISH_REASONS",
-    "POLICIES",
-    "UNKNOWN_DRAFT",
-    "Admission",
-    "Batch",
-    "Composition",
-    "Costs",
-    "Drafts",
-    "Explanation",
-    "Limits",
-    "Order",
-    "Outlook",
-    "Output",
-    "Outputs",
-    "Policy",
-    "Request",
-    "RequestUsage",
-    "RequestView",
-    "Reservation",
-    "Retention",
-    "Scheduler",
-    "SchedulerStats",
-    "Status",
-    "Strategies",
-    "Victims",
+    "FINISH_REASONS", "POLICIES", "UNKNOWN_DRAFT", "Admission", "Batch", "Composition", "Costs", "Drafts",
+    "Explanation", "Limits", "Order", "Outlook", "Output", "Outputs", "Policy", "Request", "RequestUsage",
+    "RequestView", "Reservation", "Retention", "Scheduler", "SchedulerStats", "Status", "Strategies", "Victims",
     "register_policy",
-]
+]  # fmt: skip

@@ -1,20 +1,24 @@
-"""Admission of requests: first those that return, then those that wait, both in order. It never preempts."""
+"""Admission of requests: first those that return, then those that wait, both in order. It never preempts, but where a
+step would compute nothing: then the first request able to run gets what it needs. And forks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from paged.base.arguments import Tokens
+from paged.errors import InvalidRequest, RequestInFlight
 
 from .composition import place_chunk
+from .ending import end_request
 from .policies import Policy
+from .preemption import preempt
 from .queues import Queues
-from .request import RequestState
+from .request import LENGTH, RequestState, Status, wrong
 from .reservations import Books
 from .state import Limits, State, Step
-from .status import Status
 
 NUM_PASSING = 4
 """Of so many behind the head of the queue, the first that fits may pass it, where the policy allows that."""
@@ -67,7 +71,7 @@ class Admission:
                     if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
                         shut(state, step, head)
                     return
-                head.let_pass()
+                head.count(passed=1)
             admit(state, step, request)
 
     def fits(self, books: Books, step: Step, request: RequestState) -> bool:
@@ -103,10 +107,8 @@ def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
 
 
 def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], *, passes: bool) -> RequestState | None:
-    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen.
-
-    `passes`: it would enter before the head of the queue.
-    """
+    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen. `passes`: it
+    would enter before the head of the queue."""
     manager, foresight, books, free = state.manager, state.foresight, state.books, None
     max_sequences = state.limits.max_sequences
     has_seat = state.running_rows.num < max_sequences
@@ -137,7 +139,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     moves = state.manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
     step.move(moves)
-    state.stats.count_swap(num_in=len(moves.host_to_device))
+    state.stats.count(swapped_in_blocks=len(moves.host_to_device))
     request.count(swapped_blocks=len(moves.host_to_device))
     _start(state, step, request)
 
@@ -153,7 +155,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         most = min(step.budget, state.limits.max_chunk)
         row, found, count = manager.admit(known, request.root, most, keep_at)
         state.seat(request, 0, row, found)
-        state.stats.count_admission(len(known))
+        state.stats.count(admitted=1, prompt_tokens=len(known))
         request.admitted()
         state.start_running(request)
         is_whole = found + count == len(known)
@@ -168,24 +170,17 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
-        wish = request.request
-        row = manager.add_counted(
-            tokens,
-            request.root,
-            count=request.is_new,
-            reads=wish.reads_cache,
-            writes=wish.writes_cache,
-            keep_at=keep_at,
-        )
+        count, reads, writes = request.is_new, request.request.reads_cache, request.request.writes_cache
+        row = manager.add_counted(tokens, request.root, count=count, reads=reads, writes=writes, keep_at=keep_at)
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        is_loading = request.may_load and _list_loads(state.books, step, request, row)
+        is_loading = request.num_loading is None and _list_loads(state.books, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
     if request.is_new:
-        state.stats.count_admission(num_known)
+        state.stats.count(admitted=1, prompt_tokens=num_known)
         request.admitted()
     if is_loading:
         state.queues.suspend(request, Status.LOADING)
@@ -200,12 +195,8 @@ def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
     if state.manager.sides is None:
         return ()
     tokens, others = request.first_tokens, [state.waiting.head(), *state.waiting.behind(NUM_PASSING)]
-    alike = [
-        _num_alike(tokens, other.first_tokens)
-        for other in others
-        if other is not request and other.root == request.root
-    ]
-    return *request.request.keep_at, *alike
+    alike = [other.first_tokens for other in others if other is not request and other.root == request.root]
+    return *request.request.keep_at, *(_num_alike(tokens, other) for other in alike)
 
 
 def _num_alike(tokens: Tokens, others: Tokens) -> int:
@@ -219,7 +210,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     """Run a request that has rows, and place those that are not placed yet."""
     state.start_running(request)
     manager, rows = state.manager, request.live_rows
-    follows, is_whole = None, not (request.is_bounded or state.reservation.is_counted)
+    follows, is_whole = None, not (request in state.books.bounded or state.reservation.is_counted)
     for row in rows:
         todo = 0 if manager.is_placed(row) else state.outstanding.total_of(row) - manager.rows.num_launched.item(row)
         if todo <= 0:
@@ -259,3 +250,112 @@ def _has_seats(books: Books, step: Step, request: RequestState, max_sequences: i
     launched = tables.num_launched[rows]
     is_idle = (tables.num_tokens[rows] == launched) & (tables.num_computed[rows] == launched)
     return len(rows) - int(np.count_nonzero(is_idle)) <= num_free
+
+
+def fork(state: State, request: RequestState, sequence: int) -> int:
+    """Start one more sequence of a running request, which shares the full blocks of `sequence`; the partial one is copied
+    before the next batch, because both will write it. Return its number. Raises as `Scheduler.fork` does, changing
+    nothing."""
+    if request.status is not Status.RUNNING:
+        raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
+    if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
+        raise RequestInFlight(request.id)
+    if request.request.is_private:
+        raise wrong(request.id, "a request that shares nothing with others has no forks.")
+    seats = state.limits.max_sequences
+    if state.reservation.reserves or not state.admission.joins:
+        reserves = f'policy "{state.policy.name}" reserves what a request may become at worst'
+        raise wrong(request.id, f"{reserves}; it has no forks.")
+    if state.running_rows.num >= seats:
+        raise wrong(request.id, f"{state.running_rows.num} sequences run already; max_sequences is {seats}.")
+    row = request.rows[sequence]
+    state.columns.ensure(state.columns.num_bound + 1)
+    # An outstanding batch may be cancelled: its moves would run together with copies made now.
+    state.manager.growth.allow_copies(not state.outstanding.batches and state.carried.are_of_forks)
+    child, moves = state.manager.fork_to_write(row)
+    number = request.add_fork(sequence, child)
+    state.columns.bind(child, request, number)
+    if row in state.columns.recovering:
+        state.columns.recover(child, 0)
+    state.running_rows.join([child], at_end=False)
+    # What is cached of the running rows and of the worst case does not count the new sequence.
+    state.books.lift_bound(request)
+    state.running_rows.unsettle()
+    state.columns.advance_unevenly()
+    for source, copy in moves.device_to_device.tolist():
+        state.carried.add_copy(source, copy)
+    return number
+
+
+def force_progress(state: State, step: Step) -> None:
+    """Run the first request that has work and can get room; end those that outgrew the pool."""
+    books, queues = state.books, state.queues
+    admitted = [request for request in (*queues.running, *queues.away) if request.status is not Status.LOADING]
+    while able := sorted((r for r in admitted if _has_todo(books, r)), key=lambda request: request.order):
+        # A request with its worst case reserved may stand behind one that lacks just those blocks.
+        if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
+            return
+        if any(other.status is Status.LOADING for other in queues.away):
+            # Their blocks come back when the caller has loaded.
+            return
+        sentence = "ended with length: alone in the pool, it outgrew it."
+        state.pending_outputs.extend(end_request(state, able[0], LENGTH, sentence))
+    if queues.waiting.num:
+        request = queues.waiting.head()
+        # What then still holds blocks waits for tokens from the caller.
+        fits = _clear(state, step, request, books.to_enter)
+        # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
+        is_alone = not queues.running.num and all(other.status is Status.SWAPPED for other in queues.away)
+        may_try = is_alone and not state.reservation.reserves
+        if (fits or may_try) and not step.admitted:
+            state.admission.begin_batch(state.limits, [request])
+            admit(state, step, request)
+            if not step.num_rows and request.status is Status.RUNNING:
+                _run(state, step, request)
+
+
+def _has_todo(books: Books, request: RequestState) -> bool:
+    tables = books.manager.rows
+    return any(tables.num_tokens[row] != tables.num_launched[row] for row in request.live_rows)
+
+
+def _make_room(state: State, step: Step, request: RequestState) -> bool:
+    """Take what the request needs, unless it cannot suffice. Return whether at least its next token fits."""
+    books, manager = state.books, state.manager
+    may_give = partial(_may_give, books)
+    givers = [other for other in state.victims.candidates(books, may_give) if other is not request]
+    keepers = [other for other in (*state.running, *state.away) if other not in givers]
+    kept = manager.pages_of_rows([row for other in keepers for row in other.live_rows])
+    if books.to_go_on(request) > manager.num_blocks - kept:
+        return False
+    needed = books.to_go_on if request.status is Status.RUNNING else books.to_return
+    return _clear(state, step, request, needed) or books.to_go_on(request) <= books.allowance(request)
+
+
+def _may_give(books: Books, other: RequestState) -> bool:
+    if other not in books.bounded or not _has_todo(books, other):
+        return True
+    # Reservations that a cancel took back in part do not bind when nothing else goes on.
+    return books.owed_to_bounded() > books.manager.device.num_available
+
+
+def _clear(state: State, step: Step, request: RequestState, needed: Callable[[RequestState], int]) -> bool:
+    """Take from other victims until the `needed` blocks, which may change, are available. Return whether they are."""
+    books = state.books
+    for victim in state.victims.candidates(books, partial(_may_give, books)):
+        missing = needed(request) - books.allowance(request)
+        if missing <= 0 and state.reservation.reason(books, request, 0) is None:
+            break
+        if victim is not request:
+            preempt(state, step, victim, max(missing, 0), may_swap=False)
+    return books.allowance(request) >= needed(request) and state.reservation.reason(books, request, 0) is None
+
+
+def _run(state: State, step: Step, request: RequestState) -> bool:
+    """Run the request with what it can compute. Return whether anything is in flight now."""
+    if request.status in (Status.PAUSED, Status.SWAPPED):
+        bring_back(state, step, request)
+    for row in request.live_rows:
+        if not state.manager.is_placed(row):
+            place_chunk(state, step, request, row)
+    return step.num_rows > 0

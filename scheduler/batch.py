@@ -1,4 +1,4 @@
-"""What one step runs, and what became of it: frozen structs of arrays that cross to the engine and back."""
+"""What one step runs, and what became of it: frozen structs of arrays that cross to the engine and back. And totals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from paged.block_manager import GroupTables, Moves
 from paged.block_manager.flights import Flight
 
-from .request import RequestState, RequestUsage
-from .status import FINISH_REASONS
+from .request import FINISH_REASONS, Counted, RequestState, RequestUsage
 
 # `Batch.loads` where there are none.
 NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
@@ -53,20 +52,11 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
         found = (self.rows == row).nonzero()[0]
         return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
 
-    def has_drafts(self, place: int) -> bool:
-        return self.draft_counts is not None and bool(self.draft_counts[place] > 0)
-
     def places_sampled(self) -> NDArray[np.int64]:
         """Places of rows that sample and are not gone, rising."""
-        if not self.gone:
-            return np.arange(len(self.rows)) if self.all_sample else self.samples.nonzero()[0]
         samples = self.samples.copy()
         samples[list(self.gone)] = False
         return samples.nonzero()[0]
-
-    @property
-    def is_empty(self) -> bool:
-        return self.flight is None
 
     @property
     def all_sample(self) -> bool:
@@ -141,7 +131,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to run, move or deliver; such a batch needs no end."""
-        return self.ticket.is_empty
+        return self.ticket.flight is None
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -185,3 +175,59 @@ class Outputs(msgspec.Struct, frozen=True, eq=False, gc=False):
             yield Output(request_id, sequence, tokens[start : start + count], FINISH_REASONS[finish], self.usage.get(i))
             start += count
         yield from self.others
+
+
+class SchedulerStats(Counted):
+    """Totals since the scheduler was made, in tokens unless said otherwise.
+
+    steps                    batches that ran
+    computed_tokens          in updated batches, recomputed ones included
+    recomputed_tokens        of computed_tokens: computed before, and lost to a preemption
+    prompt_tokens            of requests admitted for the first time
+    hit_tokens               of prompt_tokens: found in the prefix cache
+    host_hit_tokens          of hit_tokens: copied back from the host
+    shared_in_flight_tokens  of hit_tokens: another row of the same batch was still computing them
+    output_tokens            sampled and delivered
+    voided_tokens            of computed_tokens: of sequences that had ended, or got no token in an earlier batch
+    drafted_tokens           drafts in updated batches; accepted_tokens of them were right, the others are rejected
+    cancelled_tokens         in flight in cancelled batches
+    swapped_out_blocks, swapped_in_blocks    blocks, or pages, copied to the host and back
+    preemptions_recompute, preemptions_swap  requests that lost blocks for want of memory, by what became of their tail
+    max_preemptions          most preemptions of one request
+    admitted, finished, rejected, aborted    requests; admitted counts first admissions
+    """
+
+    steps: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    shared_in_flight_tokens: int = 0
+    output_tokens: int = 0
+    voided_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    cancelled_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
+    max_preemptions: int = 0
+    admitted: int = 0
+    finished: int = 0
+    rejected: int = 0
+    aborted: int = 0
+
+    def count_preemption(self, kind: str, nth: int) -> None:
+        """A request was preempted for the `nth` time, by "swap" or "recompute"."""
+        self.count(**{f"preemptions_{kind}": 1})
+        self.max_preemptions = max(self.max_preemptions, nth)
+
+    @property
+    def preemptions(self) -> int:
+        return self.preemptions_recompute + self.preemptions_swap
+
+    @property
+    def rejected_tokens(self) -> int:
+        return self.drafted_tokens - self.accepted_tokens

@@ -9,10 +9,9 @@ import numpy as np
 from paged.block_manager import Memory
 
 from .batch import Batch
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
 from .state import Limits, State
-from .status import Status
 
 
 def violations_of(state: State) -> list[str]:
@@ -88,7 +87,13 @@ def _in_flight(
     batches: list[Batch], manager: Memory, limits: Limits, requests: Mapping[str, RequestState]
 ) -> list[str]:
     found: list[str] = []
-    in_batches = {row for batch in batches for row in batch.ticket.rows.tolist() if _computes(batch, row)}
+    # A void share may still compute known tokens: its row lost blocks, and runs again.
+    in_batches = {
+        row
+        for ticket in (batch.ticket for batch in batches)
+        for row in ticket.rows.tolist()
+        if ticket.place_of(row) >= 0 or (ticket.flight is not None and ticket.flight.share_of(row) is not None)
+    }
     live = manager.tables.live_rows
     in_flight = set(live[manager.rows.num_launched[live] != manager.rows.num_computed[live]].tolist())
     if not in_flight <= in_batches:
@@ -108,9 +113,3 @@ def _in_flight(
             if not left.is_void and requests.get(left.request.id) is not left.request:
                 found.append(f'8: batch {batch.number} samples for request "{left.request.id}", which has ended.')
     return found
-
-
-def _computes(batch: Batch, row: int) -> bool:
-    # A void share may still compute known tokens: its row lost blocks, and runs again.
-    ticket = batch.ticket
-    return ticket.place_of(row) >= 0 or (ticket.flight is not None and ticket.flight.share_of(row) is not None)

@@ -4,28 +4,17 @@ computes a chunk. Requests and memory are settled before rows are placed; a plac
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paged.base.growing import GrowingView
+from paged.base.arguments import UNLIMITED
+from paged.base.growing import ones
 from paged.block_manager import Memory
 from paged.errors import OutOfBlocks
 
-from .arguments import UNLIMITED
-from .outstanding import Outstanding
 from .preemption import preempt
 from .queues import Queues
 from .request import RequestState
-from .rows import RowColumns, Rows
+from .rows import Counts, Rows
 from .state import State, Step
-
-Counts = NDArray[np.int64]
-
-_ONES = GrowingView(lambda length: np.ones(length, np.int64))
-
-
-def ones(count: int) -> Counts:
-    """Return int64 [count] of 1, a read-only view that all batches of the process share."""
-    return _ONES.first(count)
 
 
 class Composition:
@@ -72,7 +61,7 @@ def compose_running(state: State, step: Step) -> None:
     todo: Counts | None = None
     after = -1
     if outstanding.batches:
-        decodes = None if state.columns.not_sampling else _steady_ahead(outstanding, state.columns, rows)
+        decodes = outstanding.steady_source(rows)
         after = -1 if decodes is None else outstanding.batches[-1].number
     if decodes is None or decodes[0] is not rows:
         # Otherwise nothing is gathered: a decode step of 1,024 rows in `paged bench scheduler`.
@@ -88,18 +77,9 @@ def compose_running(state: State, step: Step) -> None:
         else:
             step.place_decodes(*decodes, after=after)
             if not outstanding.batches and not state.away.num and not state.reservation.is_counted:
-                state.books.owe_nothing()
+                state.books.set_owed(0)
             return
     _compose_in_parts(state, step, rows, ones(len(rows)) if todo is None else todo)
-
-
-def _steady_ahead(outstanding: Outstanding, columns: RowColumns, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-    """Return (rows, launched, launched + 1) if the latest batch samples for all running rows and none gets full."""
-    ticket = outstanding.steady_source(rows)
-    if ticket is None:
-        return None
-    ends = ticket.ends + 1
-    return None if columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
 
 
 def place_chunk(
@@ -170,7 +150,7 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
         owed = 0
     elif books.bounded:
         # Their blocks are reserved: they neither compete nor count.
-        needs[[state.columns.owner[row].is_bounded for row in rows.tolist()]] = 0
+        needs[[state.columns.owner[row] in books.bounded for row in rows.tolist()]] = 0
     if int(needs.sum()) <= manager.device.num_available - owed:
         return granted
     if not state.carried.groups:

@@ -6,57 +6,43 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from paged.base.arguments import checked_flag, checked_integer, is_integer, is_real, token_array
+from paged import errors
+from paged.base.arguments import (
+    UNLIMITED,
+    Tokens,
+    checked_flag,
+    checked_integer,
+    count_of,
+    finite_time,
+    is_integer,
+    is_real,
+    latest_time,
+    token_array,
+    vocabulary_error,
+)
 from paged.base.copying import Uncopyable
-from paged.base.growing import rising_from
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
-from paged.errors import (
-    DuplicateRequest,
-    ForeignBatch,
-    InvalidConfig,
-    InvalidRequest,
-    NeverFits,
-    RequestInFlight,
-    SchedulerInUse,
-    TooManyOutstanding,
-    UnknownRequest,
-    WaitingFull,
-)
 
-from . import ending, forks
-from .accounting import SchedulerStats
-from .arguments import UNLIMITED, count_of, finite_time, latest_time, vocabulary_error
-from .batch import Batch, Output, Outputs
+from . import admission, ending
+from .batch import Batch, Output, Outputs, SchedulerStats
 from .check import violations_of
-from .drafts import Drafts, place_drafts, validated
-from .explain import Explanation, RequestView, explain, listed, view_of
-from .outlook import Outlook, outlook
+from .drafts import Drafts, place_drafts, validated_drafts
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
-from .progress import force_progress, reject_overgrown
-from .request import (
-    Request,
-    RequestState,
-    namespace_root,
-    state_of,
-    validated_prompt,
-    with_own_integers,
-)
+from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, state_of, validated, wrong
+from .rows import NO_ROWS, Counts
 from .state import Limits, State, Step
-from .status import ABORT, LENGTH, STOP, Status
 from .strategies import strategies_of
-
-_NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
-_REASONS = {"stop": STOP, "length": LENGTH}
+from .views import Explanation, Outlook, RequestView, explain, listed, outlook, view_of
 
 
 def _checked_count(name: str, value: Any) -> int:
@@ -67,24 +53,20 @@ def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
     if weights is None:
         return {}
     if not isinstance(weights, Mapping):
-        raise InvalidConfig(f"tenant_weights has to map names to numbers, or None; got {weights!r}.")
+        raise errors.InvalidConfig(f"tenant_weights has to map names to numbers, or None; got {weights!r}.")
     for name, weight in weights.items():
         if not isinstance(name, str):
-            raise InvalidConfig(f"tenant_weights: a tenant's name has to be a string; got {name!r}.")
+            raise errors.InvalidConfig(f"tenant_weights: a tenant's name has to be a string; got {name!r}.")
         if not is_real(weight) or not 0 < weight < math.inf:
-            raise InvalidConfig(f'tenant_weights: tenant "{name}" needs a finite weight above 0; got {weight!r}.')
+            raise errors.InvalidConfig(
+                f'tenant_weights: tenant "{name}" needs a finite weight above 0; got {weight!r}.'
+            )
     if weights and policy.order != "fair":
-        raise InvalidConfig(
+        raise errors.InvalidConfig(
             f'tenant_weights have no effect under policy {policy.name}, whose order is "{policy.order}"; take one whose order is "fair", such as '
             "paged-fair."
         )
     return {name: float(weight) for name, weight in weights.items()}
-
-
-def _checked_id(request_id: object) -> str:
-    if not isinstance(request_id, str):
-        raise UnknownRequest(repr(request_id))
-    return request_id
 
 
 class Scheduler(Uncopyable):
@@ -133,9 +115,9 @@ class Scheduler(Uncopyable):
             max_outstanding=_checked_count("max_outstanding", max_outstanding),
         )
         if not isinstance(manager, BlockManager):
-            raise InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
+            raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
-            raise InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
+            raise errors.InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
         resumes_known = checked_flag("resumes_known", resumes_known)
         chosen = policy_named(policy)
         weights = _checked_weights(tenant_weights, chosen)
@@ -147,10 +129,10 @@ class Scheduler(Uncopyable):
         self._state = State(memory, chosen, strategies, limits, self.costs, resumes_known=resumes_known)
         prices, size = self.costs, manager.block_size
         memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
-        self._turns = Turns(SchedulerInUse)
+        self._turns = Turns(errors.SchedulerInUse)
         # Marks the batches of this scheduler, without a reference that keeps it alive.
         self._owner = object()
-        self._packer = Packer(self._owner, memory, self._state.columns, self._state.outstanding)
+        self._packer = Packer(self._owner, self._state)
         memory.growth.take_changes()
         self._num_added = 0
         self._checks = os.environ.get("PAGED_CHECK") == "1"
@@ -168,22 +150,19 @@ class Scheduler(Uncopyable):
         prompt and one output. A request that never fits counts as rejected, and `explain` answers for it."""
         state = self._state
         if not isinstance(request, Request):
-            raise InvalidRequest(f"a Request is needed; got {request!r}.")
+            raise errors.InvalidRequest(f"a Request is needed; got {request!r}.")
         if request.num_computed:
             state.manager.layout.refuse("num_computed (KV that exists elsewhere)")
         arrival, limits = finite_time(now), state.limits
-        prompt = validated_prompt(request, limits.vocabulary_size)
-        request = with_own_integers(request)
-        num_sequences, root = request.num_sequences, namespace_root(request)
+        request, prompt, root = validated(request, limits.vocabulary_size)
+        num_sequences = request.num_sequences
         is_undelivered = state.pending_outputs and any(output.id == request.id for output in state.pending_outputs)
         if request.id in state.requests or is_undelivered or state.outstanding.is_busy(request.id):
-            raise DuplicateRequest(request.id)
+            raise errors.DuplicateRequest(request.id)
         if num_sequences > limits.max_sequences:
-            raise InvalidRequest(
-                f'request "{request.id}": {num_sequences} sequences run together; max_sequences is {limits.max_sequences}.'
-            )
+            raise wrong(request.id, f"{num_sequences} sequences run together; max_sequences is {limits.max_sequences}.")
         if limits.max_waiting is not None and state.waiting.num >= limits.max_waiting:
-            raise WaitingFull(limits.max_waiting)
+            raise errors.WaitingFull(limits.max_waiting)
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
         new = state_of(request, prompt, root, state.order.key_of(request, arrival, self._num_added), longest)
@@ -207,9 +186,9 @@ class Scheduler(Uncopyable):
         state = self._state
         manager, limits, outstanding = state.manager, state.limits, state.outstanding
         if len(outstanding.batches) >= limits.max_outstanding:
-            raise TooManyOutstanding(len(outstanding.batches), limits.max_outstanding)
+            raise errors.TooManyOutstanding(len(outstanding.batches), limits.max_outstanding)
         now = latest_time(now, state.now)
-        proposed = drafts if drafts is None else validated(state, drafts)
+        proposed = drafts if drafts is None else validated_drafts(state, drafts)
         if state.waiting.num:
             # Rows that this step may open. This takes memory, so it comes before any change.
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
@@ -223,24 +202,27 @@ class Scheduler(Uncopyable):
         if manager.host_caching or manager.ends is not None:
             manager.growth.allow_copies(not carried)
         if state.to_reject:
-            reject_overgrown(state)
-        step = Step(limits.max_tokens_per_step, limits.max_sequences, _NO_ROWS)
+            ending.reject_overgrown(state)
+        step = Step(limits.max_tokens_per_step, limits.max_sequences, NO_ROWS)
         outstanding.begin_step()
-        state.books.begin_step()
+        state.books.set_owed(None)
         if state.preempted_late:
             report_preempted_late(state, step)
         # Carried groups never mix with other moves: place nothing that might copy, or write what a group still reads.
         if not carried or (len(carried) == 1 and not manager.growth.any_shared_tail):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and not carried and not step.loads:
-            force_progress(state, step)
+            admission.force_progress(state, step)
         if proposed is not None:
             place_drafts(state, step, proposed)
         if carried:
-            self._take_carried(step)
-        batch = self._put_out(step)
-        if self._checks:
-            self._raise_violations()
+            group = state.carried.take()
+            step.moves.insert(0, group.moves)
+            step.loads.extend(map(tuple, group.loads.tolist()))
+        batch = self._packer.pack(step)
+        if not batch.is_empty:
+            outstanding.put_out(batch)
+        self._raise_violations()
         return batch
 
     @alone
@@ -262,8 +244,7 @@ class Scheduler(Uncopyable):
         if is_out:
             state.outstanding.end(batch)
         outputs = ending.update(state, batch, tokens, uneven)
-        if self._checks:
-            self._raise_violations()
+        self._raise_violations()
         return outputs
 
     @alone
@@ -274,12 +255,11 @@ class Scheduler(Uncopyable):
         if not self._is_out(batch, -1, "cancelled"):
             return
         if not isinstance(moved, (bool, np.bool_)):
-            raise InvalidRequest(f"moved has to be True or False; got {moved!r}.")
+            raise errors.InvalidRequest(f"moved has to be True or False; got {moved!r}.")
         self._state.carried.check_cancel(batch, bool(moved))
         self._state.outstanding.end(batch)
         ending.cancel(self._state, batch, bool(moved))
-        if self._checks:
-            self._raise_violations()
+        self._raise_violations()
 
     @alone
     def abort(self, request_id: str) -> Output | None:
@@ -295,14 +275,13 @@ class Scheduler(Uncopyable):
         batches' samples for it are ignored. Return its last output, with the usage if the request ends with it; None if
         it has ended already. Raises UnknownRequest, or InvalidRequest (no such sequence or reason)."""
         state, request = self._state, self._known(request_id)
-        code = _REASONS.get(reason) if isinstance(reason, str) else None
-        if code is None:
-            raise InvalidRequest(f'request "{request_id}": reason has to be "stop" or "length"; got {reason!r}.')
+        if not isinstance(reason, str) or reason not in ("stop", "length"):
+            raise wrong(request_id, f'reason has to be "stop" or "length"; got {reason!r}.')
         if not is_integer(sequence) or sequence < 0 or (request is not None and sequence >= len(request.rows)):
-            raise InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
+            raise errors.InvalidRequest(f'request "{request_id}" has no sequence {sequence!r}.')
         if request is None or not request.is_live(sequence):
             return None
-        usage = ending.end_sequences(state, request, [int(sequence)], code)
+        usage = ending.end_sequences(state, request, [int(sequence)], FINISH_REASONS.index(reason))
         return Output(request_id, int(sequence), [], reason, usage)
 
     @alone
@@ -313,7 +292,7 @@ class Scheduler(Uncopyable):
         not run, the request is private, the policy reserves or runs batches whole, or max_sequences run already) or
         OutOfBlocks (no block for the copy), changing nothing."""
         request = self._living(request_id)
-        return forks.fork(self._state, request, self._live_sequence(request, sequence))
+        return admission.fork(self._state, request, self._live_sequence(request, sequence))
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
@@ -323,12 +302,12 @@ class Scheduler(Uncopyable):
         request = self._living(request_id)
         array = token_array(tokens)
         size = state.limits.vocabulary_size
-        if size is not None and (wrong := vocabulary_error(array, size)) is not None:
-            raise InvalidRequest(f'request "{request_id}": {wrong}')
+        if size is not None and (error := vocabulary_error(array, size)) is not None:
+            raise wrong(request_id, error)
         sequence = self._live_sequence(request, sequence)
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too, so that the caller can predict the refusal from its batches.
-            raise RequestInFlight(request_id)
+            raise errors.RequestInFlight(request_id)
         row, have = request.rows[sequence], state.books.num_known(request, sequence)
         longest = state.books.max_total_of(len(request.rows))
         # A sequence that never fits ends. Its excess tokens are not kept, or all rows' tables would grow by them.
@@ -363,18 +342,16 @@ class Scheduler(Uncopyable):
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_loading:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f'request "{request_id}" is {request.status.value}; it does not wait for tokens from elsewhere.'
             )
         row = request.live_rows[0]
         if manager.sharing.is_unconfirmed(row):
             # Its nodes would be confirmed below pending ones.
-            raise RequestInFlight(request_id)
+            raise errors.RequestInFlight(request_id)
         hit, asked = int(manager.rows.num_launched[row]), request.num_loading
         if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
-            raise InvalidRequest(
-                f'request "{request_id}": {num_tokens!r} tokens cannot have arrived; {asked} were asked for.'
-            )
+            raise wrong(request_id, f"{num_tokens!r} tokens cannot have arrived; {asked} were asked for.")
         state.queues.leave(request)
         state.queues.reopen()
         request.await_load(0)
@@ -384,7 +361,7 @@ class Scheduler(Uncopyable):
 
     def explain(self, request_id: str) -> Explanation:
         """Return why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
-        return explain(self._state, _checked_id(request_id))
+        return explain(self._state, request_id, self._known(request_id))
 
     def outlook(self) -> Outlook:
         """Return who runs and who waits, without requests that wait for append(); input of `paged.engine.forecast`."""
@@ -392,7 +369,7 @@ class Scheduler(Uncopyable):
 
     def reason(self, request_id: str) -> str:
         """Return the sentence of `explain` alone, at less cost. Raises UnknownRequest."""
-        return explain(self._state, _checked_id(request_id), with_holders=False).reason
+        return explain(self._state, request_id, self._known(request_id), with_holders=False).reason
 
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
@@ -416,18 +393,10 @@ class Scheduler(Uncopyable):
     def counts(self) -> dict[str, int]:
         """Return requests by state; submitted is the sum of the others."""
         state, stats = self._state, self._state.stats
-        away = [request.status for request in state.away]
-        return {
-            "submitted": self._num_added,
-            "waiting": state.waiting.num + len(state.idle),
-            "loading": away.count(Status.LOADING),
-            "running": state.running.num,
-            "paused": away.count(Status.PAUSED),
-            "swapped": away.count(Status.SWAPPED),
-            "finished": stats.finished,
-            "rejected": stats.rejected,
-            "aborted": stats.aborted,
-        }
+        num = Counter(request.status.value for request in state.away)
+        num.update(waiting=self.num_waiting, running=state.running.num)
+        num.update(finished=stats.finished, rejected=stats.rejected, aborted=stats.aborted)
+        return {"submitted": self._num_added} | {status.value: num[status.value] for status in Status}
 
     @property
     def num_reserved(self) -> int:
@@ -452,7 +421,7 @@ class Scheduler(Uncopyable):
         """Return ids of running requests, in order."""
         return [request.id for request in self._state.running]
 
-    def running_rows(self) -> NDArray[np.int64]:
+    def running_rows(self) -> Counts:
         """Return a copy of the running rows, in order, int64 [n]: those that may take drafts."""
         return self._state.books.running_rows().copy()
 
@@ -471,10 +440,10 @@ class Scheduler(Uncopyable):
         """Return the row of a sequence, -1 if it has none. Raises UnknownRequest or InvalidRequest (no sequence)."""
         rows = self._living(request_id).rows
         if not is_integer(sequence) or not 0 <= sequence < len(rows):
-            raise InvalidRequest(f'request "{request_id}" has {len(rows)} sequences; there is no {sequence!r}.')
+            raise errors.InvalidRequest(f'request "{request_id}" has {len(rows)} sequences; there is no {sequence!r}.')
         return rows[sequence]
 
-    def tokens_of(self, request_id: str, sequence: int = 0) -> NDArray[np.int32]:
+    def tokens_of(self, request_id: str, sequence: int = 0) -> Tokens:
         """Return a copy of a live sequence's known tokens, int32 [n]. Raises UnknownRequest or InvalidRequest."""
         request = self._living(request_id)
         sequence = self._live_sequence(request, sequence)
@@ -483,14 +452,9 @@ class Scheduler(Uncopyable):
 
     def stats(self) -> SchedulerStats:
         """Return a copy of the totals so far."""
-        state = self._state
-        figures = state.manager.sharing
-        return msgspec.structs.replace(
-            state.stats,
-            hit_tokens=figures.hit_tokens,
-            host_hit_tokens=figures.host_hit_tokens,
-            shared_in_flight_tokens=figures.pending_hit_tokens,
-        )
+        stats, figures = self._state.stats, self._state.manager.sharing
+        hits = {"hit_tokens": figures.hit_tokens, "host_hit_tokens": figures.host_hit_tokens}
+        return msgspec.structs.replace(stats, shared_in_flight_tokens=figures.pending_hit_tokens, **hits)
 
     def check(self) -> list[str]:
         """Return every violation of the scheduler's and the memory layer's invariants; empty when all is well."""
@@ -501,32 +465,34 @@ class Scheduler(Uncopyable):
         return found
 
     def _known(self, request_id: str) -> RequestState | None:
-        request = self._state.requests.get(_checked_id(request_id))
+        if not isinstance(request_id, str):
+            raise errors.UnknownRequest(repr(request_id))
+        request = self._state.requests.get(request_id)
         if request is None and request_id not in self._state.ended:
-            raise UnknownRequest(request_id)
+            raise errors.UnknownRequest(request_id)
         return request
 
     def _living(self, request_id: str) -> RequestState:
         request = self._known(request_id)
         if request is None:
-            raise UnknownRequest(request_id)
+            raise errors.UnknownRequest(request_id)
         return request
 
     def _live_sequence(self, request: RequestState, sequence: Any) -> int:
         is_one = is_integer(sequence) and 0 <= sequence < len(request.rows)
         if not is_one or not request.is_live(sequence):
-            raise InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
+            raise errors.InvalidRequest(f'request "{request.id}" has no live sequence {sequence!r}.')
         return int(sequence)
 
     def _is_out(self, batch: object, place: int, verb: str) -> bool:
         """Whether the batch needs an end. Raises unless it is ours and, if it does, outstanding at `place`."""
         if not isinstance(batch, Batch):
-            raise InvalidRequest(f"a Batch is needed; got {batch!r}.")
+            raise errors.InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
-            raise ForeignBatch(batch.number)
-        if not batch.ticket.is_empty:
+            raise errors.ForeignBatch(batch.number)
+        if not batch.is_empty:
             self._state.outstanding.must_be(batch, place, verb)
-        return not batch.ticket.is_empty
+        return not batch.is_empty
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
@@ -540,7 +506,7 @@ class Scheduler(Uncopyable):
                 f'request "{new.id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
-            error = NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens")
+            error = errors.NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens")
         elif (no_place := state.reservation.refusal(books, new)) is not None:
             error = no_place
         elif needed > num_blocks:
@@ -550,45 +516,13 @@ class Scheduler(Uncopyable):
                 f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
                 f"{num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
             )
-            error = NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
+            error = errors.NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
         if error is not None:
             state.requests[new.id] = new
             state.end(new, Status.REJECTED, str(error))
             raise error
 
-    def _put_out(self, step: Step) -> Batch:
-        """Build the batch of a decided step; unless empty, it is outstanding from now on."""
-        state, decodes, positions, counts = self._state, step.decodes, step.decode_starts, None
-        if step.draft_counts is not None:
-            counts = step.draft_counts + 1
-            positions = rising_from(positions, counts)
-        has_more = bool(state.pending_outputs or step.loads) or (bool(step.moves) and any(map(len, step.moves)))
-        composed = state.manager.commit(decodes, positions, counts, state.now, has_more=has_more)
-        step.move(composed.moves)
-        chunks = [chunk[0] for chunk in step.chunks]
-        covers_running = state.running_rows.keep(decodes, chunks, composed.flight.rows)
-        if not covers_running:
-            state.columns.advance_unevenly()
-        batch = self._packer.pack(
-            step,
-            composed,
-            positions,
-            not_sampling=state.columns.not_sampling,
-            covers_running=covers_running,
-            has_outputs=bool(state.pending_outputs),
-        )
-        for row, _, _ in step.loads:
-            state.columns.owner[row].listed_in(batch.number)
-        if not batch.ticket.is_empty:
-            state.outstanding.put_out(batch)
-        return batch
-
-    def _take_carried(self, step: Step) -> None:
-        state = self._state
-        carried = state.carried.take()
-        step.moves.insert(0, carried.moves)
-        step.loads.extend(map(tuple, carried.loads.tolist()))
-
     def _raise_violations(self) -> None:
-        violations = self.check()
+        """Check everything, where PAGED_CHECK asks for it."""
+        violations = self.check() if self._checks else ()
         assert not violations, "; ".join(violations)

@@ -15,16 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import is_integer, token_array
+from paged.base.arguments import Tokens, int64_array, tokens_of
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongDrafts
 
-from .arguments import vocabulary_error
-from .request import RequestState
+from .request import RequestState, Status
+from .rows import Counts
 from .state import State, Step
-from .status import Status
-
-Counts = NDArray[np.int64]
 
 UNKNOWN_DRAFT = -1
 """A draft that the engine guesses when the batch runs, once there is memory for it: the batch says -1, too."""
@@ -33,28 +30,28 @@ UNKNOWN_DRAFT = -1
 class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Drafts of k rows: rows, counts int64 [k]; token_ids int32 [counts.sum()], packed, ids or UNKNOWN_DRAFT."""
 
-    rows: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    token_ids: NDArray[np.int32]
+    rows: Counts
+    counts: Counts
+    token_ids: Tokens
 
 
-def validated(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None:
+def validated_drafts(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None:
     """Return drafts as arrays if every row belongs to a running request; None if there are none. A mapping has request
     ids, or (id, sequence), for keys and token ids for values. Raises WrongDrafts."""
     if isinstance(drafts, Mapping):
         drafts = _by_rows(state.requests, drafts)
     if not isinstance(drafts, Drafts):
         raise WrongDrafts(f"drafts have to be a Drafts, or a mapping from request ids to token ids; got {drafts!r}.")
-    rows, counts, tokens = _integers("rows", drafts.rows), _integers("counts", drafts.counts), _tokens(drafts.token_ids)
-    if rows.shape != counts.shape or rows.ndim != 1:
-        raise WrongDrafts(f"drafts: {rows.shape} rows and {counts.shape} counts; each row has one count.")
+    size = state.limits.vocabulary_size
+    rows, counts, tokens = int64_array(drafts.rows), int64_array(drafts.counts), _tokens(size, drafts.token_ids)
+    if rows is None or counts is None or rows.shape != counts.shape or rows.ndim != 1:
+        raise WrongDrafts(
+            f"drafts: rows and counts have to be integers, a count a row; got {drafts.rows!r}, {drafts.counts!r}."
+        )
     if len(counts) and (int(counts.min()) < 0 or int(counts.max()) > len(tokens)):
         raise WrongDrafts(f"drafts: counts from {int(counts.min())} to {int(counts.max())} for {len(tokens)} tokens.")
     if int(counts.sum()) != len(tokens):
         raise WrongDrafts(f"drafts: counts add up to {int(counts.sum())}; there are {len(tokens)} tokens.")
-    size = state.limits.vocabulary_size
-    if size is not None and (wrong := vocabulary_error(tokens, size)) is not None:
-        raise WrongDrafts(f"drafts: {wrong}")
     if not state.running_rows.holds(rows, state.running):
         _refuse(state.columns.owner, rows)
     return Drafts(rows, counts, tokens) if len(tokens) else None
@@ -113,7 +110,7 @@ def _by_rows(requests: Mapping[str, RequestState], drafts: Mapping[Any, Any]) ->
         if request.status is not Status.RUNNING or request.rows[sequence] < 0:
             raise _not_running(request)
         rows.append(request.rows[sequence])
-        parts.append(_tokens(tokens))
+        parts.append(_tokens(None, tokens))
     counts = np.array([len(part) for part in parts], np.int64)
     return Drafts(np.array(rows, np.int64), counts, np.concatenate([np.empty(0, np.int32), *parts]))
 
@@ -122,23 +119,13 @@ def _not_running(request: RequestState) -> WrongDrafts:
     return WrongDrafts(f'drafts: request "{request.id}" is {request.status.value}; only those that run take drafts.')
 
 
-def _integers(name: str, values: Any) -> Counts:
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise WrongDrafts(f"drafts: {name} have to be integers; got {array.dtype}.")
-    return array.astype(np.int64)
-
-
-def _tokens(values: Any) -> NDArray[np.int32]:
+def _tokens(vocabulary_size: int | None, values: Any) -> Tokens:
     try:
-        if isinstance(values, (list, tuple)) and UNKNOWN_DRAFT in values and all(map(is_integer, values)):
-            token_array([value for value in values if value != UNKNOWN_DRAFT])
-            return np.array(values, np.int32)
-        if isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1:
-            is_known = values != UNKNOWN_DRAFT
-            token_array(values if is_known.all() else values[is_known])
-            return values
-        return token_array(values) if len(values) else np.empty(0, np.int32)
+        array = int64_array(values)
+        if array is None or array.ndim != 1:
+            return tokens_of(vocabulary_size, values)
+        tokens_of(vocabulary_size, array[array != UNKNOWN_DRAFT])
+        return array.astype(np.int32)
     except (InvalidTokens, TypeError) as error:
         raise WrongDrafts(f"drafts: {error}") from None
 

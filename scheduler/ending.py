@@ -8,95 +8,77 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import token_array
-from paged.base.growing import rising_from
+from paged.base.arguments import Tokens, int64_array, tokens_of
+from paged.base.growing import ones, rising_from
 from paged.errors import InvalidTokens, WrongTokens
 
-from .arguments import vocabulary_error
 from .batch import Batch, Left, Output, Outputs, Ticket
-from .composition import ones
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
-from .request import RequestState, RequestUsage, Retention
-from .rows import Rows
+from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage, Status
+from .rows import Counts, Rows, kept_of
 from .state import State
-from .status import ABORT, FINISH_REASONS, REJECTED, Status
-from .stopping import finish_codes, kept_counts, kept_of
 
-Counts = NDArray[np.int64]
-
-_INT64 = np.dtype(np.int64)
-_NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_TOKENS: Tokens = np.empty(0, np.int32)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
 
-def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> NDArray[np.int32]:
+def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
     """Return the new tokens of a batch, int32 [sum]. Raises WrongTokens."""
     try:
-        tokens = token_array(token_ids) if len(token_ids) else _NO_TOKENS
+        return tokens_of(vocabulary_size, token_ids) if len(token_ids) else _NO_TOKENS
     except TypeError:
-        raise WrongTokens(f"batch {batch.number}: token_ids has to be a sequence; got {token_ids!r}.") from None
+        raise _wrong(batch, f"token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:
-        raise WrongTokens(f"batch {batch.number}: {error}") from None
-    if vocabulary_size is not None and (wrong := vocabulary_error(tokens, vocabulary_size)) is not None:
-        raise WrongTokens(f"batch {batch.number}: {wrong}")
-    return tokens
+        raise _wrong(batch, str(error)) from None
 
 
-def checked_counts(batch: Batch, counts: Any, tokens: NDArray[np.int32], outstanding: list[Batch]) -> Counts | None:
+def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[Batch]) -> Counts | None:
     """Return how many of the tokens are of each row, int64 [n], or None if usual. `outstanding`: all batches. Raises
     WrongTokens."""
-    ticket = batch.ticket
-    if counts is None:
-        if len(tokens) != ticket.num_samples:
-            raise WrongTokens(f"batch {batch.number}: {ticket.num_samples} rows sample; got {len(tokens)} tokens.")
-        return None
+    ticket, num = batch.ticket, len(tokens)
     rows, samples = ticket.rows, ticket.samples
-    if isinstance(counts, np.ma.MaskedArray):
-        raise WrongTokens(f"batch {batch.number}: counts is masked; a masked count has no value.")
-    try:
-        array = np.asarray(counts)
-    except ValueError:
-        raise WrongTokens(f"batch {batch.number}: counts has to hold {len(rows)} integers; got {counts!r}.") from None
-    if array.shape != rows.shape or (array.dtype.kind not in "iu" and array.size):
-        raise WrongTokens(
-            f"batch {batch.number}: counts has to hold {len(rows)} integers, one a row; got {array.dtype} of shape {array.shape}."
-        )
+    if counts is None:
+        if num != ticket.num_samples:
+            raise _wrong(batch, f"{ticket.num_samples} rows sample; got {num} tokens.")
+        return None
+    array = int64_array(counts)
+    if array is None or array.shape != rows.shape:
+        raise _wrong(batch, f"counts has to hold {len(rows)} integers, one a row; got {counts!r}.")
     # The usual counts are recognised by their bytes: a reduction costs more.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
-    if array.dtype == _INT64 and array.tobytes() == usual.tobytes() and len(tokens) == ticket.num_samples:
+    if array.tobytes() == usual.tobytes() and num == ticket.num_samples:
         return None
-    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= len(tokens)):
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= num):
         # Sums of larger counts wrap.
-        raise WrongTokens(
-            f"batch {batch.number}: counts have to be from 0 to the {len(tokens)} tokens that came; got {array.min()} to {array.max()}."
-        )
-    array = array.astype(np.int64)
+        found = f"got {array.min()} to {array.max()}"
+        raise _wrong(batch, f"counts have to be from 0 to the {num} tokens that came; {found}.")
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
-        raise WrongTokens(f"batch {batch.number}: row {row} does not sample in it, and got tokens.")
-    if outstanding and (array > 1).any():
-        _must_not_rest_on(batch, array, outstanding)
+        raise _wrong(batch, f"row {row} does not sample in it, and got tokens.")
+    for other in outstanding if (array > 1).any() else ():
+        places = other.source_places[other.source_batches == batch.number]
+        if len(rests := places[array[places] > 1]):
+            got = f"row {rows[rests[0]]} got {array[rests[0]]} tokens"
+            raise _wrong(batch, f"{got}, and batch {other.number} rests on one.")
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
-    if int(array.sum()) != len(tokens):
-        raise WrongTokens(f"batch {batch.number}: counts add up to {int(array.sum())}; got {len(tokens)} tokens.")
-    return None if array.tobytes() == usual.tobytes() else array
+    if int(array.sum()) != num:
+        raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
+    return array
 
 
-def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> None:
+def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
     """Raise WrongTokens for more accepted drafts than there were, or other ones."""
     ticket = batch.ticket
     drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
     assert drafted is not None and draft_tokens is not None, "the batch has drafts"
     many = (drafted > 0) & (counts > drafted + 1)
     if many.any():
-        place = int(many.nonzero()[0][0])
-        raise WrongTokens(
-            f"batch {batch.number}: row {ticket.rows[place]} got {counts[place]} tokens; it had {drafted[place]} drafts, and one token comes "
-            "after them."
-        )
+        place = int(many.argmax())
+        got = f"row {ticket.rows[place]} got {counts[place]} tokens"
+        raise _wrong(batch, f"{got}; it had {drafted[place]} drafts, and one token comes after them.")
     if int(counts.sum()) != len(tokens):
         return
     # All tokens of a row with drafts, except the last, are its first drafts.
@@ -104,29 +86,21 @@ def _must_be_drafts(batch: Batch, tokens: NDArray[np.int32], counts: Counts) -> 
     is_wrong = (tokens != expected) & (expected != UNKNOWN_DRAFT)
     is_wrong[counts.cumsum()[counts > 0] - 1] = False
     if is_wrong.any() and (is_wrong := is_wrong & (drafted > 0).repeat(counts)).any():
-        at = int(is_wrong.nonzero()[0][0])
-        raise WrongTokens(
-            f"batch {batch.number}: row {ticket.rows.repeat(counts)[at]} got token {tokens[at]} where its draft was {expected[at]}: what was "
-            "accepted is what was computed."
-        )
+        at = int(is_wrong.argmax())
+        got = f"row {ticket.rows.repeat(counts)[at]} got token {tokens[at]} where its draft was {expected[at]}"
+        raise _wrong(batch, f"{got}: what was accepted is what was computed.")
 
 
-def _must_not_rest_on(batch: Batch, counts: Counts, outstanding: list[Batch]) -> None:
-    """Raise WrongTokens if a row gets several tokens and a later batch counts on one."""
-    for other in outstanding:
-        places = other.source_places[other.source_batches == batch.number]
-        wrong = places[counts[places] > 1]
-        if len(wrong):
-            place = int(wrong[0])
-            raise WrongTokens(
-                f"batch {batch.number}: row {batch.ticket.rows[place]} got {counts[place]} tokens, and batch {other.number} rests on one."
-            )
+def _wrong(batch: Batch, what: str) -> WrongTokens:
+    return WrongTokens(f"batch {batch.number}: {what}")
 
 
-def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts | None) -> Outputs:
+def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) -> Outputs:
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
-    num_again, num_void = state.outstanding.count_waste(batch) if ticket.gone or ticket.recomputed else (0, 0)
+    state.stats.count(steps=int(len(ticket.rows) > 0), computed_tokens=len(batch.token_ids))
+    if ticket.gone or ticket.recomputed:
+        state.stats.count(**state.outstanding.count_waste(batch))
     state.outstanding.release_loading(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
@@ -142,12 +116,12 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         totals = ends
         if ticket.flight is not None:
             totals = state.manager.end_step(ticket.flight, rows, tokens, ends)
-        codes, done = finish_codes(state.columns, rows, tokens, totals)
+        codes, done = state.columns.finish_codes(rows, tokens, totals)
         kept = ones(len(rows))
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
-    state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens), num_again, num_void)
+    state.stats.count(output_tokens=len(tokens))
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
@@ -156,20 +130,16 @@ def update(state: State, batch: Batch, tokens: NDArray[np.int32], counts: Counts
         request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
         if (took := end_sequences(state, request, [sequence], code)) is not None:
             usage[place] = took
-    if may_be_steady and not len(done):
-        state.running_rows.settle(rows, ends, totals)
-    elif may_be_steady:
-        goes_on = codes == 0
-        staying = rows[goes_on]
-        if state.running_rows.replace(rows, staying):
-            state.running_rows.settle(staying, ends[goes_on], totals[goes_on])
-    others = [output for left, sampled in late for output in _deliver(state, left, sampled)] + state.take_pending()
+    if may_be_steady:
+        state.running_rows.settle(rows, codes == 0 if len(done) else None, ends, totals)
+    others = [_deliver(state, left, sampled) for left, sampled in late] + state.pending_outputs
+    state.pending_outputs.clear()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
 
 
 def _extend_unevenly(
-    state: State, ticket: Ticket, rows: Rows, tokens: NDArray[np.int32], counts: Counts, picked: Counts | None
-) -> tuple[NDArray[np.int32], Counts, Counts, Counts, NDArray[np.int8]]:
+    state: State, ticket: Ticket, rows: Rows, tokens: Tokens, counts: Counts, picked: Counts | None
+) -> tuple[Tokens, Counts, Counts, Counts, NDArray[np.int8]]:
     """Settle a batch with drafts or uneven tokens, and extend `rows`, its `picked` ones; `counts` are of all its rows.
     Return the tokens kept and, by row, how many are kept, its computed and known tokens, and why it ends."""
     manager = state.manager
@@ -177,7 +147,7 @@ def _extend_unevenly(
     given, first, ends = counts, counts.cumsum() - counts, ticket.ends
     if picked is not None:
         given, first, ends = given[picked], first[picked], ends[picked]
-    kept, codes = kept_counts(state.columns, rows, (tokens, first, given), manager.rows.num_tokens[rows])
+    kept, codes = state.columns.kept_counts(rows, (tokens, first, given), manager.rows.num_tokens[rows])
     if int(kept.sum()) != len(tokens):
         tokens = tokens[rising_from(first, kept)]
     totals = manager.extend_by(rows, tokens, kept)
@@ -185,7 +155,8 @@ def _extend_unevenly(
         drafted = ticket.draft_counts
         accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
         is_void = [place for place, left in ticket.gone.items() if left.is_void]
-        state.stats.count_drafts(int(drafted.sum()), int(accepted.sum() - accepted[is_void].sum()))
+        num_right = int(accepted.sum() - accepted[is_void].sum())
+        state.stats.count(drafted_tokens=int(drafted.sum()), accepted_tokens=num_right)
         if picked is not None:
             accepted, drafted = accepted[picked], drafted[picked]
         ends = ends + accepted
@@ -210,7 +181,7 @@ def _without_wrong_states(state: State, rows: Rows, ends: Counts, accepted: Coun
     where one was wrong, up to where their share began. Note there what is computed again."""
     is_wrong = accepted < drafted
     for row, end in zip(rows[is_wrong].tolist(), ends[is_wrong].tolist(), strict=True):
-        state.columns.recover(row, state.columns.owner[row].reach(state.columns.sequence.item(row), end))
+        state.columns.recover(row, end)
     return np.where(is_wrong, ends - accepted - 1, ends)
 
 
@@ -225,17 +196,12 @@ def _await_append(state: State, rows: Rows) -> None:
             state.columns.note_sampled(request, sequence)
         if request.status in (Status.PAUSED, Status.SWAPPED) and len(request.rows) == 1 and not is_out:
             state.remember_high_water(request)
-            state.queues.leave(request)
-            state.books.lift_bound(request)
-            drop_rows(state, request)
+            drop_rows(state, request, is_idle=True)
             state.columns.note_sampled(request, 0)
-            state.queues.await_append(request)
             state.preempted_late.append(request)
 
 
-def _sampled_elsewhere(
-    ticket: Ticket, tokens: NDArray[np.int32], counts: Counts | None
-) -> list[tuple[Left, list[int]]]:
+def _sampled_elsewhere(ticket: Ticket, tokens: Tokens, counts: Counts | None) -> list[tuple[Left, list[int]]]:
     """Return what the batch sampled for sequences that gave their rows back while it was out."""
     found: list[tuple[Left, list[int]]] = []
     each = ticket.samples.astype(np.int64) if counts is None else counts
@@ -246,7 +212,7 @@ def _sampled_elsewhere(
     return found
 
 
-def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
+def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     """Append tokens to a sequence that lost its row after they were placed, wherever it is now."""
     request, sequence, _ = left
     row = request.rows[sequence]
@@ -256,11 +222,11 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
         state.outstanding.void_unknown(request, sequence)
         if row < 0 and request.id not in state.idle and all(request.has_sampled[i] for i in request.live_sequences):
             state.queues.leave(request)
-            state.queues.await_append(request)
-        return [Output(request.id, sequence, [], None, None)]
+            state.queues.wait(request, is_idle=True)
+        return Output(request.id, sequence, [])
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
-    state.stats.count_outputs(count)
+    state.stats.count(output_tokens=count)
     if row >= 0:
         state.manager.append_row(row, new)
         state.running_rows.unsettle()
@@ -271,13 +237,13 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> list[Output]:
     usage = end_sequences(state, request, [sequence], code) if code else None
     if not code and count != 1 and state.outstanding.batches:
         state.outstanding.void_unknown(request, sequence)
-    return [Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)]
+    return Output(request.id, sequence, new.tolist(), FINISH_REASONS[code], usage)
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
     """Take back what the latest batch, which did not run, put in flight. Carry its moves over unless they ran."""
     manager, ticket = state.manager, batch.ticket
-    state.stats.count_cancelled(batch.num_scheduled_tokens)
+    state.stats.count(cancelled_tokens=batch.num_scheduled_tokens)
     broken = _whose_states_break(state, ticket)
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
@@ -288,17 +254,11 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         request.count(hit_tokens=-lost)
         if request.num_loading:
             # It lost blocks while it loads: it waits again, and asks for its loads when it is admitted again.
-            state.queues.leave(request)
             drop_rows(state, request)
-            request.load_again()
-            state.queues.wait(request)
+            request.await_load(None)
     for request in broken:
         # What its states were before the batch is overwritten.
-        state.queues.leave(request)
-        request.follow(None)
-        state.books.lift_bound(request)
         drop_rows(state, request)
-        state.queues.wait(request)
     state.carried.keep(batch, moved)
     state.outstanding.release_loading(batch.number)
 
@@ -314,10 +274,7 @@ def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
         state.columns.owner[row]: None for row, start in starts.items() if start and (row not in reads or is_away[row])
     }
     for request in broken:
-        for sequence, row in enumerate(request.rows):
-            if row >= 0:
-                reached = starts.get(row, state.manager.rows.num_launched.item(row))
-                state.columns.recover(row, request.reach(sequence, reached))
+        state.remember_high_water(request, starts)
     return list(broken)
 
 
@@ -326,6 +283,18 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
     live = request.live_sequences
     usage = end_sequences(state, request, live, code, sentence)
     return [Output(request.id, i, [], FINISH_REASONS[code], usage if i == live[-1] else None) for i in live]
+
+
+def reject_overgrown(state: State) -> None:
+    """End requests that can never fit with the tokens that the caller appended."""
+    books = state.books
+    sentence = f"was rejected: appended tokens brought it over the {books.max_total} tokens that can ever fit."
+    for request in state.to_reject:
+        longest, sequences = books.max_total_of(len(request.rows)), range(len(request.rows))
+        is_overgrown = any(books.num_known(request, sequence) >= longest for sequence in sequences)
+        if state.requests.get(request.id) is request and is_overgrown:
+            state.pending_outputs.extend(end_request(state, request, REJECTED, sentence))
+    state.to_reject.clear()
 
 
 def end_sequences(
@@ -351,22 +320,16 @@ def end_sequences(
             state.lengths.note(num_output)
             if state.foresight is not None:
                 state.foresight.finished(pause=request.longest_pause)
-            if request.request.retention is not None:
-                _retain(state, request.request.retention, request.rows[sequence])
-        request.note_ended(num_output)
+            if (retention := request.request.retention) is not None and request.rows[sequence] >= 0:
+                until = state.now + (math.inf if retention.lasts is None else retention.lasts)
+                priority, lasts = int(retention.priority), until if until < math.inf else None
+                state.manager.content.retain_row(request.rows[sequence], priority, lasts)
+        request.count(num_output=num_output, num_live=-1)
         row = state.unseat(request, sequence, None)
         if row >= 0:
             state.manager.release(row)
     if not is_last:
         return None
-    if request.is_bounded:
-        state.books.lift_bound(request)
+    state.books.lift_bound(request)
     state.end(request, _STATUS.get(code, Status.FINISHED), sentence or _FINISHED[code])
     return request.usage()
-
-
-def _retain(state: State, retention: Retention, row: int) -> None:
-    """Retain the content of a sequence that finishes in this row; without one, nothing."""
-    if row >= 0:
-        until = math.inf if retention.lasts is None else state.now + retention.lasts
-        state.manager.content.retain_row(row, int(retention.priority), until if until < math.inf else None)

@@ -15,34 +15,27 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
-from .lengths import OutputLengths
+import msgspec
+
+from .foresight import OutputLengths
 from .queues import Key, OrderedQueue
-from .request import RequestState
-from .status import Status
+from .request import RequestState, Status
 
 MOST_IDLE = 1000
 """Tenants without a request that are remembered because they were given more than those who wait."""
 
 
-class Tenant:
-    """start    virtual time at which its next request starts: tokens per weight
-    lane     its waiting requests that were never admitted, by priority and arrival
-    entry    (priority, start, number) of the first of them, the key of the tenant's place; None: there is none
-    num_in   its requests that were admitted and have not ended
-    """
-
-    __slots__ = ("entry", "lane", "name", "num_in", "start", "weight")
-
-    def __init__(self, name: str | None, weight: float) -> None:
-        self.name, self.weight = name, weight
-        self.start = 0.0
-        self.lane = OrderedQueue()
-        self.entry: Key | None = None
-        self.num_in = 0
+class Tenant(msgspec.Struct, eq=False):
+    name: str | None
+    weight: float
+    lane: OrderedQueue  # its waiting requests that were never admitted, by priority and arrival
+    start: float = 0.0  # virtual time at which its next request starts: tokens per weight
+    entry: Key | None = None  # (priority, start, number) of the first of them, the key of the tenant's place
+    num_in: int = 0  # its requests that were admitted and have not ended
 
 
 class FairQueue:
@@ -76,7 +69,7 @@ class FairQueue:
         tenant = self._tenants.get(name)
         if tenant is None:
             weight = 1.0 if name is None else self._weights.get(name, 1.0)
-            tenant = self._idle.pop(name, None) or Tenant(name, weight)
+            tenant = self._idle.pop(name, None) or Tenant(name, weight, OrderedQueue())
             self._tenants[name] = tenant
         if not tenant.lane.num:
             # A tenant gains no credit while it has nothing waiting.
@@ -103,7 +96,6 @@ class FairQueue:
         tenant = self._tenants[state.request.tenant]
         tenant.lane.remove(state)
         self._stand(tenant)
-        self._forget_if_gone(tenant)
 
     def let_in(self, state: RequestState) -> None:
         """Remove an admitted request. At its first admission, charge its tenant, and order it by its turn."""
@@ -125,28 +117,26 @@ class FairQueue:
             return
         tenant = self._tenants[state.request.tenant]
         tenant.num_in -= 1
-        tenant.start -= (state.charged - taken_by(state)) / tenant.weight
+        # What had to be computed once, and its outputs.
+        num_sequences = state.request.num_sequences
+        known = num_sequences * state.prompt_len + sum(state.appended[:num_sequences]) - state.hit_tokens
+        tenant.start -= (state.charged - max(0, known) - state.num_output) / tenant.weight
         self._stand(tenant)
-        self._forget_if_gone(tenant)
 
     def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]:
         """Return where tenants' books or the order of the queue differ from these requests, all that are alive."""
-        waiting: dict[str | None, set[str]] = {}
-        num_in: dict[str | None, int] = {}
-        returned = set()
-        for state in requests:
+        every, found, waiting = list(requests), [], defaultdict[str | None, set[str]](set)
+        for state in every:
             if state.is_new:
-                waiting.setdefault(state.request.tenant, set()).add(state.id)
-                continue
-            num_in[state.request.tenant] = num_in.get(state.request.tenant, 0) + 1
-            if state.status is Status.WAITING and state.id not in idle:
-                returned.add(state.id)
-        found = []
+                waiting[state.request.tenant].add(state.id)
+        admitted = [state for state in every if not state.is_new]
+        num_in = Counter(state.request.tenant for state in admitted)
+        returned = {state.id for state in admitted if state.status is Status.WAITING and state.id not in idle}
         if {state.id for state in self._returned} != returned:
             found.append("9: those who wait again are not those in the queue.")
         for name in waiting.keys() | num_in.keys() | self._tenants.keys():
             tenant = self._tenants.get(name)
-            expected = waiting.get(name, set()), num_in.get(name, 0)
+            expected = waiting.get(name, set()), num_in[name]
             if tenant is None or ({state.id for state in tenant.lane}, tenant.num_in) != expected:
                 found.append(f"9: tenant {name!r} has other requests than its books say.")
             elif tenant.entry != _entry_of(tenant):
@@ -178,15 +168,24 @@ class FairQueue:
             heapq.heapreplace(heap, ((behind[0], start, behind[2]), place + 1, tenant))
 
     def _stand(self, tenant: Tenant) -> None:
-        """Move the tenant to the place of its first waiting request."""
+        """Move the tenant to the place of its first waiting request. Forget one without requests, unless it was given more
+        than tenants that wait."""
         entry = _entry_of(tenant)
-        if entry == tenant.entry:
+        if entry != tenant.entry:
+            if tenant.entry is not None:
+                del self._entries[bisect_left(self._entries, (tenant.entry,))]
+            if entry is not None:
+                insort(self._entries, (entry, tenant))
+            tenant.entry = entry
+        if tenant.lane.num or tenant.num_in:
             return
-        if tenant.entry is not None:
-            del self._entries[bisect_left(self._entries, (tenant.entry,))]
-        if entry is not None:
-            insort(self._entries, (entry, tenant))
-        tenant.entry = entry
+        del self._tenants[tenant.name]
+        if not self._tenants:
+            self._idle.clear()
+        elif tenant.start > self._virtual_time:
+            self._idle[tenant.name] = tenant
+            if len(self._idle) > MOST_IDLE:
+                self._idle.popitem(last=False)
 
     def _least_start(self, priority: int) -> float:
         """Where an unknown tenant starts: with the first waiting one of the priority, at most at the virtual time."""
@@ -204,28 +203,9 @@ class FairQueue:
             wish = most if mean is None else round(mean)
         return state.prompt_len + len(state.rows) * max(1, min(wish, most))
 
-    def _forget_if_gone(self, tenant: Tenant) -> None:
-        """Forget a tenant without requests, unless it was given more than tenants that wait."""
-        if tenant.lane.num or tenant.num_in:
-            return
-        del self._tenants[tenant.name]
-        if not self._tenants:
-            self._idle.clear()
-        elif tenant.start > self._virtual_time:
-            self._idle[tenant.name] = tenant
-            if len(self._idle) > MOST_IDLE:
-                self._idle.popitem(last=False)
-
 
 def _entry_of(tenant: Tenant) -> Key | None:
     if not tenant.lane.num:
         return None
     priority, _, number = tenant.lane.head().order
     return (priority, tenant.start, number)
-
-
-def taken_by(state: RequestState) -> int:
-    """Tokens that an ended request took: what had to be computed once, and its outputs."""
-    num_sequences = state.request.num_sequences
-    known = num_sequences * state.prompt_len + sum(state.appended[:num_sequences]) - state.hit_tokens
-    return max(0, known) + state.num_output

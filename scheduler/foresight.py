@@ -1,29 +1,28 @@
-"""Admission by foresight: whether the pool suffices when the admitted requests need most of it. With remaining outputs
-r₁ ≥ r₂ ≥ … and held tokens c, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al., 2025)."""
+"""Guesses of output lengths, and foresight: whether the pool suffices when the admitted requests need most of it. With
+remaining outputs r₁ ≥ r₂ ≥ … and held tokens c, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al.,
+2025)."""
 
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left, insort
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import rising
 
-from .accounting import SchedulerStats
-from .lengths import OutputLengths
+from .batch import SchedulerStats
 from .policies import Policy
 from .request import RequestState
 from .reservations import ROWS, Books
+from .rows import Counts
 
-Counts = NDArray[np.int64]
-
-STRIDE = 16
-"""Steps after which a request that did not fit is looked at again, though no request ended and none came."""
-PATIENCE = 64
-"""Of so many rows that run it is waited a step longer when a request ended: a look costs as much as a step of many rows."""
-MEMORY = 200_000
-"""Computed tokens over which waste is remembered."""
+WINDOW = 1000  # ended outputs that are remembered
+STRIDE = 16  # steps after which one that did not fit is looked at again, though no request ended and none came
+PATIENCE = 64  # of so many running rows it is waited a step longer when one ended: a look costs as much as their step
+MEMORY = 200_000  # computed tokens over which waste is remembered
 GAIN = 0.1
 """How far the quantile goes up for each target that the waste is above the target, and down where there is none. No sum over time: an
 admission costs something thousands of tokens later, and a sum would swing."""
@@ -44,6 +43,76 @@ def peak(held: Counts, remaining: Counts) -> int:
     return int(np.maximum.reduce(most))
 
 
+def outputs_left(guessed: Counts, expected: Counts | int, known: Counts, most: Counts) -> Counts:
+    """Return the outputs to come of sequences with `known` tokens, int64 [n]: up to the `expected` tokens where these are
+    more, else as `guessed`; at least one, and up to `most` tokens."""
+    left: Counts = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))
+    return left
+
+
+class OutputLengths:
+    """The last WINDOW output lengths, and one at the cap for all that was never seen. Among the lengths above g, the
+    share `quantile` lies within the guess for a sequence that has written g tokens."""
+
+    def __init__(self, cap: int, assumed: int = 0) -> None:
+        """`cap`: most tokens of an output. `assumed`: log-uniform guesses; each ended output replaces one."""
+        self._num = self._sum = 0
+        # An unknown length is 0, below any other.
+        self._ring = [0] * WINDOW
+        assumed = min(assumed, WINDOW)
+        self._ring[:assumed] = [round(cap ** ((place + 0.5) / assumed)) for place in range(assumed)]
+        # The cap, the ring's lengths and a 0, negated and so rising from the longest. An int64 array takes inserts.
+        self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
+
+    def note(self, length: int) -> None:
+        rising, place = self._rising, self._num % WINDOW
+        self._sum += length - (self._ring[place] if self._num >= WINDOW else 0)
+        rising.pop(bisect_left(rising, -self._ring[place]))
+        insort(rising, -length)
+        self._ring[place] = length
+        self._num += 1
+
+    @property
+    def num_noted(self) -> int:
+        return self._num
+
+    @property
+    def mean(self) -> float | None:
+        """Mean length of the ended ones, assumed ones excluded; None before the first has ended."""
+        return self._sum / min(self._num, WINDOW) if self._num else None
+
+    def mean_remaining(self, written: Counts, going: Counts) -> NDArray[np.float64]:
+        """Return the mean of tokens to come after `written`, float64 [n], assumed lengths excluded; NaN if none is
+        known. Sequences still `going`, int64 [k] tokens so far, count as longer: ended ones are the short part of what
+        came (Kaplan and Meier, 1958). Beyond the longest that ended, outputs end at a constant rate."""
+        ended = np.sort(np.array(self._ring[: min(self._num, WINDOW)], np.int64))
+        if not len(ended):
+            return np.full(len(written), np.nan)
+        # One of the outputs that reached each length ended there.
+        reached = np.arange(len(ended), 0, -1) + len(going) - np.sort(going).searchsorted(ended)
+        lasting = np.concatenate([[1.0], np.multiply.accumulate(1.0 - 1.0 / reached)])
+        tail = (ended.sum() + going.sum()) / len(ended) * lasting[-1]
+        # Mean tokens after each length, of all outputs ever begun.
+        widths = np.diff(ended, prepend=0) * lasting[:-1]
+        after = np.concatenate([widths[::-1].cumsum()[::-1], [0.0]]) + tail
+        place = ended.searchsorted(written, "right")
+        come = after[np.minimum(place + 1, len(ended))]
+        first = ended[np.minimum(place, len(ended) - 1)]
+        come = np.where(place < len(ended), come + (first - written) * lasting[place], tail)
+        with np.errstate(invalid="ignore"):
+            means: NDArray[np.float64] = come / lasting[place]
+        return means
+
+    def remaining(self, written: Counts, quantile: float) -> Counts:
+        """Return the tokens to come after `written`, int64 [n]; below 1 if only an immediate end is known."""
+        unwritten = -written
+        rising = np.frombuffer(self._rising, np.int64)
+        # The first length that at most the share 1 - quantile of the lengths above `written` exceed.
+        longer = rising.searchsorted(unwritten)
+        unwritten -= rising[((1.0 - quantile) * longer).astype(np.int64)]
+        return unwritten
+
+
 class Foresight:
     def __init__(self, policy: Policy, books: Books, lengths: OutputLengths, stats: SchedulerStats) -> None:
         self._policy, self._books, self._lengths, self._stats = policy, books, lengths, stats
@@ -52,7 +121,6 @@ class Foresight:
         self._next_look = 0
         self._moment: tuple[int, int, int, int, float] | None = None
         self._in: tuple[Counts, Counts] = (np.empty(0, np.int64), np.empty(0, np.int64))
-        self._newcomer = 0
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
         manager = books.manager
@@ -114,7 +182,7 @@ class Foresight:
         slots = self._num_slots
         worst = columns.sum_max_total + sum(request.max_total)
         if manager.layout.sides:
-            longest = np.concatenate([columns.max_total[self._rows()], request.max_total])
+            longest = np.concatenate([columns.max_total[self._books.rows_in()], request.max_total])
             worst = (worst if manager.layout.full_pages else 0) + int(manager.layout.side_slots(longest).sum())
         if worst + (columns.num_bound + request.num_live) * size <= slots:
             # All fit at full length: the usual case where memory is ample.
@@ -127,18 +195,12 @@ class Foresight:
         manager.growth.draw_promised()
         return most <= self.capacity_with(request)
 
-    def _as_slots(self, held: Counts, remaining: Counts) -> tuple[Counts, Counts]:
-        """Return these tokens, int64 [n] each, as slots: what the other groups hold at last is held from the start."""
-        layout = self._books.manager.layout
-        beside = layout.side_slots(held + remaining)
-        return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
-
     def capacity_with(self, request: RequestState) -> int:
         """Return the slots for tokens. A shared block counts once for each row that shares it."""
         manager = self._books.manager
         if manager.layout.sides:
             return self._num_slots
-        tables = int(manager.rows.num_blocks[self._rows()].sum())
+        tables = int(manager.rows.num_blocks[self._books.rows_in()].sum())
         shared = tables - manager.device.num_used
         if request.request.reads_cache:
             shared += manager.content.held_prefix(request.first_tokens, request.root)
@@ -147,70 +209,44 @@ class Foresight:
     def peak_with(self, request: RequestState) -> int:
         """Return the peak of tokens in memory if the waiting request is admitted now."""
         held, remaining = self._those_in()
-        more_held, more_remaining = [], []
-        wish, slack = request.request.expected_tokens, self._books.manager.block_size // 2
-        for i, tokens in enumerate(request.tokens):
-            if tokens is None:
-                continue
-            known, before = len(tokens), request.prompt_len + request.appended[i]
-            left = self._newcomer
-            if known > before:
-                left = int(self._lengths.remaining(np.array([known - before]), self._quantile_now())[0])
-            if self._knows and wish is not None and before + wish > known:
-                left = before + wish - known
-            more_held.append(known + slack)
-            more_remaining.append(max(1, min(left, request.max_total[i] - known)))
-        if self._books.manager.layout.sides:
-            slots = self._as_slots(np.array(more_held), np.array(more_remaining))
-            more_held, more_remaining = slots[0].tolist(), slots[1].tolist()
-        held[-1], remaining[-1] = more_held[0], more_remaining[0]
-        if len(more_held) > 1:
-            held = np.concatenate([held, more_held[1:]])
-            remaining = np.concatenate([remaining, more_remaining[1:]])
-        return peak(held, remaining)
+        wish, live = request.request.expected_tokens if self._knows else None, request.live_sequences
+        known = np.array([len(tokens) for tokens in request.tokens if tokens is not None])
+        before = request.prompt_len + np.array([request.appended[i] for i in live])
+        most = np.array([request.max_total[i] for i in live])
+        more_held, more_remaining = self._guessed(known, before, before + (wish or 0), most)
+        return peak(np.concatenate([held, more_held]), np.concatenate([remaining, more_remaining]))
 
     def _those_in(self) -> tuple[Counts, Counts]:
-        """Return held and coming tokens of admitted sequences, int64 [n + 1] each, with a last place for a newcomer."""
-        books, columns, manager = self._books, self._books.columns, self._books.manager
-        queues = books.queues
-        moment = manager.batch, queues.running.num, queues.away.num, len(books.bounded), self.quantile
-        if moment == self._moment:
-            return self._in
-        rows = self._rows()
-        held, written = np.zeros(len(rows) + 1, np.int64), np.zeros(len(rows) + 1, np.int64)
-        held[:-1] = known = manager.rows.num_tokens[rows]
-        np.subtract(known, columns.prompt_total[rows], out=written[:-1])
-        remaining = self._lengths.remaining(written, self._quantile_now())
-        self._newcomer = remaining.item(-1)
-        most = columns.max_total[rows]
-        most -= known
-        theirs = remaining[:-1]
-        if self._knows:
-            expected = columns.expected_total[rows]
-            theirs[:] = np.where(expected > known, expected - known, theirs)
-        np.minimum(theirs, most, out=theirs)
-        np.maximum(theirs, 1, out=theirs)
-        for other in books.bounded:
-            # Everything up to their full length is reserved.
-            is_theirs = np.isin(rows, other.live_rows)
-            theirs[is_theirs] = most[is_theirs]
-        # On average half of a last block is empty.
-        held += manager.block_size // 2
-        self._moment = moment
-        self._in = self._as_slots(held, remaining) if manager.layout.sides else (held, remaining)
+        """Return held and coming tokens of admitted sequences, int64 [n] each."""
+        books, columns, tables = self._books, self._books.columns, self._books.manager.rows
+        moment = books.manager.batch, books.queues.running.num, books.queues.away.num, len(books.bounded), self.quantile
+        if moment != self._moment:
+            rows = books.rows_in()
+            most, expected = columns.max_total[rows], columns.expected_total[rows] if self._knows else 0
+            if books.bounded:
+                # Everything up to their full length is reserved.
+                is_theirs = np.isin(rows, [row for other in books.bounded for row in other.live_rows])
+                expected = np.where(is_theirs, most, expected)
+            self._in = self._guessed(tables.num_tokens[rows], columns.prompt_total[rows], expected, most)
+            self._moment = moment
         return self._in
+
+    def _guessed(self, known: Counts, before: Counts, expected: Counts | int, most: Counts) -> tuple[Counts, Counts]:
+        """Return held and coming slots of sequences with `known` tokens, of which `before` are no outputs, int64 [n] each.
+        `expected` and `most`: tokens in the end."""
+        layout, guessed = self._books.manager.layout, self._lengths.remaining(known - before, self._quantile_now())
+        remaining = outputs_left(guessed, expected, known, most)
+        # On average half of a last block is empty.
+        held = known + self._books.manager.block_size // 2
+        if not layout.sides:
+            return held, remaining
+        # What other groups hold at last is held from the start.
+        beside = layout.side_slots(held + remaining)
+        return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
 
     def _quantile_now(self) -> float:
         """The quantile for the number of rows, more careful while few outputs have ended."""
-        policy, num_noted = self._policy, self._lengths.num_noted
-        quantile = self._within(MIDDLE + (self.quantile - MIDDLE) * math.sqrt(ROWS / max(1, self._books.queues.num_in)))
-        if num_noted >= policy.known_outputs:
-            return quantile
-        most = policy.quantile_range[1]
-        return most - (most - quantile) * num_noted / policy.known_outputs
-
-    def _rows(self) -> Counts:
-        running, away = self._books.running_rows(), self._books.queues.away
-        if not away.num:
-            return running
-        return np.concatenate([running, np.array([row for other in away for row in other.live_rows], np.int64)])
+        policy, careful = self._policy, math.sqrt(ROWS / max(1, self._books.queues.num_in))
+        quantile, most = self._within(MIDDLE + (self.quantile - MIDDLE) * careful), policy.quantile_range[1]
+        num, enough = self._lengths.num_noted, policy.known_outputs
+        return quantile if num >= enough else most - (most - quantile) * num / enough

@@ -1,4 +1,4 @@
-"""Outstanding batches: whose shares they hold, and where unsampled tokens come from.
+"""Outstanding batches: whose shares they hold, where unsampled tokens come from, and copies of those that did not run.
 
     batch 7 | row 3 samples at place 0 |      batch 8 | row 3 computes that token: its value comes from (7, 0) |
 
@@ -7,19 +7,21 @@ The only code that changes a ticket. A sequence that gives its row back keeps it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-from numpy.typing import NDArray
 
+from paged.base.arguments import Tokens
 from paged.block_manager import Memory
-from paged.errors import BatchEnded, BatchOutOfOrder
+from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
+from paged.errors import BatchEnded, BatchError, BatchOutOfOrder
 
-from .batch import Batch, Left, Ticket
+from .batch import NO_LOADS, Batch, Left
 from .request import RequestState
-from .rows import RowColumns, Rows
+from .rows import Counts, RowColumns, Rows
 
-Counts = NDArray[np.int64]
-Source = tuple[int, int]
-"""Batch number, and place among its rows."""
+# The number of a group of copies that belongs to no batch.
+_FORKS = 0
 
 
 class Awaited:
@@ -31,21 +33,19 @@ class Awaited:
         self.place = np.full(num_rows, -1, np.int64)
         self.is_undecided = np.zeros(num_rows, np.bool_)
         for batch in batches:
-            ticket = batch.ticket
-            places = ticket.places_sampled()
-            self._note(ticket.rows[places], batch.number, places)
-            if ticket.draft_counts is not None:
-                self.is_undecided[ticket.rows[places]] |= ticket.draft_counts[places] > 0
+            ticket, places = batch.ticket, batch.ticket.places_sampled()
+            self._note(batch, ticket.rows[places], places)
             for place, left in ticket.gone.items():
                 row = left.request.rows[left.sequence]
                 if not left.is_void and ticket.samples[place] and row >= 0:
-                    self._note(np.array([row]), batch.number, np.array([place]))
-                    self.is_undecided[row] |= ticket.has_drafts(place)
+                    self._note(batch, np.array([row]), np.array([place]))
 
-    def _note(self, rows: Rows, number: int, places: Counts) -> None:
+    def _note(self, batch: Batch, rows: Rows, places: Counts) -> None:
         self.num[rows] += 1
-        self.batch[rows] = number
+        self.batch[rows] = batch.number
         self.place[rows] = places
+        if batch.ticket.draft_counts is not None:
+            self.is_undecided[rows] |= batch.ticket.draft_counts[places] > 0
 
 
 class Outstanding:
@@ -59,7 +59,7 @@ class Outstanding:
         self._awaited: Awaited | None = None
         self._changed: set[int] = set()
         # Blocks into which a batch loads for an aborted request: (batch, id of the request, blocks).
-        self._loading: list[tuple[int, str, NDArray[np.int64]]] = []
+        self._loading: list[tuple[int, str, Counts]] = []
 
     def begin_step(self) -> None:
         """Begin a step, before any table grows."""
@@ -88,24 +88,30 @@ class Outstanding:
         if self.batches[place] is not batch:
             raise BatchOutOfOrder(batch.number, self.batches[place].number, verb)
 
+    def forget_awaited(self) -> None:
+        """Forget what rows wait for: a sequence has lost its row, or has another one."""
+        self._awaited = None
+
     def awaited(self) -> Awaited | None:
         """Return what rows wait for in the current step; None while no batch is out."""
         if self._awaited is None and self.batches:
             self._awaited = Awaited(len(self._manager.rows.num_tokens), self.batches)
         return self._awaited
 
-    def steady_source(self, rows: Rows) -> Ticket | None:
-        """Return the latest ticket if it has this very array of rows, samples for each, and each goes on from there."""
-        last = self.batches[-1]
+    def steady_source(self, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
+        """Return (rows, launched, launched + 1) if the latest batch has this very array of rows, samples for each, and each
+        goes on from there."""
+        last, columns = self.batches[-1], self._columns
         ticket = last.ticket
         if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
             return None
-        if ticket.draft_counts is not None:
-            # The number of right drafts decides where those rows go on.
+        # The number of right drafts decides where rows with drafts go on.
+        if columns.not_sampling or ticket.draft_counts is not None:
             return None
         if self._resumes_known and (self._changed or last.number != self._batch_before):
             return None
-        return ticket
+        ends = ticket.ends + 1
+        return None if columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
         """Return (batch, place) of each share of the sequence that is not void, in its row or one it gave back."""
@@ -120,27 +126,18 @@ class Outstanding:
                 found.append((batch, place))
         return found
 
-    def sources_of(self, request: RequestState, sequence: int) -> list[Source]:
-        """Return the sources of the sequence's outstanding samples, in order."""
-        return [(batch.number, place) for batch, place in self._samples_of(request, sequence)]
+    def sources_of(self, request: RequestState, sequence: int) -> list[tuple[int, int]]:
+        """Return batch number, and place among its rows, of each outstanding sample of the sequence, in order."""
+        return [(b.number, place) for b, place in self.shares_of(request, sequence) if b.ticket.samples[place]]
 
     def total_of(self, row: int) -> int:
-        """Upper bound of the row's known tokens after all batches; its launched tokens if it cannot go on yet."""
-        manager = self._manager
-        if not self.batches:
-            return int(manager.rows.num_tokens[row])
-        request, sequence = self._columns.owner[row], self._columns.sequence.item(row)
-        sampled = self._samples_of(request, sequence)
-        total = int(manager.rows.num_tokens[row]) + len(sampled)
-        if sampled and (
-            total >= request.max_total[sequence]
-            or any(batch.ticket.has_drafts(place) for batch, place in sampled)
-            or (self._resumes_known and (row in self._changed or sampled[-1][0].number != self._batch_before))
-        ):
-            return min(total, int(manager.rows.num_launched[row]))
-        return total
+        """Return `totals_of` one row."""
+        known = self._manager.rows.num_tokens.item(row)
+        return self.totals_of(np.array([row])).item() if self.batches else known
 
     def totals_of(self, rows: Rows) -> Counts:
+        """Return upper bounds of the rows' known tokens after all batches; of those that cannot go on yet, their launched
+        tokens. int64 [n]."""
         known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known
@@ -160,27 +157,23 @@ class Outstanding:
         return self._resumes_known and self._samples_for(request)
 
     def computes(self, request: RequestState) -> bool:
-        return bool(self.batches) and any(self.shares_of(request, i) for i in range(len(request.rows)))
+        return any(self.shares_of(request, i) for i in range(len(request.rows)))
 
     def is_idle(self, request: RequestState) -> bool:
         """Whether a request with rows can compute nothing until the caller appends tokens."""
-        manager = self._manager
-        return all(
-            manager.rows.num_tokens[row] == manager.rows.num_launched[row] for row in request.live_rows
-        ) and not self._samples_for(request)
+        rows, tables = request.live_rows, self._manager.rows
+        has_todo = any(tables.num_tokens[row] != tables.num_launched[row] for row in rows)
+        return not has_todo and not self._samples_for(request)
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
-        if not self.batches and not self._loading:
-            return False
-        return any(request_id == other for _, other, _ in self._loading) or any(
-            left.is_void and left.request.id == request_id
-            for batch in self.batches
-            for left in batch.ticket.gone.values()
-        )
+        every = [left for batch in self.batches for left in batch.ticket.gone.values()]
+        loads = any(request_id == other for _, other, _ in self._loading)
+        return loads or any(left.is_void and left.request.id == request_id for left in every)
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
         """Keep the shares of a sequence that gives its row back, or void them if it has ended."""
+        self.forget_awaited()
         for batch, place in self.shares_of(request, sequence):
             batch.ticket.gone[place] = Left(request, sequence, has_ended)
 
@@ -194,23 +187,21 @@ class Outstanding:
         if row >= 0:
             if self._manager.layout.states:
                 # It may fall back further than that.
-                self._columns.recover(row, request.reach(sequence, num_known))
+                self._columns.recover(row, num_known)
             self._manager.give_up_from(row, num_known)
 
-    def count_waste(self, batch: Batch) -> tuple[int, int]:
-        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there
-        are, and how many tokens are void."""
-        ticket, num_again, num_void = batch.ticket, 0, 0
-        for place, left in ticket.gone.items():
-            if left.is_void:
-                num_void += batch.num_tokens.item(place)
+    def count_waste(self, batch: Batch) -> dict[str, int]:
+        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there are,
+        and how many tokens are void, by the names of `SchedulerStats`."""
+        ticket, num_again = batch.ticket, 0
+        num_void = sum(batch.num_tokens.item(place) for place, left in ticket.gone.items() if left.is_void)
         for place, num in ticket.recomputed.items():
             gone = ticket.gone.get(place)
             if gone is None or not gone.is_void:
                 request = self._columns.owner[ticket.rows[place]] if gone is None else gone.request
                 request.count(recomputed_tokens=num)
                 num_again += num
-        return num_again, num_void
+        return {"recomputed_tokens": num_again, "voided_tokens": num_void}
 
     def hold_loading(self, request: RequestState) -> None:
         """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""
@@ -227,9 +218,6 @@ class Outstanding:
             self._loading.remove(held)
             self._manager.device.let_go(held[2])
 
-    def _samples_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
-        return [share for share in self.shares_of(request, sequence) if share[0].ticket.samples[share[1]]]
-
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))
 
@@ -237,3 +225,68 @@ class Outstanding:
     def _batch_before(self) -> int:
         """The number of the batch before the current step, which may be empty or ended."""
         return self._manager.batch - 1
+
+
+@dataclass(slots=True)
+class Carried:
+    moves: Moves
+    loads: Tokens
+    number: int
+
+
+class CarriedCopies:
+    """Copies that have not run yet, of cancelled batches and of forks. Each of the next batches takes one group. Groups
+    never mix: an engine runs all pairs of a group at once, so none may read what another one writes."""
+
+    def __init__(self, columns: RowColumns) -> None:
+        self._columns = columns
+        self.groups: list[Carried] = []
+        # The latest batch cancelled after its moves ran: the moves of all batches before it ran, too.
+        self._last_moved = 0
+
+    @property
+    def are_of_forks(self) -> bool:
+        return all(group.number == _FORKS for group in self.groups)
+
+    def check_cancel(self, batch: Batch, moved: bool) -> None:
+        """Raise BatchError if the batch's moves did not run though a later batch's moves did."""
+        if not moved and len(batch.moves) and batch.number < self._last_moved:
+            later = f"runs before batch {self._last_moved}, which was cancelled after its moves had run"
+            raise BatchError(batch.number, f"{later}; cancel it with moved=True.")
+
+    def keep(self, batch: Batch, moved: bool) -> None:
+        """Carry the copies of a cancelled batch unless they have `moved`; those of the oldest batch run first."""
+        if moved:
+            self._last_moved = max(self._last_moved, batch.number)
+            return
+        loads = self._wanted(batch.loads, batch.number)
+        if len(batch.moves) or len(loads):
+            self.groups.insert(0, Carried(batch.moves, loads, batch.number))
+
+    def add_copy(self, source: int, copy: int) -> None:
+        """Carry the copy of a fork's partial block, from block `source` to block `copy`."""
+        group = self.groups[-1] if self.groups and self.groups[-1].number == _FORKS else None
+        pairs: dict[int, int] = {} if group is None else dict(group.moves.device_to_device[:, ::-1].tolist())
+        # A source that is itself still to be copied is read at its own source. A gone fork's copy gives way.
+        pairs[copy] = pairs.get(source, source)
+        if group is None or pairs.keys() & set(pairs.values()):
+            pairs, group = {copy: source}, Carried(NO_MOVES, NO_LOADS, _FORKS)
+            self.groups.append(group)
+        group.moves = Moves(device_to_device=pairs_of([(read, written) for written, read in pairs.items()]))
+
+    def forget_stale(self) -> None:
+        """Forget loads for which no request waits any more, and groups left empty, which would delay a step."""
+        for group in self.groups:
+            group.loads = self._wanted(group.loads, group.number)
+        self.groups = [group for group in self.groups if len(group.moves) or len(group.loads)]
+
+    def take(self) -> Carried:
+        """Remove and return the first group, for the batch being made, with the loads that are still waited for."""
+        group = self.groups.pop(0)
+        group.loads = self._wanted(group.loads, group.number)
+        return group
+
+    def _wanted(self, loads: Tokens, number: int) -> Tokens:
+        owners = [self._columns.owner[row] for row in loads[:, 0].tolist()]
+        is_wanted = [owner is not None and bool(owner.num_loading) and owner.load_batch == number for owner in owners]
+        return loads[np.array(is_wanted, np.bool_)]

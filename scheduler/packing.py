@@ -5,18 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.growing import GrowingView, rising, rising_from
-from paged.block_manager import Composed, Memory, Moves
+from paged.base.arguments import Tokens
+from paged.base.growing import GrowingView, ones, rising, rising_from
+from paged.block_manager import Composed, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
 from .batch import NO_LOADS, Batch, Ticket
-from .composition import ones
-from .outstanding import Outstanding
-from .rows import RowColumns, Rows
-from .state import Step
-
-Counts = NDArray[np.int64]
-Tokens = NDArray[np.int32]
+from .rows import Counts, Rows
+from .state import State, Step
 
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
 _ALL_ZERO = GrowingView(lambda length: np.zeros(length, np.int64))
@@ -26,42 +22,36 @@ _NOWHERE = GrowingView(lambda length: np.full(length, -1, np.int64))
 class Packer:
     """Builds batches. Keeps the names of the last batch's rows, because steady steps have the same rows."""
 
-    def __init__(self, owner: object, manager: Memory, columns: RowColumns, outstanding: Outstanding) -> None:
-        self._owner, self._manager, self._columns, self._outstanding = owner, manager, columns, outstanding
+    def __init__(self, owner: object, state: State) -> None:
+        self._owner, self._state, self._manager = owner, state, state.manager
         self._rows: Rows = np.empty(0, np.int64)
         self._ids: NDArray[np.object_] = np.empty(0, object)
-        self._sequences: NDArray[np.int64] = np.empty(0, np.int64)
-        self._usual = ones(0), rising(1), _ALL_ZERO.first(0), _ALL_TRUE.first(0)
+        self._sequences: Counts = np.empty(0, np.int64)
 
-    def pack(
-        self,
-        step: Step,
-        composed: Composed,
-        positions: Counts,
-        *,
-        not_sampling: set[int],
-        covers_running: bool,
-        has_outputs: bool,
-    ) -> Batch:
-        """Build the batch of a committed step. `positions` are of decodes and drafts; `not_sampling` rows do not sample."""
+    def pack(self, step: Step) -> Batch:
+        """Commit a decided step, whose rows are in flight from now on. Return its batch."""
+        state, manager = self._state, self._manager
+        composed, positions = self._commit(step)
         flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
+        covers_running = state.running_rows.keep(rows)
+        if not covers_running:
+            state.columns.advance_unevenly()
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
         if rows is not self._rows:
             self._name(rows)
-        counts, start_loc, num_drafts, samples = self._usual
-        num_samples, drafts, known = len(rows), None, ends
-        if not_sampling or step.chunks:
-            samples, num_samples = _samples(step, rows, not_sampling)
+        num, drafts, known = len(rows), None, ends
+        counts, start_loc, num_drafts = ones(num), rising(num + 1), _ALL_ZERO.first(num)
         if step.chunks or step.draft_counts is not None:
-            counts, start_loc = ends - flight.starts, np.zeros(len(rows) + 1, np.int64)
+            counts, start_loc = ends - flight.starts, np.zeros(num + 1, np.int64)
             counts.setflags(write=False)
             np.cumsum(counts, out=start_loc[1:])
         if step.draft_counts is not None:
-            num_drafts = drafts = np.zeros(len(rows), np.int64)
+            num_drafts = drafts = np.zeros(num, np.int64)
             num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.setflags(write=False)
             known = ends - num_drafts
+        samples, num_samples = _samples(step, rows, state.columns.not_sampling)
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         out = None if composed.is_empty else flight
         ticket = Ticket(
@@ -82,65 +72,70 @@ class Packer:
             num_drafts=num_drafts,
             ids=self._ids,
             sequences=self._sequences,
-            block_tables=self._manager.rows.block_tables,
+            block_tables=manager.rows.block_tables,
             table_rows=composed.changes.rows,
             table_columns=composed.changes.columns,
             table_blocks=composed.changes.blocks,
             moves=moves,
             loads=loads,
             ticket=ticket,
-            groups=None if self._manager.layout.is_plain else self._manager.group_tables(flight),
-            has_outputs=has_outputs,
+            groups=None if manager.layout.is_plain else manager.group_tables(flight),
+            has_outputs=bool(state.pending_outputs),
             preempted=tuple(step.preempted),
             admitted=tuple(step.admitted),
         )
 
+    def _commit(self, step: Step) -> tuple[Composed, Counts]:
+        """Return what memory says of the batch, and the positions of decodes and drafts."""
+        state, positions, counts = self._state, step.decode_starts, None
+        if step.draft_counts is not None:
+            counts = step.draft_counts + 1
+            positions = rising_from(positions, counts)
+        has_more = bool(state.pending_outputs or step.loads) or any(map(len, step.moves))
+        composed = self._manager.commit(step.decodes, positions, counts, state.now, has_more=has_more)
+        step.move(composed.moves)
+        for row, _, _ in step.loads:
+            state.columns.owner[row].listed_in(composed.number)
+        return composed, positions
+
     def _name(self, rows: Rows) -> None:
-        """Remember which sequence each row serves, and the arrays of a batch where each row decodes."""
-        self._rows, num = rows, len(rows)
-        self._usual = ones(num), rising(num + 1), _ALL_ZERO.first(num), _ALL_TRUE.first(num)
-        self._ids = self._columns.id[rows]
-        self._ids.setflags(write=False)
-        if self._columns.num_later:
-            self._sequences = self._columns.sequence[rows]
-            self._sequences.setflags(write=False)
-        else:
-            self._sequences = _ALL_ZERO.first(len(rows))
+        """Remember which sequence each row serves."""
+        columns, self._rows = self._state.columns, rows
+        self._ids = columns.id[rows]
+        self._sequences = columns.sequence[rows]
+        for names in (self._ids, self._sequences):
+            names.setflags(write=False)
 
     def _tokens(self, step: Step, composed: Composed, positions: Counts) -> tuple[Tokens, Counts, Counts, Counts]:
         """Return the id, position and slot of each token, decodes first, and where the tokens of each decode begin."""
-        begins = rising(len(step.decodes))
-        token_ids = [composed.last_tokens]
+        begins, token_ids = rising(len(step.decodes)), composed.last_tokens
         if step.draft_counts is not None and step.draft_tokens is not None:
             begins = begins + step.draft_counts.cumsum() - step.draft_counts
-            token_ids = [np.empty(len(positions), np.int32)]
-            token_ids[0][begins] = composed.last_tokens
-            token_ids[0][rising_from(begins + 1, step.draft_counts)] = step.draft_tokens
+            token_ids = np.empty(len(positions), np.int32)
+            token_ids[begins] = composed.last_tokens
+            token_ids[rising_from(begins + 1, step.draft_counts)] = step.draft_tokens
         elif not step.chunks:
             # The scheduler keeps the array, and an engine may change its own.
             positions = positions.copy()
         if not step.chunks:
-            return token_ids[0], positions, composed.slots, begins
-        tables, size, known = self._manager.rows.block_tables, self._manager.block_size, self._manager.rows.tokens
-        columns = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in step.chunks]
-        # All slots of all touched blocks. Cast, product and sum are apart: numpy buffers an operation on mixed types.
-        bases = np.concatenate(columns).astype(np.int64)
-        bases *= size
-        touched: Counts = (bases[:, None] + rising(size)).reshape(-1)
-        numbers, at = rising(max(first + count for _, first, count, _ in step.chunks)), 0
-        all_positions, slots = [positions], [composed.slots]
-        for blocks, (row, first, count, _) in zip(columns, step.chunks, strict=True):
-            begin = at + first % size
-            token_ids.append(known[row, first : first + count])
-            all_positions.append(numbers[first : first + count])
-            slots.append(touched[begin : begin + count])
-            at += len(blocks) * size
-        return np.concatenate(token_ids), np.concatenate(all_positions), np.concatenate(slots), begins
+            return token_ids, positions, composed.slots, begins
+        flight, tables, size = composed.flight, self._manager.rows, self._manager.block_size
+        starts = flight.starts[len(step.decodes) :]
+        counts = flight.ends[len(step.decodes) :] - starts
+        rows, at = flight.rows[len(step.decodes) :].repeat(counts), rising_from(starts, counts)
+        slots = tables.block_tables[rows, at // size].astype(np.int64) * size + at % size
+        return (
+            np.concatenate([token_ids, tables.tokens[rows, at]]),
+            np.concatenate([positions, at]),
+            np.concatenate([composed.slots, slots]),
+            begins,
+        )
 
     def _sources(self, step: Step, token_ids: Tokens, begins: Counts) -> tuple[Counts, Counts]:
         """Return the batch and the place that sample each token without a value yet, else -1; set its id to -1."""
+        outstanding, columns = self._state.outstanding, self._state.columns
         num, after, num_known = len(token_ids), step.decodes_after, self._manager.rows.num_tokens
-        if not num or not self._outstanding.batches:
+        if not num or not outstanding.batches:
             nowhere = _NOWHERE.first(num)
             return nowhere, nowhere
         if after >= 0 and num == len(begins):
@@ -152,7 +147,7 @@ class Packer:
         if after >= 0:
             token_ids[begins], batches[begins], places[begins] = -1, after, rising(len(begins))
         elif len(begins):
-            awaited = self._outstanding.awaited()
+            awaited = outstanding.awaited()
             assert awaited is not None, "a batch is out"
             is_unknown = step.decode_starts >= num_known[step.decodes]
             at, rows = begins[is_unknown], step.decodes[is_unknown]
@@ -162,7 +157,7 @@ class Packer:
         for row, first, count, _ in step.chunks:
             known = num_known.item(row)
             if known < first + count:
-                sources = self._outstanding.sources_of(self._columns.owner[row], self._columns.sequence.item(row))
+                sources = outstanding.sources_of(columns.owner[row], columns.sequence.item(row))
                 here = slice(start + max(known - first, 0), start + count)
                 token_ids[here] = -1
                 batches[here], places[here] = np.array(sources[max(first - known, 0) : first + count - known]).T
@@ -173,7 +168,7 @@ class Packer:
         return batches, places
 
 
-def _copies_of(step: Step) -> tuple[NDArray[np.int32], Moves]:
+def _copies_of(step: Step) -> tuple[Tokens, Moves]:
     """Return the step's loads and moves, read-only because a cancel carries them over as they are."""
     loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
     for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):

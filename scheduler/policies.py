@@ -8,19 +8,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from paged.base.arguments import is_number
 from paged.errors import InvalidConfig, UnknownPolicy
 
-from .arguments import is_number
-
-# Words that need a certain word in another field.
+# Words that need one of certain words in another field. A region is released whole.
 _GOES_WITH = (
-    (("layout", "counted"), ("reservation", ("max", "expected"))),
-    (("layout", "region"), ("reservation", ("max", "expected"))),
-    (("foresight", "predicted"), ("reservation", ("prompt",))),
-    (("foresight", "expected"), ("reservation", ("prompt",))),
-    # A region is released whole.
-    (("layout", "region"), ("take", ("whole",))),
-    (("layout", "region"), ("preemption", ("recompute",))),
+    ("layout", "counted", "reservation", ("max", "expected")),
+    ("layout", "region", "reservation", ("max", "expected")),
+    ("layout", "region", "take", ("whole",)),
+    ("layout", "region", "preemption", ("recompute",)),
+    ("foresight", "predicted", "reservation", ("prompt",)),
+    ("foresight", "expected", "reservation", ("prompt",)),
 )
 
 
@@ -28,28 +26,8 @@ def _is_share(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
-def _is_range(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_share, value)) and value[0] <= value[1]
-
-
 def _is_count(value: Any, least: int = 0) -> bool:
     return type(value) is int and value >= least
-
-
-# Which values a field takes, and how a message says so.
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "chunked": (lambda value: isinstance(value, bool), "True or False"),
-    "watermark": (lambda value: _is_share(value) and value < 1, "a share of the pool in [0, 1)"),
-    "quantile_range": (_is_range, "two shares from 0 to 1, rising"),
-    "waste_target": (lambda value: value is None or (_is_share(value) and value > 0), "in (0, 1], or None"),
-    "stall_target": (lambda value: value is None or (_is_share(value) and 0 < value < 1), "in (0, 1), or None"),
-    "known_outputs": (_is_count, "at least 0"),
-    "max_passes": (_is_count, "at least 0"),
-    "stall_limit": (_is_count, "at least 0"),
-    "strategies": (lambda value: value is None or callable(value), "a function, or None"),
-    "max_preemptions": (lambda value: value is None or _is_count(value, 1), "at least 1, or None"),
-    "default_budget": (lambda value: value is None or _is_count(value, 1), "at least 1, or None"),
-}
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,15 +95,31 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             strategy = getattr(self, field)
             if not isinstance(strategy, str) or strategy not in known:
                 raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {strategy!r}.")
-        for (field, strategy), (other, needed) in _GOES_WITH:
-            if getattr(self, field) == strategy and getattr(self, other) not in needed:
-                raise self._wrong(
-                    f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {getattr(self, other)}."
-                )
-        for field, (is_right, wanted) in _RANGES.items():
-            if not is_right(getattr(self, field)):
+        for field, strategy, other, needed in _GOES_WITH:
+            if getattr(self, field) == strategy and (got := getattr(self, other)) not in needed:
+                raise self._wrong(f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {got}.")
+        span, waste, stall = self.quantile_range, self.waste_target, self.stall_target
+        is_span = isinstance(span, (tuple, list)) and len(span) == 2 and all(map(_is_share, span))
+        for field, is_right, wanted in (
+            ("chunked", isinstance(self.chunked, bool), "True or False"),
+            ("watermark", _is_share(self.watermark) and self.watermark < 1, "a share of the pool in [0, 1)"),
+            ("quantile_range", is_span and span[0] <= span[1], "two shares from 0 to 1, rising"),
+            ("waste_target", waste is None or (_is_share(waste) and waste > 0), "in (0, 1], or None"),
+            ("stall_target", stall is None or (_is_share(stall) and 0 < stall < 1), "in (0, 1), or None"),
+            ("known_outputs", _is_count(self.known_outputs), "at least 0"),
+            ("max_passes", _is_count(self.max_passes), "at least 0"),
+            ("stall_limit", _is_count(self.stall_limit), "at least 0"),
+            ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
+            (
+                "max_preemptions",
+                self.max_preemptions is None or _is_count(self.max_preemptions, 1),
+                "at least 1, or None",
+            ),
+            ("default_budget", self.default_budget is None or _is_count(self.default_budget, 1), "at least 1, or None"),
+        ):
+            if not is_right:
                 raise self._wrong(f"{field} has to be {wanted}; got {getattr(self, field)!r}.")
-        least, most = self.quantile_range
+        least, most = span
         if not (_is_share(self.quantile) and least <= self.quantile <= most):
             raise self._wrong(f"quantile has to be in quantile_range {self.quantile_range}; got {self.quantile!r}.")
         if self.layout == "region" and self.strategies is None:

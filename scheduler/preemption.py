@@ -12,12 +12,11 @@ import numpy as np
 
 from paged.block_manager import Memory
 
-from .accounting import SchedulerStats
+from .batch import SchedulerStats
 from .policies import Costs
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
 from .state import State, Step
-from .status import Status
 
 Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
 """Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are dropped."""
@@ -35,9 +34,11 @@ class Victims:
         return running
 
     def candidates(
-        self, books: Books, may_give: Callable[[RequestState], bool] = lambda request: not request.is_bounded
+        self, books: Books, may_give: Callable[[RequestState], bool] | None = None
     ) -> Iterator[RequestState]:
-        """Iterate victims that are not placed: paused, followers, then running ones as `ranked`. Each may be preempted."""
+        """Iterate victims that are not placed and `may_give` (None: are not bounded): paused, followers, then running ones
+        as `ranked`. Each may be preempted."""
+        may_give = may_give or (lambda request: request not in books.bounded)
         for victim in reversed(list(books.queues.away)):
             if victim.status is Status.PAUSED and may_give(victim):
                 yield victim
@@ -57,11 +58,6 @@ class FewestBlocks(Victims):
         return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
 
 
-def by_cost(costs: Costs, lost: list[tuple[int, int]], num_blocks: int) -> bool:
-    """Whether a swap costs less than computing the positions again."""
-    return costs.swap(num_blocks) < sum(costs.recompute(start, stop) for start, stop in lost)
-
-
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, may_swap: bool = True) -> None:
     """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it. A
     victim that loses none pauses and does not count as preempted."""
@@ -73,28 +69,24 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     keep = _blocks_kept(manager, rows[0], num_missing) if takes_tail else 0
     swaps = may_swap and not is_idle and _swaps(state, step, rows, keep)
     state.remember_high_water(victim)
-    state.queues.leave(victim)
-    victim.follow(None)
     gives = keep == 0 or keep < manager.rows.num_blocks[rows[0]]
     if gives:
         _report(step, state.stats, victim, "swap" if swaps else "recompute")
+    if not keep and not swaps:
+        drop_rows(state, victim, is_idle=is_idle)
+        return
+    state.queues.leave(victim)
+    victim.follow(None)
     state.books.lift_bound(victim)
     if swaps:
         moves = manager.tiers.swap_out(np.array(rows), keep)
         step.move(moves)
-        state.stats.count_swap(num_out=len(moves.device_to_host))
+        state.stats.count(swapped_out_blocks=len(moves.device_to_host))
         victim.count(swapped_blocks=len(moves.device_to_host))
-    elif not keep:
-        drop_rows(state, victim)
     elif gives:
         manager.sharing.truncate(rows[0], keep)
-    if victim.live_rows:
-        has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)
-        state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
-    elif is_idle:
-        state.queues.await_append(victim)
-    else:
-        state.queues.wait(victim)
+    has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)
+    state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
 
 
 def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
@@ -121,9 +113,12 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
     return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 
 
-def drop_rows(state: State, victim: RequestState) -> None:
-    """Release the rows of a request, which keeps its tokens."""
+def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> None:
+    """Release the rows of a request, which keeps its tokens and waits: in the queue, or, if idle, for `append`."""
     manager = state.manager
+    state.queues.leave(victim)
+    victim.follow(None)
+    state.books.lift_bound(victim)
     for sequence, row in enumerate(victim.rows):
         if row < 0:
             continue
@@ -133,6 +128,7 @@ def drop_rows(state: State, victim: RequestState) -> None:
             state.columns.note_sampled(victim, sequence)
         state.unseat(victim, sequence, tokens)
         manager.release(row)
+    state.queues.wait(victim, is_idle=is_idle)
 
 
 def report_preempted_late(state: State, step: Step) -> None:
@@ -145,7 +141,7 @@ def report_preempted_late(state: State, step: Step) -> None:
 
 def _report(step: Step, stats: SchedulerStats, victim: RequestState, kind: str) -> None:
     """Count the victim as preempted, unless it lost blocks before since it last ran."""
-    if victim.is_preempted:
+    if victim.preempted_at is not None:
         return
     victim.note_preempted(stats.steps)
     stats.count_preemption(kind, victim.preemptions)

@@ -9,39 +9,31 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Protocol
 
-from .request import RequestState
+from .request import RequestState, Status
 from .rows import RunningRows
-from .status import Status
 
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""
+_order_of = attrgetter("order")
 
 
 class Queue(Protocol):
-    """Waiting requests, in the order in which they are to be admitted."""
+    """Waiting requests, in the order in which they are to be admitted. `add` returns whether a request is known to be the
+    last one; `head` is the first, if there is one, `behind` up to `count` that come after it; `let_in` removes a request
+    that is admitted."""
 
     num: int
 
     def __len__(self) -> int: ...
-
     def __iter__(self) -> Iterator[RequestState]: ...
-
-    def add(self, state: RequestState) -> bool:
-        """Put a request in its place. Return whether that is known to be the last one."""
-
-    def head(self) -> RequestState:
-        """Return the first request; there is one."""
-
-    def behind(self, count: int) -> list[RequestState]:
-        """Return up to `count` requests that come after the first."""
-
-    def remove(self, state: RequestState) -> None:
-        """Remove a request that is there."""
-
-    def let_in(self, state: RequestState) -> None:
-        """Remove a request that is admitted."""
+    def add(self, state: RequestState) -> bool: ...
+    def head(self) -> RequestState: ...
+    def behind(self, count: int) -> list[RequestState]: ...
+    def remove(self, state: RequestState) -> None: ...
+    def let_in(self, state: RequestState) -> None: ...
 
 
 class OrderedQueue:
@@ -49,9 +41,7 @@ class OrderedQueue:
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
-        # The orders of `_states`: a search compares tuples, and calls no Python.
-        self._orders: list[Key] = []
-        # Removing the head moves this up. The lists are cut once half of them is gone.
+        # Removing the head moves this up. The list is cut once half of it is gone.
         self._head = 0
         # An attribute, because every step asks several times.
         self.num = 0
@@ -63,19 +53,15 @@ class OrderedQueue:
         return iter(self._states[self._head :])
 
     def add(self, state: RequestState) -> bool:
-        states, orders, order = self._states, self._orders, state.order
         self.num += 1
-        if self.num == 1 or orders[-1] < order:
-            states.append(state)
-            orders.append(order)
+        if self.num == 1 or self._states[-1].order < state.order:
+            self._states.append(state)
             return True
-        place = bisect_left(orders, order, lo=self._head)
-        states.insert(place, state)
-        orders.insert(place, order)
+        self._states.insert(self._head + self.place_of(state), state)
         return False
 
     def place_of(self, state: RequestState) -> int:
-        return bisect_left(self._orders, state.order, lo=self._head) - self._head
+        return bisect_left(self._states, state.order, lo=self._head, key=_order_of) - self._head
 
     def head(self) -> RequestState:
         return self._states[self._head]
@@ -89,12 +75,12 @@ class OrderedQueue:
         if states[head] is state:
             self._head = head = head + 1
             if 2 * head > len(states):
-                del states[:head], self._orders[:head]
+                del states[:head]
                 self._head = 0
             return
-        place = bisect_left(self._orders, state.order, lo=head)
+        place = head + self.place_of(state)
         assert states[place] is state, "a request stands where its order says"
-        del states[place], self._orders[place]
+        del states[place]
 
     let_in = remove
 
@@ -137,14 +123,13 @@ class Queues:
         request.become(status)
         self.away.add(request)
 
-    def wait(self, request: RequestState) -> None:
+    def wait(self, request: RequestState, *, is_idle: bool = False) -> None:
+        """Let a request without rows wait: in the queue, or, if idle, for tokens from the caller."""
         request.become(Status.WAITING)
-        self.waiting.add(request)
-
-    def await_append(self, request: RequestState) -> None:
-        """Let a request without rows wait for tokens from the caller."""
-        request.become(Status.WAITING)
-        self.idle[request.id] = request
+        if is_idle:
+            self.idle[request.id] = request
+        else:
+            self.waiting.add(request)
 
     def requeue(self, request: RequestState) -> None:
         """Let the request, if it is idle, wait as others do: it has tokens to compute."""

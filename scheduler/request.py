@@ -1,25 +1,60 @@
-"""What a user submits, and the state that the scheduler keeps of it."""
+"""What a user submits, and the state that the scheduler keeps of it.
+
+waiting → running ⇄ paused / swapped / waiting → finished
+        ↘ loading ↗                            ↘ aborted, rejected
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from paged.base.arguments import checked_level, is_integer, keep_at_error, token_array
+from paged.base.arguments import (
+    UNLIMITED,
+    Tokens,
+    checked_level,
+    count_of,
+    is_integer,
+    is_number,
+    keep_at_error,
+    tokens_of,
+)
 from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
 
-from .arguments import UNLIMITED, count_of, is_number, vocabulary_error
-from .status import NEXT, Status
-
-T = TypeVar("T")
-
 _NO_NAMESPACE = root_prefix(None)
-# min_tokens, priority, num_sequences and num_computed of most requests.
-_USUAL = (0, 0, 1, 0)
+
+
+class Status(StrEnum):
+    """Exactly one of these at any time."""
+
+    WAITING = "waiting"  # no row, no blocks
+    LOADING = "loading"  # a row, its reservation whole, and tokens from elsewhere that it waits for
+    RUNNING = "running"  # a row; gets tokens when memory and limits allow (a follower: 0 for now)
+    PAUSED = "paused"  # gave back the tail of its blocks and kept the rest
+    SWAPPED = "swapped"  # keeps no block on the device
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    ABORTED = "aborted"
+
+
+_ENDED = {Status.FINISHED, Status.REJECTED, Status.ABORTED}
+# The statuses that may follow each.
+NEXT = {
+    Status.WAITING: {Status.WAITING, Status.RUNNING, Status.LOADING, *_ENDED},
+    Status.LOADING: {Status.RUNNING, Status.WAITING, *_ENDED},
+    Status.RUNNING: {Status.PAUSED, Status.SWAPPED, Status.WAITING, *_ENDED},
+    Status.PAUSED: {Status.PAUSED, Status.SWAPPED, Status.RUNNING, Status.WAITING, *_ENDED},
+    Status.SWAPPED: {Status.RUNNING, Status.WAITING, *_ENDED},
+}
+
+# Codes in Outputs.finish; the index is the code.
+FINISH_REASONS: tuple[str | None, ...] = (None, "stop", "length", "abort", "rejected")
+NOT_FINISHED, STOP, LENGTH, ABORT, REJECTED = range(5)
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -84,132 +119,101 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return not (self.reads_cache and self.writes_cache)
 
 
-def with_own_integers(request: Request) -> Request:
+_INTEGERS = ("max_tokens", "min_tokens", "num_sequences", "num_computed", "priority", "eos_token_id", "expected_tokens")
+_integers_of = attrgetter(*_INTEGERS)
+# What most requests leave as it is.
+_rare_of = attrgetter(
+    "min_tokens", "priority", "num_sequences", "num_computed", "reads_cache", "writes_cache",
+    "expected_tokens", "retention", "tenant", "salt", "adapter", "stop_token_ids", "keep_at",
+)  # fmt: skip
+_USUAL = _rare_of(Request(id="", prompt=()))
+_USUAL_TYPES = [*map(type, _USUAL)]
+
+
+def _with_own_integers(request: Request) -> Request:
     """Return the valid request with Python integers, counts at most UNLIMITED; itself where it has them."""
-    stops, eos, hint = request.stop_token_ids, request.eos_token_id, request.expected_tokens
-    counts = request.max_tokens, request.min_tokens, request.num_sequences, request.num_computed
-    # Other counts are bounded by max_tokens or the pool.
-    numbers = (*counts, request.priority, 0 if eos is None else eos, 0 if hint is None else hint, *stops)
-    if request.max_tokens <= UNLIMITED and set(map(type, numbers)) == {int}:
+    numbers, stops = _integers_of(request), request.stop_token_ids
+    if request.max_tokens <= UNLIMITED and {*map(type, numbers), *map(type, stops)} <= {int, type(None)}:
         return request
-    max_tokens, min_tokens, num_sequences, num_computed = map(count_of, counts)
-    return msgspec.structs.replace(
-        request,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        num_sequences=num_sequences,
-        num_computed=num_computed,
-        priority=int(request.priority),
-        eos_token_id=None if eos is None else int(eos),
-        expected_tokens=None if hint is None else count_of(hint),
-        stop_token_ids=tuple(int(token) for token in stops),
-    )
+    own = {name: None if n is None else count_of(n) for name, n in zip(_INTEGERS, numbers, strict=True)}
+    own["priority"] = int(request.priority)
+    return msgspec.structs.replace(request, **own, stop_token_ids=tuple(map(int, stops)))
 
 
-def validated_prompt(request: Request, vocabulary_size: int | None) -> NDArray[np.int32]:
-    """Return the prompt, int32 [n], if all fields of the request are in range. Raises InvalidRequest."""
+def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
+    """Return the request with Python integers, its prompt, int32 [n], and its encoded namespace, if all fields are in range.
+    Raises InvalidRequest."""
     if type(request.id) is not str or not request.id:
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
-    if not _is_at_least(1, request.max_tokens):
-        raise _wrong(request, f"max_tokens has to be an integer of at least 1; got {request.max_tokens!r}.")
-    least, priority, num_sequences, num_computed = counts = (
-        request.min_tokens,
-        request.priority,
-        request.num_sequences,
-        request.num_computed,
-    )
+    rare, eos = _rare_of(request), request.eos_token_id
     # Types first: arrays refuse to be compared.
-    if not (
-        type(least) is type(priority) is type(num_sequences) is type(num_computed) is int
-        and counts == _USUAL
-        and request.reads_cache is request.writes_cache is True
-        and request.expected_tokens is None
-        and request.retention is None
-        and request.tenant is None
-    ):
-        _check_rare(request)
-    if not isinstance(request.stop_token_ids, (tuple, list)):
-        raise _wrong(request, f"stop_token_ids has to be a tuple of token ids; got {request.stop_token_ids!r}.")
-    for token in request.stop_token_ids:
-        if not (is_integer(token) and 0 <= token < 2**31):
-            raise _wrong(request, f"stop_token_ids have to be token ids; got {token!r}.")
-    eos = request.eos_token_id
-    if eos is not None and not (is_integer(eos) and 0 <= eos < 2**31):
-        raise _wrong(request, f"eos_token_id has to be a token id or None; got {eos!r}.")
-    prompt = _prompt_array(request)
-    if request.keep_at != () and (wrong := keep_at_error(request.keep_at, len(prompt))) is not None:
-        raise _wrong(request, wrong)
-    if vocabulary_size is not None and (wrong := vocabulary_error(prompt, vocabulary_size)) is not None:
-        raise _wrong(request, wrong)
-    return prompt
+    is_usual = [*map(type, rare)] == _USUAL_TYPES and rare == _USUAL
+    if not (is_usual and _is_count(request.max_tokens, 1) and (eos is None or _is_token(eos))):
+        _check_fields(request)
+    try:
+        prompt = tokens_of(vocabulary_size, request.prompt)
+    except InvalidTokens as invalid:
+        raise wrong(request.id, str(invalid)) from None
+    if not len(prompt):
+        raise wrong(request.id, "the prompt is empty; at least one token is needed.")
+    if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
+        raise wrong(request.id, error)
+    # The array may be the caller's.
+    own = prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt
+    return _with_own_integers(request), own, namespace_root(request)
 
 
-def _check_rare(request: Request) -> None:
-    """Raise InvalidRequest unless the fields that most requests leave as they are, and their combinations, are right."""
-    hint, most, num_sequences = request.expected_tokens, request.max_tokens, request.num_sequences
-    is_hint = hint is None or (_is_at_least(1, hint) and hint <= most)
+def _check_fields(request: Request) -> None:
+    """Raise InvalidRequest unless the fields but the prompt, and their combinations, are right."""
+    most, hint, stops = request.max_tokens, request.expected_tokens, request.stop_token_ids
+    num_sequences, eos = request.num_sequences, request.eos_token_id
+    if not _is_count(most, 1):
+        raise wrong(request.id, f"max_tokens has to be an integer of at least 1; got {most!r}.")
+    are_tokens = isinstance(stops, (tuple, list)) and all(map(_is_token, stops))
     for field, is_right, wanted in (
-        ("expected_tokens", is_hint, f"from 1 to max_tokens ({most}), or None"),
-        (
-            "min_tokens",
-            _is_at_least(0, request.min_tokens) and request.min_tokens <= most,
-            f"from 0 to max_tokens ({most})",
-        ),
+        ("expected_tokens", hint is None or _is_count(hint, 1, most), f"from 1 to max_tokens ({most}), or None"),
+        ("min_tokens", _is_count(request.min_tokens, 0, most), f"from 0 to max_tokens ({most})"),
         ("priority", is_integer(request.priority), "an integer"),
-        ("num_sequences", _is_at_least(1, num_sequences), "an integer of at least 1"),
-        ("num_computed", _is_at_least(0, request.num_computed), "an integer of at least 0"),
+        ("num_sequences", _is_count(num_sequences, 1), "an integer of at least 1"),
+        ("num_computed", _is_count(request.num_computed, 0), "an integer of at least 0"),
         ("reads_cache", isinstance(request.reads_cache, bool), "True or False"),
         ("writes_cache", isinstance(request.writes_cache, bool), "True or False"),
         ("retention", isinstance(request.retention, Retention | None), "a Retention or None"),
         ("tenant", request.tenant is None or type(request.tenant) is str, "a string or None"),
+        ("salt", isinstance(request.salt, str | None), "a string or None"),
+        ("adapter", isinstance(request.adapter, str | None), "a string or None"),
+        ("stop_token_ids", are_tokens, "a tuple of token ids"),
+        ("eos_token_id", eos is None or _is_token(eos), "a token id or None"),
     ):
         if not is_right:
-            raise _wrong(request, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
+            raise wrong(request.id, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
     if request.num_computed and num_sequences > 1:
-        raise _wrong(request, f"num_computed goes with one sequence; got num_sequences {num_sequences}.")
+        raise wrong(request.id, f"num_computed goes with one sequence; got num_sequences {num_sequences}.")
     if request.is_private and num_sequences > 1:
-        raise _wrong(
-            request,
-            f"{num_sequences} sequences share their prompt through the cache; reads_cache and writes_cache have to be on.",
-        )
+        shared = f"{num_sequences} sequences share their prompt through the cache"
+        raise wrong(request.id, f"{shared}; reads_cache and writes_cache have to be on.")
 
 
-def _wrong(request: Request, what: str) -> InvalidRequest:
-    return InvalidRequest(f'request "{request.id}": {what}')
+def wrong(request_id: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f'request "{request_id}": {what}')
 
 
-def _is_at_least(least: int, value: Any) -> bool:
-    return is_integer(value) and value >= least
+def _is_count(value: Any, least: int, most: int | None = None) -> bool:
+    return is_integer(value) and value >= least and (most is None or value <= most)
 
 
-def _prompt_array(request: Request) -> NDArray[np.int32]:
-    try:
-        tokens = token_array(request.prompt)
-    except InvalidTokens as error:
-        raise _wrong(request, str(error)) from None
-    if not len(tokens):
-        raise _wrong(request, "the prompt is empty; at least one token is needed.")
-    # The array may be the caller's.
-    return tokens.copy() if isinstance(request.prompt, np.ndarray) else tokens
+def _is_token(value: Any) -> bool:
+    return _is_count(value, 0, 2**31 - 1)
 
 
 def namespace_root(request: Request) -> bytes:
-    """Return the encoded namespace of a request's content. Raises InvalidRequest for a type with no exact encoding."""
+    """Return the encoded namespace of a valid request's content. Raises InvalidRequest for a key with no exact encoding."""
     if request.salt is None and request.adapter is None and request.extra_key is None:
         return _NO_NAMESPACE
-    for field in ("salt", "adapter"):
-        value = getattr(request, field)
-        if value is not None and not isinstance(value, str):
-            raise InvalidRequest(f'request "{request.id}": {field} has to be a string or None; got {value!r}.')
     try:
         return root_prefix((request.salt, request.adapter, request.extra_key))
     except InvalidNamespace as error:
-        raise InvalidRequest(f'request "{request.id}": extra_key: {error}') from None
-
-
-def replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    """Return `values` with `value` at `place`."""
-    return (*values[:place], value, *values[place + 1 :])
+        raise wrong(request.id, f"extra_key: {error}") from None
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):
@@ -224,70 +228,60 @@ class RequestUsage(msgspec.Struct, frozen=True, gc=False):
     preemptions: int
 
 
-class RequestState(msgspec.Struct, eq=False, gc=False):
-    """A live request. It holds no reference that leads back to it, so the garbage collector skips it.
+class Counted(msgspec.Struct, gc=False):
+    """Figures that only `count` changes."""
 
-    request      what the user submitted, with Python integers
-    stops        ids that end a sequence, EOS among them
-    order        (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn
-                 replaces the arrival at its first admission
-    charged      tokens charged to its tenant at that admission
-    tokens       per sequence, the known tokens while it has no row (None: it has one, or it has ended)
-    max_total    per sequence, the tokens at which it has its full length
-    rows         per sequence, its row (-1: none)
-    num_live     sequences that have not ended
-    high_water   per sequence, tokens that were computed once: below it, computing is recomputing
-    appended     per sequence, tokens that the caller appended
-    has_sampled  per sequence, all known tokens are computed and sampled: computed again, they do not sample
-    num_output   output tokens of the sequences that have ended
-    is_new       never admitted yet
-    is_plain     new, one sequence, nothing to load: most are
-    follows      id of the request whose blocks it waits to share (None: none)
-    is_preempted  blocks were taken from it, at step `preempted_at`, since it last ran: it counts as preempted
-    longest_pause  most steps that it stood still because blocks were taken from it
-    is_bounded   its worst case is reserved and it is no victim
-    passed       how often a request behind it was admitted before it
-    num_loading  tokens from elsewhere that it waits for, listed in batch `load_batch`
-    """
+    def count(self, **more: int) -> None:
+        """Add to the figures of these names."""
+        for name, number in more.items():
+            setattr(self, name, getattr(self, name) + number)
 
-    request: Request
+
+class RequestState(Counted, eq=False, gc=False):
+    """A live request. It holds no reference that leads back to it, so the garbage collector skips it. Lists are per
+    sequence."""
+
+    request: Request  # what the user submitted, with Python integers
     root: bytes
+    # (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn replaces the
+    # arrival at its first admission.
     order: tuple[int, float, int]
-    stops: tuple[int, ...]
+    stops: tuple[int, ...]  # ids that end a sequence, EOS among them
     prompt_len: int
-    tokens: list[NDArray[np.int32] | None]
-    rows: list[int]
-    num_live: int
-    may_load: bool
-    is_plain: bool
-    # Tuples, because they rarely change and all requests can share one: see `replaced`.
-    max_total: tuple[int, ...]
-    high_water: tuple[int, ...] = (0,)
-    appended: tuple[int, ...] = (0,)
-    has_sampled: tuple[bool, ...] = (False,)
+    tokens: list[Tokens | None]  # the known tokens while it has no row (None: it has one, or it has ended)
+    rows: list[int]  # its row (-1: none)
+    num_live: int  # sequences that have not ended
+    # Tokens from elsewhere that it waits for, listed in batch `load_batch`; None: it asks for them when it is admitted.
+    num_loading: int | None
+    max_total: list[int]  # the tokens at which it has its full length
+    high_water: list[int]  # tokens that were computed once: below it, computing is recomputing
+    appended: list[int]  # tokens that the caller appended
+    has_sampled: list[bool]  # all known tokens are computed and sampled: computed again, they do not sample
     status: Status = Status.WAITING
-    num_output: int = 0
+    num_output: int = 0  # output tokens of the sequences that have ended
     preemptions: int = 0
     hit_tokens: int = 0
     recomputed_tokens: int = 0
     swapped_blocks: int = 0
-    follows: str | None = None
-    is_bounded: bool = False
-    passed: int = 0
-    is_new: bool = True
-    is_preempted: bool = False
-    preempted_at: int = 0
-    longest_pause: int = 0
-    num_loading: int = 0
+    follows: str | None = None  # id of the request whose blocks it waits to share
+    passed: int = 0  # how often a request behind it was admitted before it
+    is_new: bool = True  # never admitted yet
+    preempted_at: int | None = None  # the step in which blocks were taken from it since it last ran
+    longest_pause: int = 0  # most steps that it stood still because blocks were taken from it
     load_batch: int = 0
-    charged: int = 0
+    charged: int = 0  # tokens charged to its tenant at its first admission
 
     @property
     def id(self) -> str:
         return self.request.id
 
     @property
-    def first_tokens(self) -> NDArray[np.int32]:
+    def is_plain(self) -> bool:
+        """Whether it is new, one sequence, and loads nothing: most are."""
+        return self.is_new and len(self.rows) == 1 and self.num_loading == 0 and not self.request.is_private
+
+    @property
+    def first_tokens(self) -> Tokens:
         """Known tokens of the first live sequence of a waiting request."""
         first = self.tokens[0]
         return next(tokens for tokens in self.tokens if tokens is not None) if first is None else first
@@ -314,13 +308,13 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
 
     def set_sampled(self, sequence: int, has_sampled: bool) -> None:
         """Note whether all known tokens of the sequence are computed and sampled. Only `RowColumns` call this."""
-        self.has_sampled = replaced(self.has_sampled, sequence, has_sampled)
+        self.has_sampled[sequence] = has_sampled
 
-    def move(self, sequence: int, row: int, tokens: NDArray[np.int32] | None) -> None:
+    def move(self, sequence: int, row: int, tokens: Tokens | None) -> None:
         """Give the sequence a row, or take its row (-1) and keep its known tokens (None: it has ended)."""
         self.rows[sequence], self.tokens[sequence] = row, tokens
 
-    def extend(self, sequence: int, tokens: NDArray[np.int32]) -> None:
+    def extend(self, sequence: int, tokens: Tokens) -> None:
         """Append to the known tokens of a sequence that has no row."""
         known = self.tokens[sequence]
         assert known is not None, "a live sequence without a row keeps its tokens"
@@ -328,14 +322,13 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
 
     def grow(self, sequence: int, num_more: int, max_total: int) -> None:
         """The caller appended tokens to the sequence, whose full length is `max_total` from now on."""
-        self.appended = replaced(self.appended, sequence, self.appended[sequence] + num_more)
-        self.max_total = replaced(self.max_total, sequence, max_total)
+        self.appended[sequence] += num_more
+        self.max_total[sequence] = max_total
 
     def reach(self, sequence: int, num_tokens: int) -> int:
         """Note that so many tokens of the sequence were computed. Returns the most that ever were."""
-        most = max(self.high_water[sequence], num_tokens)
-        self.high_water = replaced(self.high_water, sequence, most)
-        return most
+        self.high_water[sequence] = max(self.high_water[sequence], num_tokens)
+        return self.high_water[sequence]
 
     def add_fork(self, sequence: int, row: int) -> int:
         """Add a fork of the sequence, which has this row. Return its number, which may be that of an ended fork."""
@@ -343,86 +336,54 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         # Numbers of ended forks are reused, or a search would need ever more of them.
         own, num = self.request.num_sequences, len(self.rows)
         number = next((number for number in range(own, num) if not self.is_live(number)), num)
-        if number == num:
-            self.rows.append(row)
-            self.tokens.append(None)
-        self.rows[number] = row
-        self.max_total = replaced(self.max_total, number, self.max_total[sequence])
-        self.high_water = replaced(self.high_water, number, self.high_water[sequence])
-        self.appended = replaced(self.appended, number, self.appended[sequence])
-        self.has_sampled = replaced(self.has_sampled, number, self.has_sampled[sequence])
+        each: tuple[list[Any], ...] = (self.tokens, self.max_total, self.high_water, self.appended, self.has_sampled)
+        for values in each:
+            values[number : number + 1] = [values[sequence]]
+        self.rows[number : number + 1] = [row]
         return number
 
     def admitted(self) -> None:
-        self.is_plain = self.is_new = False
+        self.is_new = False
 
     def charge(self, num_tokens: int, turn: float) -> None:
         """Charge so many tokens to its tenant; from now on its turn stands for its arrival."""
         self.charged = num_tokens
         self.order = (self.order[0], turn, self.order[2])
 
-    def set_bounded(self, is_bounded: bool) -> None:
-        """Note whether its worst case is reserved. Only `Books` call this."""
-        self.is_bounded = is_bounded
-
-    def await_load(self, num_tokens: int) -> None:
-        """Wait for so many tokens from elsewhere; 0: for none."""
-        self.may_load, self.num_loading = False, num_tokens
+    def await_load(self, num_tokens: int | None) -> None:
+        """Wait for so many tokens from elsewhere; None: ask for them at the next admission."""
+        self.num_loading = num_tokens
 
     def listed_in(self, number: int) -> None:
         """Note the batch that lists the tokens that it asked for."""
         self.load_batch = number
 
-    def load_again(self) -> None:
-        """Ask for tokens from elsewhere when it is admitted again."""
-        self.may_load, self.num_loading = True, 0
-
     def note_preempted(self, step: int) -> None:
         """Count it as preempted in this step."""
-        self.is_preempted, self.preempted_at = True, step
-        self.preemptions += 1
+        self.preempted_at = step
+        self.count(preemptions=1)
 
     def resume(self, step: int) -> None:
-        """It runs again after blocks were taken from it."""
-        self.is_preempted = False
-        self.longest_pause = max(self.longest_pause, step - self.preempted_at)
+        """It runs again in this step."""
+        if self.preempted_at is not None:
+            self.longest_pause = max(self.longest_pause, step - self.preempted_at)
+            self.preempted_at = None
 
     def follow(self, leader: str | None) -> None:
         """Wait for blocks that the request of this id computes; None: for none."""
         self.follows = leader
 
-    def let_pass(self) -> None:
-        """A request behind it was admitted before it."""
-        self.passed += 1
-
-    def note_ended(self, num_output: int) -> None:
-        """One of its sequences, of so many outputs, has ended."""
-        self.num_output += num_output
-        self.num_live -= 1
-
-    def count(self, *, hit_tokens: int = 0, recomputed_tokens: int = 0, swapped_blocks: int = 0) -> None:
-        """Add to what it took."""
-        self.hit_tokens += hit_tokens
-        self.recomputed_tokens += recomputed_tokens
-        self.swapped_blocks += swapped_blocks
-
     def usage(self) -> RequestUsage:
-        return RequestUsage(
-            self.prompt_len,
-            self.num_output,
-            self.hit_tokens,
-            self.recomputed_tokens,
-            self.swapped_blocks,
-            self.preemptions,
-        )
+        took = self.hit_tokens, self.recomputed_tokens, self.swapped_blocks, self.preemptions
+        return RequestUsage(self.prompt_len, self.num_output, *took)
 
 
 def state_of(
-    request: Request, prompt: NDArray[np.int32], root: bytes, order: tuple[int, float, int], max_total: int
+    request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
-    num, eos, may_load = request.num_sequences, request.eos_token_id, request.num_computed > 0
-    state = RequestState(
+    num, eos = request.num_sequences, request.eos_token_id
+    return RequestState(
         request,
         root,
         order,
@@ -431,11 +392,9 @@ def state_of(
         [prompt] * num,
         [-1] * num,
         num,
-        may_load,
-        num == 1 and not may_load and not request.is_private,
-        (max_total,) * num,
+        None if request.num_computed else 0,
+        [max_total] * num,
+        [0] * num,
+        [0] * num,
+        [False] * num,
     )
-    if num > 1:
-        state.high_water = state.appended = (0,) * num
-        state.has_sampled = (False,) * num
-    return state

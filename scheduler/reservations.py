@@ -6,18 +6,15 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged.block_manager import Memory
 from paged.errors import NeverFits
 
 from .policies import Policy
 from .queues import Queues
-from .request import RequestState
-from .rows import RowColumns, Rows
-from .status import Status
+from .request import RequestState, Status
+from .rows import Counts, RowColumns, Rows
 
-Counts = NDArray[np.int64]
 Totals = Callable[["Books", RequestState, int], int]
 """Tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
 
@@ -45,10 +42,6 @@ class Reservation:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size) * books.manager.layout.full_pages
 
-    def has_place(self, books: Books, request: RequestState) -> bool:
-        """Whether free blocks lie as a request without rows needs them; True for one with rows."""
-        return True
-
     def refusal(self, books: Books, request: RequestState) -> NeverFits | None:
         """Return why blocks can never lie as a new request needs them, or None."""
         return None
@@ -64,7 +57,7 @@ class Reservation:
         """Give up what is kept for a row that is about to be closed."""
 
     def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
-        """Return why a waiting request has no place though so many blocks are free; None if it has one."""
+        """Return why a request without rows has no place though `num_free` blocks are free; None if it has one."""
         return None
 
     def violations(self, books: Books) -> list[str]:
@@ -148,6 +141,11 @@ class Books:
     def running_rows(self) -> Rows:
         return self.queues.running_rows.array(self.queues.running)
 
+    def rows_in(self) -> Rows:
+        """Return the running rows, and then those of loading, paused and swapped requests."""
+        away = [row for request in self.queues.away for row in request.live_rows]
+        return np.concatenate([self.running_rows(), np.array(away, np.int64)]) if away else self.running_rows()
+
     def max_total_of(self, num_sequences: int) -> int:
         """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""
         return min(self.max_total, self.reservation.capacity(self.manager, num_sequences))
@@ -163,15 +161,6 @@ class Books:
         """Return the known output tokens of a live sequence."""
         return self.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
 
-    def is_overgrown(self, request: RequestState) -> bool:
-        """Whether a sequence knows more tokens than can ever fit with one output."""
-        longest = self.max_total_of(len(request.rows))
-        return any(self.num_known(request, sequence) >= longest for sequence in range(len(request.rows)))
-
-    def lacking(self, rows: Rows, ends: Counts) -> Counts:
-        """Return the blocks that each row lacks to have `ends` tokens at last, int64 [n]."""
-        return self.manager.growth.owed(rows, ends)
-
     def kept(self, rows: Rows) -> Counts:
         """Return the tokens of each row, known or reserved by count, with blocks kept from newcomers, int64 [n]."""
         known = self.manager.rows.num_tokens[rows]
@@ -183,7 +172,7 @@ class Books:
 
     def to_enter(self, request: RequestState) -> int:
         """Return all blocks that a waiting request needs, shared ones included: for its prompt, or its reservation."""
-        live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
+        live = request.live_sequences
         totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
         if self.is_due(request):
             totals = [max(total, request.max_total[i]) for i, total in zip(live, totals, strict=True)]
@@ -221,17 +210,13 @@ class Books:
         have = self.manager.rows.num_blocks[rows] + np.array([*map(tiers.num_on_host, rows.tolist())], np.int64)
         return tiers.device_blocks_wanted(rows.tolist()) + int(lacking(rows, ends, have).sum())
 
-    def begin_step(self) -> None:
-        """Forget what was owed: it is counted again when needed."""
-        self._owed = None
-
-    def owe_nothing(self) -> None:
-        """Note that all admitted requests hold the blocks that they were admitted with."""
-        self._owed = 0
+    def set_owed(self, num_blocks: int | None) -> None:
+        """Note what all admitted requests are owed now; None: it is counted when needed."""
+        self._owed = num_blocks
 
     def owe(self, request: RequestState) -> None:
         """Note that a request admitted in this step may lack blocks."""
-        if request.is_bounded:
+        if request in self.bounded:
             # Its worst case is reserved; a new count is rare enough.
             self._owed = None
         elif self._owed is not None:
@@ -259,14 +244,14 @@ class Books:
         free, needed = self.num_free(), self.to_enter(request)
         if needed > free and (free <= 0 or needed - self.to_share(request) > free):
             return False
-        return self.reservation.has_place(self, request)
+        return self.reservation.reason(self, request, free) is None
 
     def allowance(self, request: RequestState) -> int:
         """Return the blocks that the request may draw, without those that others have reserved."""
         available = self.manager.device.num_available
         if not self.bounded:
             return available
-        own = self.debt_at_worst(request) if request.is_bounded else 0
+        own = self.debt_at_worst(request) if request in self.bounded else 0
         return available - self.owed_to_bounded() + own
 
     def debt_of(self, request: RequestState) -> int:
@@ -276,7 +261,7 @@ class Books:
     def debt_at_worst(self, request: RequestState) -> int:
         """Return the blocks that the request's rows may still draw up to their full length."""
         rows = np.array(request.live_rows, np.int64)
-        return int(self.lacking(rows, self.columns.max_total[rows]).sum())
+        return int(self.manager.growth.owed(rows, self.columns.max_total[rows]).sum())
 
     def owed(self) -> int:
         """Return the blocks that admitted requests still need: for prompts in the middle, and reservations."""
@@ -292,7 +277,7 @@ class Books:
         return sum(self.debt_at_worst(request) for request in self.bounded)
 
     def _owed_to(self, rows: Rows) -> int:
-        return int(self.lacking(rows, self.kept(rows)).sum())
+        return int(self.manager.growth.owed(rows, self.kept(rows)).sum())
 
     def _owed_beyond(self) -> int:
         """Return the blocks for worst cases, without those that are kept anyway."""
@@ -300,17 +285,15 @@ class Books:
 
     def bound_if_due(self, request: RequestState) -> None:
         """Reserve the worst case of a request that is due, if it is available; otherwise it stays a victim."""
-        if not self.is_due(request) or request.is_bounded:
+        if not self.is_due(request) or request in self.bounded:
             return
         if request.live_rows:
             worst = self.debt_at_worst(request)
         else:
             worst = self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
-            request.set_bounded(True)
             self.bounded.append(request)
 
     def lift_bound(self, request: RequestState) -> None:
-        if request.is_bounded:
-            request.set_bounded(False)
+        if request in self.bounded:
             self.bounded.remove(request)

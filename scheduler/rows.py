@@ -1,4 +1,4 @@
-"""Columns by row that the scheduler keeps, and the running rows."""
+"""Columns by row that the scheduler keeps, when a row ends (EOS, stop ids, its full length), and the running rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from .request import RequestState
+from paged.base.arguments import Tokens
+from paged.base.growing import rising_from
+
+from .request import LENGTH, STOP, RequestState
 
 Rows = NDArray[np.int64]
+"""Indices of rows, [n]."""
+Counts = NDArray[np.int64]
+"""An integer for each of some rows, [n]."""
+NO_ROWS: Rows = np.empty(0, np.int64)
 
 # Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
@@ -42,9 +49,7 @@ class RowColumns:
         self.reserved = np.zeros(num_rows, np.int64)
         self._all_stops = np.full((_MOST_IN_COLUMN, num_rows), -1, np.int32).T
         self.stops = self._all_stops[:, :1]
-        self.many_stops: NDArray[np.int64] = np.empty(0, np.int64)
-        # Rows by their number of stop ids in the column.
-        self._num_of_width = [0] * (_MOST_IN_COLUMN + 1)
+        self.many_stops: Counts = np.empty(0, np.int64)
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
         self.sequence = np.zeros(num_rows, np.int64)
@@ -52,7 +57,6 @@ class RowColumns:
         self.num_with_stops = 0
         # Rows none of which reaches its full length before the first of them has so many tokens.
         self._unfilled: tuple[Rows, int] | None = None
-        self.num_later = 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
         self.not_sampling: set[int] = set()
@@ -65,26 +69,19 @@ class RowColumns:
             # First, because it takes memory.
             keys = np.unique(np.array(stops, np.int64)) + (row << 32)
             self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
-        most = state.max_total[sequence]
-        self.max_total[row] = most
         self.num_bound += 1
-        self.sum_max_total += most
-        before = state.prompt_len + state.appended[sequence]
-        self.min_total[row] = before + request.min_tokens
-        self.prompt_total[row] = before
-        self.expected_total[row] = 0 if request.expected_tokens is None else before + request.expected_tokens
+        self.min_total[row], self.expected_total[row] = request.min_tokens, request.expected_tokens or 0
+        self.max_total[row] = self.prompt_total[row] = 0
+        self.prolong(row, state.prompt_len + state.appended[sequence], state.max_total[sequence])
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
-        if sequence:
-            self.num_later += 1
         if state.has_sampled[sequence]:
             self.not_sampling.add(row)
         if not stops:
             return
         self.num_with_stops += 1
         if len(stops) <= _MOST_IN_COLUMN:
-            self._num_of_width[len(stops)] += 1
             if len(stops) > self.stops.shape[1]:
                 self.stops = self._all_stops[:, : len(stops)]
             self.stops[row, : len(stops)] = stops
@@ -107,7 +104,38 @@ class RowColumns:
         else:
             self.not_sampling.discard(row)
 
-    def reach_length(self, rows: Rows, totals: NDArray[np.int64]) -> bool:
+    def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts) -> tuple[NDArray[np.int8], Counts]:
+        """Return why each row, `totals` long with `tokens`, ends, int8 [n], or 0; and the places of ends, int64 [k]."""
+        codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
+        done = NO_ROWS
+        if self.reach_length(rows, totals):
+            done = (totals >= self.max_total[rows]).nonzero()[0]
+            codes[done] = LENGTH
+        if self.num_with_stops:
+            is_stop = self.is_stop(rows, tokens) & (totals >= self.min_total[rows])
+            codes[is_stop] = STOP
+            done = codes.nonzero()[0]
+        return codes, done
+
+    def kept_counts(
+        self, rows: Rows, given: tuple[Tokens, Counts, Counts], known: Counts
+    ) -> tuple[Counts, NDArray[np.int8]]:
+        """Return how many of its new tokens each row keeps, int64 [n], and why it ends after them, int8 [n], or 0. `given`:
+        all tokens, the place of each row's first one, and how many it has; `known`: its tokens before."""
+        tokens, first, counts = given
+        if not self.num_with_stops and not np.count_nonzero(known + counts >= self.max_total[rows]):
+            # None can end: the usual case with drafts.
+            return counts, np.zeros(len(rows), np.int8)
+        owners, places = np.arange(len(rows)).repeat(counts), rising_from(first, counts)
+        nth = places - first[owners] + 1
+        each, done = self.finish_codes(rows[owners], tokens[places], known[owners] + nth)
+        kept, codes = counts.copy(), np.zeros(len(rows), np.int8)
+        # A row's first end counts, so it is written last.
+        ends = done[::-1]
+        kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
+        return kept, codes
+
+    def reach_length(self, rows: Rows, totals: Counts) -> bool:
         """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
         many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
         if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
@@ -128,12 +156,8 @@ class RowColumns:
         self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = None
         self.id[row] = None
-        if self.sequence[row]:
-            self.num_later -= 1
-        if self.not_sampling:
-            self.not_sampling.discard(row)
-        if self.recovering:
-            self.recovering.pop(row, None)
+        self.not_sampling.discard(row)
+        self.recovering.pop(row, None)
         if not num_stops:
             return
         self.num_with_stops -= 1
@@ -142,13 +166,12 @@ class RowColumns:
             self.many_stops = np.delete(self.many_stops, slice(first, end))
             return
         self.stops[row] = -1
-        self._num_of_width[num_stops] -= 1
-        width = self.stops.shape[1]
-        while width > 1 and not self._num_of_width[width]:
-            width -= 1
-        self.stops = self._all_stops[:, :width]
+        if num_stops == self.stops.shape[1] > 1:
+            # As wide as the widest row that is left.
+            width = int(np.count_nonzero((self.stops >= 0).any(axis=0)))
+            self.stops = self._all_stops[:, : max(width, 1)]
 
-    def is_stop(self, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def is_stop(self, rows: Rows, tokens: Tokens) -> NDArray[np.bool_]:
         """Whether each token is a stop id of its row, in the shape of both: [n], or rows [n, 1] and tokens [n, k]."""
         by_place = self.stops.T
         found: NDArray[np.bool_] = by_place[0][rows] == tokens
@@ -162,8 +185,8 @@ class RowColumns:
         return found
 
     def recover(self, row: int, num_tokens: int) -> None:
-        """Note that so many tokens of the row's sequence were computed once."""
-        self.recovering[row] = num_tokens
+        """Note that the row falls back, and that so many tokens of its sequence, or more before, were computed once."""
+        self.recovering[row] = self.owner[row].reach(self.sequence.item(row), num_tokens)
 
     def ensure(self, num_rows: int) -> None:
         """Make room for so many rows. All columns grow, or none where memory is short (MemoryError)."""
@@ -182,20 +205,27 @@ class RowColumns:
         self._num_rows = size
 
 
+def kept_of(request: RequestState, sequence: int, tokens: list[int], known: int) -> tuple[int, int]:
+    """Return `kept_counts` of one sequence with at least one new token; it may have no row."""
+    columns, place = RowColumns(1), np.zeros(1, np.int64)
+    columns.bind(0, request, sequence)
+    given = np.array(tokens, np.int32), place, np.array([len(tokens)])
+    kept, codes = columns.kept_counts(place, given, np.array([known]))
+    return kept.item(0), codes.item(0)
+
+
 class RunningRows:
     """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
-    its own array (`keep`), without rows that ended with it (`replace`). Otherwise rows are appended and masked out once a
+    its own array (`keep`), without rows that ended with it (`settle`). Otherwise rows that left are masked out once a
     step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
         self._rows: Rows = np.empty(0, np.int64)
-        self._joined: list[int] = []
         self._left: list[int] = []
         self._is_stale = False
-        self._mark = np.zeros(64, np.bool_)
         # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
         # each. While they are the running rows, each has one token to go.
-        self.steady: tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None = None
+        self.steady: tuple[Rows, Counts, Counts] | None = None
         # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
 
@@ -205,47 +235,40 @@ class RunningRows:
         if self._left:
             self._mask_out()
         if at_end:
-            self._joined += rows
-        elif place is not None and not self._is_stale:
-            if self._joined:
-                self._append()
-            self._rows = np.concatenate([self._rows[:place], np.array(rows, np.int64), self._rows[place:]])
-        else:
+            place = len(self._rows)
+        if place is None:
             self._is_stale = True
+        elif rows and not self._is_stale:
+            self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
 
     def leave(self, rows: list[int]) -> None:
         self.num -= len(rows)
-        if self._joined:
-            self._append()
         self._left += rows
 
-    def keep(self, decodes: Rows, chunks: list[int], rows: Rows) -> bool:
-        """Keep `rows`, a batch's decodes and then chunks, if they are all running rows in order. Return whether."""
-        if rows is self._rows:
-            return not (self._joined or self._left or self._is_stale)
-        if decodes is not self._rows or chunks != self._joined or self._left or self._is_stale:
+    def keep(self, rows: Rows) -> bool:
+        """Keep `rows`, those of a batch, if they are all running rows in order. Return whether."""
+        if self._left or self._is_stale:
             return False
-        self._rows, self._joined = rows, []
+        if rows is not self._rows:
+            if rows.tobytes() != self._rows.tobytes():
+                return False
+            self._rows = rows
         return True
 
-    def replace(self, before: Rows, after: Rows) -> bool:
-        """Replace the rows by `after` if the kept array is `before` and all that changed is that those not in `after`
-        left. Return whether."""
-        is_all = len(self._left) == len(before) - len(after)
-        if before is not self._rows or self._joined or self._is_stale or not is_all:
-            return False
-        self._rows, self._left = after, []
-        return True
-
-    def settle(self, rows: Rows, computed: NDArray[np.int64], known: NDArray[np.int64]) -> None:
-        """Remember that all these running rows sampled a token, with the computed and known tokens of each."""
-        self.steady = rows, computed, known
+    def settle(self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: Counts, known: Counts) -> None:
+        """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that ran.
+        Those that do not go on have left (`goes_on` None: all do)."""
+        stay = rows
+        if goes_on is not None:
+            stay, computed, known = rows[goes_on], computed[goes_on], known[goes_on]
+        if rows is self._rows and not self._is_stale and len(self._left) == len(rows) - len(stay):
+            self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 
     def unsettle(self) -> None:
         """Forget what `settle` remembers: a row has other tokens."""
         self.steady = None
 
-    def take_steady(self) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]] | None:
+    def take_steady(self) -> tuple[Rows, Counts, Counts] | None:
         """Return what `settle` remembers, once."""
         steady, self.steady = self.steady, None
         return steady
@@ -253,7 +276,7 @@ class RunningRows:
     def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
         """Whether these are running rows, each listed once."""
         running = self.array(states)
-        if rows is running or not len(rows) or (rows.shape == running.shape and rows.tobytes() == running.tobytes()):
+        if not len(rows) or rows.tobytes() == running.tobytes():
             return True
         if not len(running) or int(rows.min()) < 0 or int(rows.max()) > int(running.max()):
             return False
@@ -265,25 +288,12 @@ class RunningRows:
         """Return the rows. `states` iterates the running requests in order, in case the array is made anew."""
         if self._is_stale:
             self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
-            self._is_stale = False
-            self._joined, self._left, self.num = [], [], len(self._rows)
+            self._is_stale, self._left, self.num = False, [], len(self._rows)
         elif self._left:
             self._mask_out()
-        elif self._joined:
-            self._append()
         return self._rows
 
-    def _append(self) -> None:
-        self._rows = np.concatenate([self._rows, np.array(self._joined, np.int64)])
-        self._joined = []
-
     def _mask_out(self) -> None:
-        rows = self._rows
-        top = max(max(self._left), int(rows.max()) if len(rows) else 0)
-        if top >= len(self._mark):
-            self._mark = np.zeros(2 * top + 2, np.bool_)
-        mark = self._mark
-        mark[self._left] = True
-        self._rows = rows[~mark[rows]]
-        mark[self._left] = False
-        self._left = []
+        stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
+        stays[self._left] = False
+        self._rows, self._left = self._rows[stays[self._rows]], []

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from paged.base.arguments import Tokens
 from paged.block_manager import Memory, Moves
 from paged.block_manager.moves import NO_MOVES
 
-from .accounting import SchedulerStats
-from .batch import Output
-from .carried import CarriedCopies
-from .foresight import Foresight
-from .lengths import OutputLengths
-from .outstanding import Outstanding
+from .batch import Output, SchedulerStats
+from .foresight import Foresight, OutputLengths
+from .outstanding import CarriedCopies, Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
-from .request import RequestState
+from .request import RequestState, Status
 from .reservations import Books
-from .rows import RowColumns, Rows
-from .status import Status
+from .rows import NO_ROWS, Counts, RowColumns, Rows
 
 if TYPE_CHECKING:
     from .strategies import Strategies
 
-_NO_COUNTS: NDArray[np.int64] = np.empty(0, np.int64)
 # Ended requests that are remembered.
 _REMEMBERED = 10_000
 
@@ -54,14 +49,12 @@ class Step(msgspec.Struct, eq=False, gc=False):
     budget: int
     seats: int
     decodes: Rows
-    # Launched tokens of each of `decodes`, and one more.
-    decode_starts: NDArray[np.int64] = _NO_COUNTS
-    decode_ends: NDArray[np.int64] = _NO_COUNTS
+    decode_starts: Counts = NO_ROWS  # launched tokens of each of `decodes`
+    decode_ends: Counts = NO_ROWS  # and one more
     # The batch that samples what `decodes` compute, if these are its rows in its order; else -1.
     decodes_after: int = -1
-    # Drafts of each of `decodes`, and their tokens, packed.
-    draft_counts: NDArray[np.int64] | None = None
-    draft_tokens: NDArray[np.int32] | None = None
+    draft_counts: Counts | None = None  # drafts of each of `decodes`
+    draft_tokens: Tokens | None = None  # and their tokens, packed
     # Row, launched tokens, tokens of this step, and whether they are all: see `note_chunk`.
     chunks: list[tuple[int, int, int, bool]] = []
     # Request, row and launched tokens where the prompt goes on past this batch: others may follow.
@@ -70,9 +63,9 @@ class Step(msgspec.Struct, eq=False, gc=False):
     loads: list[tuple[int, int, int]] = []
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
-    is_short: bool = False
+    is_short: bool = False  # a victim gives up blocks: admit no request in this step
 
-    def place_decodes(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, after: int = -1) -> None:
+    def place_decodes(self, rows: Rows, starts: Counts, ends: Counts, *, after: int = -1) -> None:
         """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows; else -1."""
         self.decodes, self.decode_starts, self.decode_ends, self.decodes_after = rows, starts, ends, after
         self.budget -= len(rows)
@@ -86,7 +79,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
         if not is_whole and request.request.writes_cache:
             self.leaders.append((request, row, launched))
 
-    def lengthen(self, counts: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+    def lengthen(self, counts: Counts, tokens: Tokens) -> None:
         """Add `counts[i]` drafts to each decode, packed in `tokens`."""
         self.draft_counts, self.draft_tokens = counts, tokens
         self.budget -= len(tokens)
@@ -97,7 +90,6 @@ class Step(msgspec.Struct, eq=False, gc=False):
             self.moves.append(moves)
 
     def note_shortage(self) -> None:
-        """Admit no request in this step: a victim gives up blocks."""
         self.is_short = True
 
     @property
@@ -130,6 +122,7 @@ class State:
         # Requests that became idle in an update: the next batch reports them as preempted.
         self.preempted_late: list[RequestState] = []
         self.carried = CarriedCopies(self.columns)
+        # Of requests that ended outside a batch.
         self.pending_outputs: list[Output] = []
         self.to_reject: list[RequestState] = []
         # The latest time from the caller, at first the earliest possible.
@@ -146,8 +139,7 @@ class State:
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
     def start_running(self, state: RequestState) -> None:
-        if state.is_preempted:
-            state.resume(self.stats.steps)
+        state.resume(self.stats.steps)
         self.queues.run(state)
 
     def set_now(self, now: float) -> None:
@@ -157,13 +149,13 @@ class State:
         """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
         request.move(sequence, row, None)
         self.columns.bind(row, request, sequence)
+        self.outstanding.forget_awaited()
         if request.is_new:
-            if hit_tokens:
-                request.count(hit_tokens=hit_tokens)
+            request.count(hit_tokens=hit_tokens)
         elif request.high_water[sequence] > hit_tokens:
-            self.columns.recover(row, request.high_water[sequence])
+            self.columns.recover(row, hit_tokens)
 
-    def unseat(self, request: RequestState, sequence: int, tokens: NDArray[np.int32] | None) -> int:
+    def unseat(self, request: RequestState, sequence: int, tokens: Tokens | None) -> int:
         """Take the row, to be released, from a sequence that keeps `tokens`; None: it has ended. Return the row, or -1."""
         row = request.rows[sequence]
         if self.outstanding.batches:
@@ -174,11 +166,12 @@ class State:
             self.columns.release(row)
         return row
 
-    def remember_high_water(self, request: RequestState) -> None:
-        """Note how much of the request has been computed, before it loses blocks: computing it again is waste."""
-        for sequence, row in enumerate(request.rows):
-            if row >= 0:
-                self.columns.recover(row, request.reach(sequence, self.manager.rows.num_launched.item(row)))
+    def remember_high_water(self, request: RequestState, starts: Mapping[int, int] | None = None) -> None:
+        """Note how much of the request has been computed, before it loses blocks: computing it again is waste. Of rows in
+        a batch that did not run: up to where their shares begin, by row."""
+        launched, starts = self.manager.rows.num_launched, starts or {}
+        for row in request.live_rows:
+            self.columns.recover(row, starts.get(row, launched.item(row)))
 
     def end(self, request: RequestState, status: Status, sentence: str) -> None:
         """End a request that holds nothing any more. `sentence`: what `explain` says of it."""
@@ -191,9 +184,4 @@ class State:
         if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
         ended[request_id] = status, sentence
-        self.stats.count_end(status)
-
-    def take_pending(self) -> list[Output]:
-        """Remove and return the outputs of requests that ended outside a batch."""
-        pending, self.pending_outputs = self.pending_outputs, []
-        return pending
+        self.stats.count(**{status.value: 1})

@@ -11,9 +11,9 @@ from paged.errors import InvalidConfig
 from .admission import Admission
 from .composition import Composition, DecodesFirst
 from .fair_queue import FairQueue
-from .lengths import OutputLengths
+from .foresight import OutputLengths
 from .policies import Policy
-from .preemption import FewestBlocks, Swaps, Victims, by_cost
+from .preemption import FewestBlocks, Swaps, Victims
 from .queues import Key, OrderedQueue, Queue
 from .request import Request, RequestState
 from .reservations import Drawn, Reservation, expected, most
@@ -21,7 +21,11 @@ from .state import State
 
 _TOTALS = {"max": most, "expected": expected}
 _VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
-_SWAPS: dict[str, Swaps] = {"recompute": lambda *_: False, "swap": lambda *_: True, "cheapest": by_cost}
+_SWAPS: dict[str, Swaps] = {
+    "recompute": lambda *_: False,
+    "swap": lambda *_: True,
+    "cheapest": lambda costs, lost, num_blocks: costs.swap(num_blocks) < sum(costs.recompute(*each) for each in lost),
+}
 
 
 class Order:

@@ -13,9 +13,11 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.errors import InvalidConfig, InvalidTokens
+from paged.errors import InvalidConfig, InvalidRequest, InvalidTokens
 
 Tokens = NDArray[np.int32]
+# A count above it is no limit at all. Token counts can be added to it in int64.
+UNLIMITED = 2**62
 
 HIGHEST_LEVEL = 3
 MOST_KEPT_AT = 5
@@ -113,6 +115,14 @@ def token_array(tokens: Any) -> Tokens:
     return _converted(tokens)
 
 
+def tokens_of(vocabulary_size: int | None, tokens: Any) -> Tokens:
+    """`token_array` of ids below `vocabulary_size`, where there is one. Raises InvalidTokens."""
+    array = token_array(tokens)
+    if vocabulary_size is not None and (error := vocabulary_error(array, vocabulary_size)) is not None:
+        raise InvalidTokens(error)
+    return array
+
+
 def _converted(tokens: Any) -> Tokens:
     if isinstance(tokens, np.ma.MaskedArray):
         raise InvalidTokens("token ids have to be known; got a masked array, which has no value where it is masked.")
@@ -164,3 +174,36 @@ def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
     if is_few and all(is_integer(length) and 1 <= length <= num_tokens for length in keep_at):
         return None
     return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {keep_at!r}."
+
+
+def is_number(value: object) -> bool:
+    """Whether the value is a Python number, no bool, that fits a float. Infinity is a number, NaN is not."""
+    return isinstance(value, (int, float)) and is_real(value)
+
+
+def count_of(value: Any) -> int:
+    """Return an integer as a Python int of at most UNLIMITED: numpy integers wrap, larger ones exceed int64."""
+    return min(int(value), UNLIMITED)
+
+
+def vocabulary_error(tokens: Tokens, vocabulary_size: int) -> str | None:
+    """Return what is wrong if a token id is not below the size; None if all are right."""
+    if not len(tokens) or (largest := int(tokens.max())) < vocabulary_size:
+        return None
+    return f"token id {largest} is outside the vocabulary of {vocabulary_size}."
+
+
+def finite_time(now: Any) -> float:
+    """Return `now` (seconds, any origin) as a Python number. Raises InvalidRequest unless it is finite."""
+    if isinstance(now, float) and -math.inf < now < math.inf:
+        return now
+    if not is_real(now) or math.isinf(now):
+        raise InvalidRequest(f"now has to be a finite number of seconds; got {now!r}.")
+    return int(now) if is_integer(now) else float(now)
+
+
+def latest_time(now: Any, latest: float) -> float:
+    """Return the later of `now` and `latest`. Raises InvalidRequest unless `now` is a finite number."""
+    if isinstance(now, float) and latest <= now < math.inf:
+        return now
+    return max(latest, finite_time(now))

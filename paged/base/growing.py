@@ -28,6 +28,12 @@ class GrowingView:
 
 
 _RISING = GrowingView(np.arange)
+_ONES = GrowingView(lambda length: np.ones(length, np.int64))
+
+
+def ones(count: int) -> NDArray[np.int64]:
+    """int64 [count] of 1, a read-only view that the whole process shares."""
+    return _ONES.first(count)
 
 
 def rising(count: int) -> NDArray[np.int64]:

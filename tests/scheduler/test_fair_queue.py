@@ -8,7 +8,7 @@ import pytest
 from paged.block_manager import BlockManager
 from paged.scheduler import Request, Scheduler
 from paged.scheduler.fair_queue import MOST_IDLE, FairQueue
-from paged.scheduler.lengths import OutputLengths
+from paged.scheduler.foresight import OutputLengths
 from paged.scheduler.queues import OrderedQueue
 from paged.scheduler.request import state_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.scheduler.lengths import WINDOW, OutputLengths
+from paged.scheduler.foresight import WINDOW, OutputLengths
 
 NONE = np.empty(0, np.int64)
 

@@ -2,9 +2,9 @@
 
 import math
 
+from paged.base.arguments import is_number
 from paged.errors import InvalidConfig
 from paged.scheduler import Policy, Strategies, register_policy
-from paged.scheduler.arguments import is_number
 from paged.scheduler.reservations import Totals, expected, most
 from paged.study.policies.interleaving import Apart
 from paged.study.policies.lockstep import Lockstep

@@ -11,15 +11,15 @@ import math
 
 import numpy as np
 
+from paged.base.arguments import UNLIMITED
 from paged.base.words import counted
 from paged.block_manager import Memory
-from paged.scheduler.arguments import UNLIMITED
-from paged.scheduler.composition import Composition, Counts, compose_running
+from paged.scheduler.composition import Composition, compose_running
 from paged.scheduler.policies import Policy
 from paged.scheduler.queues import Queues
-from paged.scheduler.rows import Rows
+from paged.scheduler.request import Status
+from paged.scheduler.rows import Counts, Rows
 from paged.scheduler.state import State, Step
-from paged.scheduler.status import Status
 
 
 class Apart(Composition):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from paged.block_manager import Memory
-from paged.scheduler.composition import Composition, Counts
+from paged.scheduler.composition import Composition
 from paged.scheduler.request import RequestState
-from paged.scheduler.rows import Rows
+from paged.scheduler.rows import Counts, Rows
 from paged.scheduler.state import State
 
 

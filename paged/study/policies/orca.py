@@ -23,9 +23,6 @@ class InRegions(Drawn):
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         return self._regions.largest(num_sequences) * manager.block_size
 
-    def has_place(self, books: Books, request: RequestState) -> bool:
-        return self._regions.fits(self._sizes(books, request))
-
     def refusal(self, books: Books, request: RequestState) -> NeverFits | None:
         num, num_blocks = request.num_live, books.manager.num_blocks
         each, largest = books.blocks_for(request.prompt_len + 1), self._regions.largest(num)
@@ -46,9 +43,9 @@ class InRegions(Drawn):
         self._regions.give_back(row)
 
     def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
-        if self.has_place(books, request):
-            return None
         sizes = self._sizes(books, request)
+        if self._regions.fits(sizes):
+            return None
         return (
             f"it needs {counted(len(sizes), 'contiguous region')} of {counted(max(sizes), 'block')}, rounded up to a power of two; the largest that is free "
             f"has {self._regions.largest_free}, though {num_free} blocks are free in all."

@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import is_integer
+from paged.base.arguments import UNLIMITED, is_integer, latest_time
 from paged.block_manager import Memory
 from paged.errors import InvalidRequest, WrongTokens
 from paged.scheduler.admission import Admission
-from paged.scheduler.arguments import UNLIMITED, latest_time
 from paged.scheduler.composition import Composition, DecodesFirst
 from paged.scheduler.core import Scheduler
+from paged.scheduler.request import Status
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State
-from paged.scheduler.status import Status
 from paged.study.policies.interleaving import Apart
 from paged.study.policies.lockstep import Lockstep
 from paged.study.policies.whole_batches import WholeBatches
@@ -89,9 +88,8 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
         state.running_rows.steady = (steady, computed + num_steps, ends + num_steps)
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
-    state.stats.count_batches(num_steps, len(rows) * num_steps, tokens.size)
-    if scheduler._checks:
-        scheduler._raise_violations()
+    state.stats.count(steps=num_steps, computed_tokens=len(rows) * num_steps, output_tokens=tokens.size)
+    scheduler._raise_violations()
     return drawn
 
 

@@ -1,7 +1,9 @@
-"""What an operator sees of a request: its figures, and why it is not running. Changes nothing."""
+"""What others see of requests: figures, why one is not running, and the arrays from which a forecast begins. Changes
+nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import chain, islice, takewhile
 
@@ -10,12 +12,12 @@ import numpy as np
 
 from paged.base.words import counted
 from paged.block_manager import HitEnd, Memory
-from paged.errors import UnknownRequest
 
-from .request import RequestState
+from .foresight import outputs_left
+from .request import RequestState, Status
 from .reservations import Books
+from .rows import Counts
 from .state import State
-from .status import Status
 
 _WHY = {
     "pending": "what comes next was still being computed",
@@ -83,25 +85,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def listed(books: Books, limit: int) -> list[RequestView]:
     """Return up to `limit` requests: running, suspended, waiting, and then those that wait for append()."""
     queues = books.queues
-    waiting = [] if not queues.waiting.num else [queues.waiting.head(), *queues.waiting.behind(limit)]
-    every = chain(queues.running, queues.away, waiting, queues.idle.values())
+    every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
     return [view_of(books, request) for request in islice(every, limit)]
 
 
 def view_of(books: Books, request: RequestState) -> RequestView:
-    num_output = request.num_output
-    for sequence in request.live_sequences:
-        num_output += books.num_output(request, sequence)
-    return RequestView(
-        request.request.id,
-        request.status.value,
-        request.prompt_len,
-        num_output,
-        request.request.max_tokens,
-        *_blocks_of(books.manager, request),
-        request.hit_tokens,
-        request.preemptions,
-    )
+    num_output = request.num_output + sum(books.num_output(request, i) for i in request.live_sequences)
+    tokens = request.prompt_len, num_output, request.request.max_tokens
+    blocks, took = _blocks_of(books.manager, request), (request.hit_tokens, request.preemptions)
+    return RequestView(request.id, request.status.value, *tokens, *blocks, *took)
 
 
 def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
@@ -112,12 +104,9 @@ def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
     return held if manager.layout.is_plain else manager.pages_of_rows(rows), on_host
 
 
-def explain(state: State, request_id: str, *, with_holders: bool = True) -> Explanation:
-    """Return why the request is where it is, and which others hold blocks, which costs most. Raises UnknownRequest."""
-    request = state.requests.get(request_id)
+def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool = True) -> Explanation:
+    """Return why the request, None if it has ended, is where it is, and which others hold blocks, which costs most."""
     if request is None:
-        if request_id not in state.ended:
-            raise UnknownRequest(request_id)
         status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
     sentence, needed, free = _found(state, request)
@@ -190,12 +179,11 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     elif request.status in (Status.PAUSED, Status.SWAPPED):
         to_return, (on_device, on_host) = books.to_return(request), _blocks_of(state.manager, request)
         needed = to_return + kept
-        sentence = _SAMPLES_ARE_OUT
-        if not outstanding.keeps_out(request):
-            sentence = (
-                f"it was preempted {counted(request.preemptions, 'time')}, keeps {counted(on_device, 'block')} and has {on_host} on the host; it needs "
-                f"{counted(to_return, 'block')} to go on; {_free(free, kept)}"
-            )
+        times, keeps = counted(request.preemptions, "time"), counted(on_device, "block")
+        has = f"it was preempted {times}, keeps {keeps} and has {on_host} on the host"
+        sentence = f"{has}; it needs {counted(to_return, 'block')} to go on; {_free(free, kept)}"
+        if outstanding.keeps_out(request):
+            sentence = _SAMPLES_ARE_OUT
     elif request.follows is not None:
         sentence = f'it waits for "{request.follows}", which is computing the same prompt; it shares those blocks when they are done.'
     elif outstanding.computes(request):
@@ -247,8 +235,100 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
         later = state.admission.reason(queues) or state.composition.reason(queues)
         sentence = later or "it can be admitted in the next step."
     if request.preemptions:
-        lost = counted(sum(request.high_water), "token")
-        sentence += f" It was preempted {counted(request.preemptions, 'time')} and will compute {lost} again."
+        times, lost = counted(request.preemptions, "time"), counted(sum(request.high_water), "token")
+        sentence += f" It was preempted {times} and will compute {lost} again."
     if books.is_due(request):
         sentence += " It re-enters only with its worst case reserved."
     return sentence
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """Running sequences, then suspended ones, which return first, then waiting requests, in order; int64 [n] each.
+
+    num_sequences        of each; 1 for admitted ones
+    held                 tokens for which each has slots, or takes them when it enters
+    todo                 tokens to compute before the next output; 1 for a decode
+    left                 outputs to come of each sequence: by `expected_tokens`, else by the mean of longer ones that
+                         ended, else half of what is left of max_tokens
+    num_running, num_suspended  sequences of each kind
+    mean_output          outputs of a new request; None: none has ended
+    max_total            tokens of a sequence, prompt and outputs
+    slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves
+    block_size           tokens of a block
+    max_sequences        that run at a time
+    max_tokens_per_step  budget of a step
+    chunked              a prompt may be split over steps
+    reserves             slots for all outputs are taken when a request enters
+    looks_ahead          a request enters only if memory suffices until all have ended
+    """
+
+    num_sequences: Counts
+    held: Counts
+    todo: Counts
+    left: Counts
+    num_running: int
+    num_suspended: int
+    mean_output: int | None
+    max_total: int
+    slots: int
+    spare: int
+    block_size: int
+    max_sequences: int
+    max_tokens_per_step: int
+    chunked: bool
+    reserves: bool
+    looks_ahead: bool
+
+
+def outlook(state: State) -> Outlook:
+    manager, columns, books, size = state.manager, state.columns, state.books, state.manager.block_size
+    layout, full = manager.layout, max(manager.layout.full_pages, 1)
+    num_running, rows = len(books.running_rows()), books.rows_in()
+    num_rows, reserves = len(rows), state.reservation.reserves
+    num, waiting, held = [1] * num_rows, [], []
+    for request in state.waiting:
+        live = [(tokens, place) for place, tokens in enumerate(request.tokens) if tokens is not None]
+        tokens, place = live[0]
+        before = request.prompt_len + request.appended[place]
+        num.append(len(live))
+        waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
+        held.append(books.to_enter(request) * size // full if reserves else 0)
+    in_rows = manager.rows.num_tokens, columns.prompt_total, columns.max_total, columns.expected_total
+    columns_in, of_waiting = [column[rows] for column in in_rows], np.array(waiting, np.int64).reshape(-1, 4).T
+    known, before, most, expected = np.hstack([np.array(columns_in), of_waiting])
+    mean = state.lengths.mean_remaining(np.append(known - before, 0), (known - before)[:num_running])
+    guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
+    left = outputs_left(guessed, expected, known, most)
+    num_sequences = np.array(num, np.int64)
+    # A group computes a shared prompt once.
+    todo = known * (1 if manager.prefix_caching else num_sequences)
+    behind = known[:num_rows] - manager.rows.num_launched[rows]
+    todo[:num_rows] = np.maximum(1, behind)
+    # Samples of outstanding batches count as received.
+    left[:num_rows] = np.maximum(1, left[:num_rows] + np.minimum(0, behind - 1))
+    on_device = manager.rows.num_blocks[rows] * size
+    kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]
+    of_all = np.concatenate([kept, held if reserves else todo[num_rows:]]).astype(np.int64)
+    slots = manager.device.num_available * size + int(on_device.sum())
+    if not layout.is_plain:
+        # What other groups hold at last is held from the start, of all pages.
+        of_all += layout.side_slots(known + left) * num_sequences
+        slots = manager.num_blocks * size // full
+    return Outlook(
+        num_sequences=num_sequences,
+        held=of_all,
+        todo=todo,
+        left=left,
+        num_running=num_running,
+        num_suspended=num_rows - num_running,
+        mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
+        max_total=books.max_total,
+        slots=slots,
+        spare=books.watermark_blocks * size // full,
+        block_size=size,
+        max_sequences=state.limits.max_sequences,
+        max_tokens_per_step=state.limits.max_tokens_per_step,
+        chunked=state.admission.chunked,
+        reserves=reserves,
+        looks_ahead=state.foresight is not None,
+    )
