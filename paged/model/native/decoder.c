@@ -17,16 +17,6 @@
 /* Rows below which a pass over them is not worth a second thread. */
 #define FEW 8
 
-/* Sum of squares, in LANES sums and what is left over: one order for one length. */
-INLINE float squares_of(const float *x, size_t length) {
-    vec sum = {0};
-    size_t i = 0;
-    for (; i + LANES <= length; i += LANES) sum = fused(*(const vec *)(x + i), *(const vec *)(x + i), sum);
-    float total = sum_of(sum);
-    for (; i < length; i++) total += x[i] * x[i];
-    return total;
-}
-
 /* Root mean square norm (Zhang and Sennrich, 2019). */
 INLINE void norm(const float *x, const float *weight, size_t length, float epsilon, void *to, enum element element) {
     const float factor = 1.0f / sqrtf(squares_of(x, length) / (float)length + epsilon);

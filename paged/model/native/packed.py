@@ -21,8 +21,8 @@ _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.
 MODEL_LIBRARY = (
     "model",
-    (_HERE / "products.c", _HERE / "decoder.c"),
-    (_HERE / "products.h", _HERE / "decoder.h", *HEADERS),
+    (_HERE / "products.c", _HERE / "decoder.c", _HERE / "recurrences.c"),
+    (_HERE / "products.h", _HERE / "decoder.h", _HERE / "recurrences.h", *HEADERS),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Rows that the trial of a product has, alone and together: more than a tile's.
