@@ -209,7 +209,7 @@ class Runner:
         with self.threads():
             if self._fused is not None:
                 wanted = (is_sampled | stateful).nonzero()[0]
-                states, logits = self._fused.forward(step.of_group(0), self.pool, token_ids, wanted)
+                states, logits = self._fused.forward(step, self.pool, token_ids, wanted)
                 if len(wanted) == np.count_nonzero(is_sampled):
                     return logits, states[torch.from_numpy(stateful[wanted])]
                 return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
@@ -304,9 +304,9 @@ def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", 
         for shape in shapes:
             chosen.check(shape)
     on_cpu = model.device.type == "cpu"
-    if chosen.name == "native" and pool.is_side_by_side:
+    if chosen.name == "native":
         fused = fused_decoder(model.module)
-        if fused is not None:
+        if fused is not None and fused.fits(pool):
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu)

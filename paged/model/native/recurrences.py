@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paged.attention.layouts.state import State
 from paged.attention.native.backend import ELEMENTS
+from paged.attention.pages import Pages
 from paged.errors import UnsupportedModel
 from paged.model.native.packed import model_library
 
@@ -33,7 +34,10 @@ class RowPages(NamedTuple):
     write: NDArray[np.int32]
 
 
-class _Rows(ctypes.Structure):
+class Rows(ctypes.Structure):
+    """As recurrences.h's paged_rows. `held`: arrays that it reads by address."""
+
+    held: tuple[NDArray[Any], ...]
     _fields_ = (
         *((name, _pointer) for name in ("pages", "read", "write", "parts", "offsets", "starts")),
         *((name, _int64) for name in ("page_bytes", "stride", "units", "n")),
@@ -194,20 +198,24 @@ def _results(shape: Sequence[int], dtype: torch.dtype, starts: NDArray[np.int64]
     return out
 
 
-def _run(function: Any, call: ctypes.Structure, starts: NDArray[np.int64], rows: RowPages) -> None:
-    state, read, write = rows
-    pages = state.pages
+def rows_of(pages: Pages, read: NDArray[np.int32], write: NDArray[np.int32], starts: NDArray[np.int64]) -> Rows:
+    """Return rows as C reads them, but for the units of a piece."""
     read, write = (np.ascontiguousarray(each, np.int32) for each in (read, write))
-    its = _Rows(
+    found = Rows(
         pages=pages.on_device.data_ptr(),
         read=read.ctypes.data,
         write=write.ctypes.data,
-        parts=state.parts.ctypes.data,
-        offsets=state.offsets.ctypes.data,
         starts=starts.ctypes.data,
         page_bytes=pages.page_bytes,
         stride=read.shape[1],
-        units=len(state.parts),
         n=len(read),
     )
+    found.held = (read, write, starts)
+    return found
+
+
+def _run(function: Any, call: ctypes.Structure, starts: NDArray[np.int64], rows: RowPages) -> None:
+    state = rows.state
+    its = rows_of(state.pages, rows.read, rows.write, starts)
+    its.parts, its.offsets, its.units = state.parts.ctypes.data, state.offsets.ctypes.data, len(state.parts)
     function(ctypes.byref(call), ctypes.byref(its))
