@@ -1,6 +1,7 @@
 """Recurrences in C over states on pages: what a loop over tokens computes, and bits that depend neither on how a row is cut nor on other rows."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from paged.attention import LayeredPool, StatePlace
 from paged.errors import UnsupportedModel
+from paged.model.hook import under_way
 from paged.model.native.recurrences import (
     MOST_KEY_SIZE,
     MOST_TAPS,
@@ -17,6 +19,7 @@ from paged.model.native.recurrences import (
     advance_scan,
     convolve,
 )
+from paged.model.states.layer import FirstToken, follow_states
 
 PAGES, DTYPES = 9, (torch.float32, torch.bfloat16)
 # Around a vector of 4, 8 or 16 numbers, and a tile of 64.
@@ -258,3 +261,52 @@ def test_a_state_of_another_shape_is_refused_and_nothing_is_written():
     with pytest.raises(UnsupportedModel, match=r"a state of \(2, 16, 16\) .* keeps \(2, 16, 8\) in torch.float32"):
         memory.run([other.tokens(1, 3)], [-1], [0])
     assert torch.equal(memory.pool.pages.on_device, before)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2"])
+def test_a_layer_whose_recurrence_is_known_is_called_once_for_all_tokens(loaded, family):
+    assert all(layer.is_in_c for layer in loaded(family).state_layers)
+
+
+@pytest.mark.parametrize("family", ["jamba", "minimax", "recurrent_gemma"])
+def test_any_other_goes_through_its_module(loaded, family):
+    assert not any(layer.is_in_c for layer in loaded(family).state_layers)
+
+
+class Layer(torch.nn.Module):
+    """A short convolution as transformers' modules have one, which finds its function by name."""
+
+    layer_idx = 0
+
+    def __init__(self, factor=1.0, activation=None):
+        super().__init__()
+        self.weight, self.factor, self.activation = drawn(6, 3), factor, activation
+
+    def forward(self, hidden_states, cache_params=None):
+        x = cache_params.update_conv_state(hidden_states.transpose(1, 2), self.layer_idx, conv_kernel_size=3)
+        out = causal_conv1d_fn(x, self.weight.to(x), None, activation=self.activation, factor=self.factor)
+        return out[..., -hidden_states.shape[1] :].transpose(1, 2)
+
+
+def causal_conv1d_fn(x, weight, bias, activation, factor):
+    out = torch.nn.functional.conv1d(x, weight[:, None], bias, padding=2, groups=len(weight))[..., : x.shape[-1]]
+    return getattr(torch.nn.functional, activation or "dropout")(out * factor, *([] if activation else [0.0]))
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "is_in_c"),
+    [
+        (Layer(), torch.float32, True),
+        (Layer(), torch.bfloat16, True),
+        (Layer(activation="silu"), torch.float32, True),
+        (Layer(activation="gelu"), torch.float32, False),
+        (Layer(factor=1.01), torch.float32, False),
+        (Layer(), torch.float64, False),
+    ],
+    ids=["as it should be", "in bfloat16", "with silu", "another activation", "another answer", "another dtype"],
+)
+def test_a_layer_is_held_against_its_module(layer, dtype, is_in_c):
+    layers = follow_states(torch.nn.ModuleList([layer]))
+    with torch.inference_mode(), under_way(SimpleNamespace(states=FirstToken(layers, torch.device("cpu")))):
+        layer(drawn(1, 1, 6).to(dtype))
+    assert layers[0].is_in_c == is_in_c

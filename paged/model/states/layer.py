@@ -62,7 +62,7 @@ class RowStates(Protocol):
 class StateLayer:
     """One module with a state. It takes the place of the module's forward function, which it calls with states that the forward pass under way has.
 
-    `unit` counts a model's state layers; `layer` is the layer of the model that it is in; `pieces` are known once it was called.
+    `unit` counts a model's state layers; `layer` is the layer of the model that it is in; `pieces` and `is_in_c` are known once it was called.
     """
 
     def __init__(self, unit: int, path: str, module: nn.Module, seam: Seam, ways: dict[Any, Ways]) -> None:
@@ -81,6 +81,11 @@ class StateLayer:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         return self._seam.pieces
+
+    @property
+    def is_in_c(self) -> bool:
+        """Whether its recurrence is C, and it is called once for all tokens of a pass on pages."""
+        return self._recurrence is not None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self._seam.arguments(args, kwargs)
