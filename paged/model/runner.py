@@ -36,6 +36,7 @@ from paged.model.capacity import trial_memory, trial_step
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import FusedDecoder, fused_decoder
+from paged.model.native.packed import padded
 from paged.model.states.layer import RowStates
 from paged.model.states.memory import PassStates
 from paged.model.threads import THREADS, free_cores
@@ -253,7 +254,7 @@ class Runner:
             keep = torch.from_numpy(picked if len(picked) else np.zeros(1, np.int64)).to(device)
         more = {"output_hidden_states": True} if len(of_states) else {}
         long = self._padded(is_long, step).bool() if is_long.any() else None
-        with under_way(_Pass(self, step, positions[0], long)):
+        with under_way(_Pass(self, step, positions[0], long)), padded(inputs.shape[1], step.num_tokens):
             out: Any = self.model.module(
                 input_ids=inputs, position_ids=positions, use_cache=False, logits_to_keep=keep, **more
             )
