@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,9 @@ class State:
     ) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype
+        # For who reads it where it lies: pages from the first byte on, and each unit's page of a state and offset in bytes, int64 [units].
+        self.pages = pages
+        self.parts, self.offsets = np.ascontiguousarray(np.array(places, np.int64).T)
         self._device = pages.device
         self._scratch = pages.num_pages
         self._elements = -(-self.shape[0] // len(places)) * math.prod(self.shape[1:])

@@ -101,6 +101,16 @@ INLINE float most_of(vec v) {
     return v[0];
 }
 
+/* Sum of squares, in LANES sums and what is left over: one order for one length. */
+INLINE float squares_of(const float *x, size_t length) {
+    vec sum = {0};
+    size_t i = 0;
+    for (; i + LANES <= length; i += LANES) sum = fused(*(const vec *)(x + i), *(const vec *)(x + i), sum);
+    float total = sum_of(sum);
+    for (; i < length; i++) total += x[i] * x[i];
+    return total;
+}
+
 INLINE float as_float(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;
     float found;

@@ -36,6 +36,7 @@ from paged.model.capacity import trial_memory, trial_step
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import FusedDecoder, fused_decoder
+from paged.model.native.packed import padded
 from paged.model.states.layer import RowStates
 from paged.model.states.memory import PassStates
 from paged.model.threads import THREADS, free_cores
@@ -209,7 +210,7 @@ class Runner:
         with self.threads():
             if self._fused is not None:
                 wanted = (is_sampled | stateful).nonzero()[0]
-                states, logits = self._fused.forward(step.of_group(0), self.pool, token_ids, wanted)
+                states, logits = self._fused.forward(step, self.pool, token_ids, wanted)
                 if len(wanted) == np.count_nonzero(is_sampled):
                     return logits, states[torch.from_numpy(stateful[wanted])]
                 return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
@@ -253,7 +254,7 @@ class Runner:
             keep = torch.from_numpy(picked if len(picked) else np.zeros(1, np.int64)).to(device)
         more = {"output_hidden_states": True} if len(of_states) else {}
         long = self._padded(is_long, step).bool() if is_long.any() else None
-        with under_way(_Pass(self, step, positions[0], long)):
+        with under_way(_Pass(self, step, positions[0], long)), padded(inputs.shape[1], step.num_tokens):
             out: Any = self.model.module(
                 input_ids=inputs, position_ids=positions, use_cache=False, logits_to_keep=keep, **more
             )
@@ -304,9 +305,9 @@ def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", 
         for shape in shapes:
             chosen.check(shape)
     on_cpu = model.device.type == "cpu"
-    if chosen.name == "native" and pool.is_side_by_side:
+    if chosen.name == "native":
         fused = fused_decoder(model.module)
-        if fused is not None:
+        if fused is not None and fused.fits(pool):
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu)

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paged.attention import StepTokens
-from paged.model.capacity import pool_for
+from paged.model.capacity import pool_for, trial_memory, trial_step
 from paged.model.loading import load_model
 from paged.model.native.fused import fused_decoder
 
@@ -24,6 +24,9 @@ MODELS = {
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, llama3 positions": ("llama", rope("llama3", **LLAMA3)),
     "llama, linear positions": ("llama", rope("linear", factor=2.0)),
+    "lfm2": ("lfm2", {}),
+    "lfm2, odd sizes": ("lfm2", {**ODD, "conv_L_cache": 4, "intermediate_size": 30, "block_auto_adjust_ff_dim": False}),
+    "lfm2, biases": ("lfm2", {"conv_bias": True}),
 }
 LENGTH = 61
 
@@ -53,11 +56,18 @@ def step_of(first, last, block_size=4):
 
 def said(fused, model, ids, cuts):
     """Hidden states and logits of all tokens, the prompt being cut there."""
-    pool = pool_for(model, num_blocks=-(-LENGTH // 4), block_size=4)
+    if model.state_layers:
+        pool, tables = trial_memory(model, 1, LENGTH)
+    else:
+        pool = pool_for(model, num_blocks=-(-LENGTH // 4), block_size=4)
     pool.poison(torch.arange(pool.num_blocks))
+    assert fused.fits(pool)
     parts = []
     for first, last in zip([0, *cuts], [*cuts, LENGTH], strict=True):
-        parts.append(fused.forward(step_of(first, last), pool, ids[first:last], np.arange(last - first)))
+        step = step_of(first, last)
+        if model.state_layers:
+            step = trial_step(pool, step.positions, step.query_start_loc, step.seq_lens, tables)
+        parts.append(fused.forward(step, pool, ids[first:last], np.arange(last - first)))
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
@@ -75,15 +85,24 @@ def test_states_and_logits_are_transformers_and_the_same_bits_however_a_prompt_i
             assert torch.equal(found, expected)
 
 
-def test_in_bfloat16_it_is_as_near_to_the_truth_as_transformers_is(checkpoint, theirs):
-    folder = checkpoint("llama")
-    ids, truth, _ = theirs("llama")
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_in_bfloat16_it_is_as_near_to_the_truth_as_transformers_is(checkpoint, theirs, family):
+    folder = checkpoint(family)
+    ids, truth, _ = theirs(family)
     model = load_model(folder, dtype="bfloat16")
     _, found = said(fused_decoder(model.module), model, ids, [])
     module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
     with torch.inference_mode():
         other = module(torch.from_numpy(ids)[None].long()).logits[0].float()
     assert (found - truth).square().mean() <= 1.2 * (other - truth).square().mean()
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_in_bfloat16_bits_do_not_depend_on_cuts_either(checkpoint, theirs, family):
+    model = load_model(checkpoint(family), dtype="bfloat16")
+    fused, (ids, *_) = fused_decoder(model.module), theirs(family)
+    whole = said(fused, model, ids, [])
+    assert all(map(torch.equal, said(fused, model, ids, [1, 7, 8, 30]), whole))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library, multiply, pack, pack_linears
+from paged.model.native.packed import (
+    PackedEmbedding,
+    PackedLinear,
+    model_library,
+    multiply,
+    pack,
+    pack_linears,
+    padded,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Around a tile of 6 rows, a piece of 96, a panel of 16 or 64 results, and the depth of 512 that stays in a cache.
@@ -62,6 +70,23 @@ def test_nan_stays_with_the_row_that_has_it():
     x[3, 7] = torch.nan
     found = multiply(x, packed(weight), None, 70)
     assert found.isnan().all(1).tolist() == [row == 3 for row in range(8)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_padding_is_not_computed_and_changes_nothing(dtype):
+    torch.manual_seed(0)
+    layer = PackedLinear(nn.Linear(34, 97, dtype=dtype))
+    x = torch.randn(1, 32, 34).to(dtype)
+    whole = layer(x)
+    for num_tokens in (1, 7, 32):
+        with padded(32, num_tokens):
+            found = layer(x)
+            other = layer(x[:, :31])
+        assert torch.equal(found[:, :num_tokens], whole[:, :num_tokens])
+        assert (found[:, num_tokens:] == 0).all()
+        assert torch.equal(other, whole[:, :31]), "these are no places of the pass"
+    assert torch.equal(layer(x), whole)
 
 
 class Tied(nn.Module):

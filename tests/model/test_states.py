@@ -153,6 +153,9 @@ class Pass:
     def write(self, unit, piece, states):
         self.of.states |= {(row, unit, piece): state.clone() for row, state in zip(self.rows, states, strict=True)}
 
+    def pages_of(self, unit):
+        return None
+
     def attend(self, layer, queries, keys, values, options):
         out = torch.zeros(*queries.shape[:2], values.shape[-1])
         for i, row in enumerate(self.rows):

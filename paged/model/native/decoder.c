@@ -1,6 +1,7 @@
-/* A decoder of Llama's family from token ids to logits in one call: Llama, Mistral, Qwen 2 and 3 and what shares their layers.
+/* A decoder of Llama's family from token ids to logits in one call: Llama, Mistral, Qwen 2 and 3 and what shares their layers; LFM2.
  *
  *     hidden += o(attention(rope(norm?(qkv(norm(hidden))))))        K and V go into the pool's slots on the way
+ *     hidden += o(C * convolution(B * x))                           or this: B, C, x = mix(norm(hidden)), the last tokens go onto pages
  *     hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
  *
  * The residual stream, sums and norms are float32 whatever the weights are; what enters a product has the weights' element. Each
@@ -16,16 +17,6 @@
 
 /* Rows below which a pass over them is not worth a second thread. */
 #define FEW 8
-
-/* Sum of squares, in LANES sums and what is left over: one order for one length. */
-INLINE float squares_of(const float *x, size_t length) {
-    vec sum = {0};
-    size_t i = 0;
-    for (; i + LANES <= length; i += LANES) sum = fused(*(const vec *)(x + i), *(const vec *)(x + i), sum);
-    float total = sum_of(sum);
-    for (; i < length; i++) total += x[i] * x[i];
-    return total;
-}
 
 /* Root mean square norm (Zhang and Sennrich, 2019). */
 INLINE void norm(const float *x, const float *weight, size_t length, float epsilon, void *to, enum element element) {
@@ -52,8 +43,16 @@ INLINE void rotate(float *head, const float *table, size_t size) {
     }
 }
 
+/* A token's K or V into its slot, where page 0 has it at `to`. */
+INLINE void put_row(const paged_step *step, char *to, int64_t slot, const float *from, size_t row, enum element element) {
+    const int64_t block_size = step->attention.block_size;
+    if (slot < 0) return;
+    const size_t at = slot / block_size * step->attention.page_stride + slot % block_size * row;
+    for (size_t d = 0; d < row; d++) store_one(to, at + d, from[d], element);
+}
+
 /* Queries and keys are normed and turned; K and V go to their slots of this layer. */
-static void place_heads(const paged_decoder *model, const paged_layer *layer, const paged_step *step, char *keys, char *values, float *qkv,
+static void place_heads(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_place *place, float *qkv,
                         size_t stride) {
     const size_t size = model->head_size, heads = model->heads, kv_heads = model->kv_heads, row = kv_heads * size;
 #pragma omp parallel for schedule(static) if (step->tokens >= FEW)
@@ -66,12 +65,9 @@ static void place_heads(const paged_decoder *model, const paged_layer *layer, co
             rotate(own + h * size, table, size);
         }
         const float *k = own + heads * size, *v = k + row;
-        const size_t slot = step->slot_mapping[t], block_size = step->attention.block_size;
-        const size_t at = slot / block_size * step->attention.page_stride + slot % block_size * row;
-        for (size_t d = 0; d < row; d++) {
-            store_one(keys, at + d, k[d], model->element);
-            store_one(values, at + d, v[d], model->element);
-        }
+        const int64_t *slots = step->slot_mapping + t * step->parts;
+        put_row(step, place->keys, slots[place->key_part], k, row, model->element);
+        put_row(step, place->values, slots[place->value_part], v, row, model->element);
     }
 }
 
@@ -108,6 +104,7 @@ static void embed(const paged_decoder *model, const paged_step *step, float *to)
     }
 }
 
+static size_t larger_of(size_t a, size_t b) { return a > b ? a : b; }
 static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* Where each kind of intermediate result lies in the memory that the caller gives; `work` may be NULL, to ask how much it is. */
@@ -118,14 +115,15 @@ typedef struct {
 } places;
 
 static places places_of(const paged_decoder *model, size_t rows, char *work) {
-    const size_t bytes = bytes_of(model->element);
+    const size_t bytes = bytes_of(model->element), hidden = model->hidden, q = model->heads * model->head_size;
+    const size_t qkv = q + 2 * model->kv_heads * model->head_size, width = model->intermediate;
     const size_t sizes[] = {
-        rows * model->hidden * 4,
-        rows * (model->heads + 2 * model->kv_heads) * model->head_size * 4,
-        rows * 2 * model->intermediate * 4,
-        rows * model->hidden * bytes,
-        rows * model->heads * model->head_size * bytes,
-        rows * model->intermediate * bytes,
+        rows * hidden * 4,
+        rows * larger_of(qkv, 3 * hidden) * 4, /* of a convolution B, C and x */
+        rows * 2 * width * 4,
+        rows * hidden * bytes,
+        rows * larger_of(q, hidden) * bytes,
+        rows * larger_of(width, hidden) * bytes,
     };
     size_t at[7] = {0};
     for (int i = 0; i < 6; i++) at[i + 1] = at[i] + rounded(sizes[i]);
@@ -133,6 +131,52 @@ static places places_of(const paged_decoder *model, size_t rows, char *work) {
 }
 
 int64_t paged_decoder_room(const paged_decoder *model, int64_t rows) { return (int64_t)places_of(model, rows, (char *)0).bytes; }
+
+/* A short convolution but for its norm and its last product. B * x has one element throughout: what a state keeps is what the next pass reads. */
+static void convolve(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_place *place, const places *at) {
+    const size_t hidden = model->hidden, bytes = bytes_of(model->element);
+    const enum element element = model->element;
+    const paged_product mix = {layer->mix.packed, layer->mix.bias, at->qkv, 3 * hidden, 3 * hidden, 0};
+    paged_products(at->normed, hidden, step->tokens, hidden, element, &mix, 1);
+#pragma omp parallel for schedule(static) if (step->tokens >= FEW)
+    for (int64_t t = 0; t < step->tokens; t++) {
+        const float *b = at->qkv + t * 3 * hidden, *x = b + 2 * hidden;
+        char *to = (char *)at->gated + t * hidden * bytes;
+        for (size_t d = 0; d < hidden; d++) store_one(to, d, b[d] * x[d], element);
+    }
+    paged_rows rows = step->rows;
+    rows.parts = place->parts;
+    rows.offsets = place->offsets;
+    rows.units = place->units;
+    const paged_convolution call = {at->gated, at->attended, layer->taps, layer->taps_bias, hidden, layer->num_taps, hidden, element, 0};
+    paged_convolve(&call, &rows);
+#pragma omp parallel for schedule(static) if (step->tokens >= FEW)
+    for (int64_t t = 0; t < step->tokens; t++) {
+        const float *c = at->qkv + t * 3 * hidden + hidden;
+        char *to = (char *)at->attended + t * hidden * bytes;
+        for (size_t d = 0; d < hidden; d++) store_one(to, d, c[d] * load_one(to, d, element), element);
+    }
+}
+
+/* An attention layer but for its norm and its last product. */
+static void attend(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_place *place,
+                   paged_attention_call *attention, const places *at) {
+    const size_t rows = step->tokens, hidden = model->hidden, q = model->heads * model->head_size;
+    const size_t kv = model->kv_heads * model->head_size, stride = q + 2 * kv;
+    const paged_product qkv[] = {
+        {layer->q.packed, layer->q.bias, at->qkv, q, stride, 0},
+        {layer->k.packed, layer->k.bias, at->qkv + q, kv, stride, 0},
+        {layer->v.packed, layer->v.bias, at->qkv + q + kv, kv, stride, 0},
+    };
+    paged_products(at->normed, hidden, rows, hidden, model->element, qkv, 3);
+    place_heads(model, layer, step, place, at->qkv, stride);
+    attention->keys = place->keys;
+    attention->values = place->values;
+    attention->key_part = place->key_part;
+    attention->value_part = place->value_part;
+    attention->window = layer->window;
+    model->attend(attention);
+}
 
 void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     const size_t rows = step->tokens, hidden = model->hidden, size = model->head_size;
@@ -154,22 +198,14 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     for (int64_t number = 0; number < model->num_layers; number++) {
         const paged_layer *layer = model->layers + number;
         norms(model, at.hidden, layer->attention_norm, rows, at.normed);
-        const paged_product qkv[] = {
-            {layer->q.packed, layer->q.bias, at.qkv, q, stride, 0},
-            {layer->k.packed, layer->k.bias, at.qkv + q, kv, stride, 0},
-            {layer->v.packed, layer->v.bias, at.qkv + q + kv, kv, stride, 0},
-        };
-        paged_products(at.normed, hidden, rows, hidden, model->element, qkv, 3);
-        /* K and V of every layer lie side by side on a page. */
-        const size_t bytes = attention.block_size * kv * bytes_of(model->element);
-        char *keys = (char *)step->pool + number * 2 * bytes, *values = keys + bytes;
-        place_heads(model, layer, step, keys, values, at.qkv, stride);
-        attention.keys = keys;
-        attention.values = values;
-        attention.window = layer->window;
-        model->attend(&attention);
+        const int has_convolution = layer->mix.packed != NULL;
+        if (has_convolution)
+            convolve(model, layer, step, step->places + number, &at);
+        else
+            attend(model, layer, step, step->places + number, &attention, &at);
+        const size_t mixed = has_convolution ? hidden : q;
         const paged_product o = {layer->o.packed, layer->o.bias, at.hidden, hidden, hidden, 1};
-        paged_products(at.attended, q, rows, q, model->element, &o, 1);
+        paged_products(at.attended, mixed, rows, mixed, model->element, &o, 1);
         norms(model, at.hidden, layer->mlp_norm, rows, at.normed);
         const paged_product both[] = {
             {layer->gate.packed, layer->gate.bias, at.both, width, 2 * width, 0},

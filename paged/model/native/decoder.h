@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "attention.h"
+#include "recurrences.h"
 
 /* Packed as products.h says. */
 typedef struct {
@@ -15,9 +16,20 @@ typedef struct {
 typedef struct {
     const float *attention_norm, *mlp_norm; /* [hidden] */
     const float *query_norm, *key_norm;     /* [head size] or NULL */
-    paged_weights q, k, v, o, gate, up, down;
+    paged_weights q, k, v, o, gate, up, down; /* of a short convolution o is the product behind it */
+    paged_weights mix;                      /* of a short convolution: to B, C and x, [3 * hidden]; else NULL */
+    const float *taps, *taps_bias;          /* of it: as paged_convolution's weight and bias */
+    int64_t num_taps;
     int64_t window;                         /* as paged_attention_call's */
 } paged_layer;
+
+/* Where a layer's memory lies: of an attention layer K and V of page 0, and on which of a block's pages they are; of a short convolution
+ * its units, as paged_rows has them. */
+typedef struct {
+    char *keys, *values;
+    const int64_t *parts, *offsets;
+    int64_t key_part, value_part, units;
+} paged_place;
 
 typedef struct {
     const paged_layer *layers;
@@ -32,12 +44,14 @@ typedef struct {
 } paged_decoder;
 
 typedef struct {
-    const int64_t *token_ids, *positions, *slot_mapping; /* [tokens] */
+    const int64_t *token_ids, *positions; /* [tokens] */
+    const int64_t *slot_mapping;          /* [tokens, parts]: on each page of a block; -1: nowhere */
     const int64_t *wanted;       /* [num_wanted], rising: tokens whose states and logits are asked for */
-    void *pool;                  /* [pages, layers, 2, block_size, kv_heads, head_size] of the model's element */
+    const paged_place *places;   /* [num_layers] */
     char *work;                  /* paged_decoder_room bytes */
     float *states, *logits;      /* [num_wanted, hidden] behind the last norm, [num_wanted, vocabulary] */
-    int64_t tokens, num_wanted;
+    int64_t tokens, num_wanted, parts;
+    paged_rows rows;             /* of states, but for their units */
     paged_attention_call attention; /* tables, query_start, seq_lens, table_stride, column_stride, block_size, page_stride, n */
 } paged_step;
 

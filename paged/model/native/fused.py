@@ -1,4 +1,4 @@
-"""A transformers decoder of Llama's family as one call into C: Llama, Mistral, Qwen 2, Qwen 3 and SmolLM.
+"""A transformers decoder of Llama's family as one call into C: Llama, Mistral, Qwen 2, Qwen 3 and SmolLM; LFM2, whose short convolutions are in it.
 
 Takes over the module's own packed weights, so that they are held once, and its rotary embedding's numbers. What a
 token gets does not depend on the rest of its step, so batch-invariance needs no tiles.
@@ -7,7 +7,7 @@ token gets does not depend on the rest of its step, so batch-invariance needs no
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,34 @@ from torch import Tensor, nn
 from paged.attention import LayeredPool, StepTokens
 from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of
 from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library
+from paged.model.native.recurrences import MOST_TAPS, Rows, rows_of
 
-_FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+class _Names(NamedTuple):
+    """What a family calls the parts of a layer: its norms, and of its attention and its gated products those of _WEIGHTS."""
+
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    output: str = "o_proj"
+    mlp: str = "mlp"
+    gated: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    last_norm: str = "norm"
+    epsilon: str = "rms_norm_eps"
+
+
+_LFM2 = _Names(
+    ("operator_norm", "ffn_norm"),
+    ("q_layernorm", "k_layernorm"),
+    "out_proj",
+    "feed_forward",
+    ("w1", "w3", "w2"),
+    "embedding_norm",
+    "norm_eps",
+)
+_FAMILIES = {
+    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), _Names()),
+    "Lfm2ForCausalLM": _LFM2,
+}
 # Rotary embeddings whose numbers depend on nothing but the position.
 _ROTARY = ("default", "linear", "llama3", "yarn")
 # Positions whose cosines are computed at a time.
@@ -35,7 +61,18 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("attention_norm", "mlp_norm", "query_norm", "key_norm")),
         *((name, _Weights) for name in _WEIGHTS),
+        ("mix", _Weights),
+        ("taps", _pointer),
+        ("taps_bias", _pointer),
+        ("num_taps", _int64),
         ("window", _int64),
+    )
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("keys", "values", "parts", "offsets")),
+        *((name, _int64) for name in ("key_part", "value_part", "units")),
     )
 
 
@@ -58,9 +95,10 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *(
             (name, _pointer)
-            for name in ("token_ids", "positions", "slot_mapping", "wanted", "pool", "work", "states", "logits")
+            for name in ("token_ids", "positions", "slot_mapping", "wanted", "places", "work", "states", "logits")
         ),
-        *((name, _int64) for name in ("tokens", "num_wanted")),
+        *((name, _int64) for name in ("tokens", "num_wanted", "parts")),
+        ("rows", Rows),
         ("attention", Call),
     )
 
@@ -69,30 +107,33 @@ class FusedDecoder:
     """One forward pass of such a module on paged memory. Not for two threads at a time."""
 
     def __init__(self, module: Any) -> None:
-        config, body = module.config, module.model
-        attention, head = body.layers[0].self_attn, module.lm_head
+        config, body, head = module.config, module.model, module.lm_head
+        self._names = names = _FAMILIES[type(module).__name__]
+        attention = _attention_of(body)
         self._functions = model_library()
         self._rotary_of = body.rotary_emb
         self._rotary = torch.empty(0, attention.head_dim)
         self._work = torch.empty(0, dtype=torch.uint8)
         # Everything that C reads by address.
         self._held: list[Tensor] = []
+        # The pool that came last, the group of its attention layers, and where each layer's memory lies.
+        self._placed: tuple[LayeredPool | None, int, Any] = (None, 0, None)
         self._layers = (_Layer * len(body.layers))(*(self._layer(each, config) for each in body.layers))
         is_packed = isinstance(body.embed_tokens, PackedEmbedding)
         self._decoder = _Decoder(
             layers=self._layers,
             embedding=self._address(body.embed_tokens.packed if is_packed else body.embed_tokens.weight),
             head=self._address(head.packed),
-            norm=self._floats(body.norm.weight),
+            norm=self._floats(getattr(body, names.last_norm).weight),
             attend=ctypes.cast(attention_function(), _pointer),
             num_layers=len(body.layers),
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=getattr(getattr(body.layers[0], names.mlp), names.gated[0]).out_features,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_size=attention.head_dim,
             vocabulary=head.out_features,
-            epsilon=config.rms_norm_eps,
+            epsilon=getattr(config, names.epsilon),
             scale=attention.scaling,
             element=ELEMENTS[head.packed.dtype],
             has_packed_embedding=is_packed,
@@ -101,56 +142,86 @@ class FusedDecoder:
     def forward(
         self, step: StepTokens, pool: LayeredPool, token_ids: NDArray[np.int32], wanted: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
-        """On a pool whose layers lie side by side. Hidden states behind the last norm, float32 [k, hidden], and logits, float32 [k, vocabulary], of the k wanted tokens of the
-        step, which rise. K and V of all its tokens are in the pool then."""
-        decoder = self._decoder
+        """Hidden states behind the last norm, float32 [k, hidden], and logits, float32 [k, vocabulary], of the k wanted tokens of the step, which rise. What the
+        layers keep of all its tokens is in the pool then, which `fits`."""
+        decoder, (group, places) = self._decoder, self._placed_in(pool)
+        step = step.of_group(group)
         self._reach(int(step.positions.max(initial=0)))
         states, logits = torch.empty(len(wanted), decoder.hidden), torch.empty(len(wanted), decoder.vocabulary)
         ids, positions, slots, wanted = (
-            np.ascontiguousarray(each, np.int64)
-            for each in (token_ids, step.positions, step.slot_mapping.reshape(-1), wanted)
+            np.ascontiguousarray(each, np.int64) for each in (token_ids, step.positions, step.slot_mapping, wanted)
         )
         call = _Step(
             token_ids=ids.ctypes.data,
             positions=positions.ctypes.data,
             slot_mapping=slots.ctypes.data,
             wanted=wanted.ctypes.data,
-            pool=pool.keys(0).data_ptr(),
+            places=ctypes.cast(places, _pointer),
             work=self._room(len(ids)),
             states=states.data_ptr(),
             logits=logits.data_ptr(),
             tokens=len(ids),
             num_wanted=len(wanted),
+            parts=slots.size // len(ids),
         )
         pool.written(torch.from_numpy(slots))
         plan = plan_of(step)
         plan.write(call.attention)
-        call.attention.page_stride = pool.keys(0).stride(0)
+        call.attention.page_stride = pool.pages.page_bytes // pool.dtype.itemsize
+        if step.states is not None:
+            rows = rows_of(pool.pages, *step.states, plan.query_start)
+            call.rows = rows
         self._functions.paged_decoder_forward(ctypes.byref(decoder), ctypes.byref(call))
         return states, logits
 
+    def fits(self, pool: LayeredPool) -> bool:
+        """Whether a pool has the layers' memory as C reads it: attention layers in one group, each with K and V of its own and of the weights' dtype."""
+        attention = [number for number, each in enumerate(self._layers) if not each.mix.packed]
+        groups = {pool.layer(number).group for number in attention}
+        has_own = not any(pool.layer(number).is_shared for number in attention)
+        is_there = len(pool.states) == len(self._layers) - len(attention)
+        return len(groups) == 1 and has_own and is_there and ELEMENTS.get(pool.dtype) == self._decoder.element
+
+    def _placed_in(self, pool: LayeredPool) -> tuple[int, Any]:
+        """The group of its attention layers, and where each layer's memory lies."""
+        if self._placed[0] is not pool:
+            places, group, states = (_Place * len(self._layers))(), 0, iter(pool.states)
+            for number, (layer, place) in enumerate(zip(self._layers, places, strict=True)):
+                if layer.mix.packed:
+                    (state,) = next(states)
+                    place.parts, place.offsets = state.parts.ctypes.data, state.offsets.ctypes.data
+                    place.units = len(state.parts)
+                    continue
+                own = pool.layer(number)
+                place.keys, place.values = own.keys.blocks.data_ptr(), own.values.blocks.data_ptr()
+                place.key_part, place.value_part, group = own.keys.part, own.values.part, own.group
+            self._placed = pool, group, places
+        return self._placed[1:]
+
     def _layer(self, layer: Any, config: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        linears = (
-            attention.q_proj,
-            attention.k_proj,
-            attention.v_proj,
-            attention.o_proj,
-            mlp.gate_proj,
-            mlp.up_proj,
-            mlp.down_proj,
+        names = self._names
+        first, second = (self._floats(getattr(layer, name).weight) for name in names.norms)
+        gated = (getattr(getattr(layer, names.mlp), name) for name in names.gated)
+        found = _Layer(attention_norm=first, mlp_norm=second)
+        found.gate, found.up, found.down = map(self._weights, gated)
+        attention = getattr(layer, "self_attn", None)
+        if attention is None:
+            convolution = layer.conv
+            found.mix, found.o = map(self._weights, (convolution.in_proj, convolution.out_proj))
+            found.taps = self._floats(convolution.conv.weight.squeeze(1).t())
+            found.num_taps = convolution.conv.weight.shape[-1]
+            if convolution.conv.bias is not None:
+                found.taps_bias = self._floats(convolution.conv.bias)
+            return found
+        found.q, found.k, found.v, found.o = (
+            self._weights(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj", names.output)
         )
-        norms = {
-            "attention_norm": layer.input_layernorm,
-            "mlp_norm": layer.post_attention_layernorm,
-            "query_norm": getattr(attention, "q_norm", None),
-            "key_norm": getattr(attention, "k_norm", None),
-        }
-        return _Layer(
-            **{name: None if norm is None else self._floats(norm.weight) for name, norm in norms.items()},
-            **{name: self._weights(linear) for name, linear in zip(_WEIGHTS, linears, strict=True)},
-            window=_window(attention, config) or 0,
-        )
+        if hasattr(attention, names.head_norms[0]):
+            found.query_norm, found.key_norm = (
+                self._floats(getattr(attention, each).weight) for each in names.head_norms
+            )
+        found.window = _window(attention, config) or 0
+        return found
 
     def _weights(self, linear: PackedLinear) -> _Weights:
         return _Weights(self._address(linear.packed), None if linear.bias is None else self._address(linear.bias))
@@ -185,17 +256,25 @@ class FusedDecoder:
 
 def fused_decoder(module: Any) -> FusedDecoder | None:
     """The module as one call; None where it is not of the family, or not all of its linear layers are packed."""
-    if type(module).__name__ not in _FAMILY or module.config.hidden_act != "silu":
+    if type(module).__name__ not in _FAMILIES or getattr(module.config, "hidden_act", "silu") != "silu":
         return None
     body = module.model
-    if body.rotary_emb.rope_type not in _ROTARY or body.layers[0].self_attn.head_dim % 2:
+    attention = _attention_of(body)
+    if attention is None or body.rotary_emb.rope_type not in _ROTARY or attention.head_dim % 2:
+        return None
+    if any(layer.conv.conv.weight.shape[-1] > MOST_TAPS for layer in body.layers if hasattr(layer, "conv")):
         return None
     cosines, _ = body.rotary_emb(torch.empty(0), torch.zeros(1, 1, dtype=torch.int64))
-    if cosines.shape[-1] != body.layers[0].self_attn.head_dim:
+    if cosines.shape[-1] != attention.head_dim:
         return None
     if any(isinstance(each, nn.Linear) for each in module.modules()):
         return None
     return FusedDecoder(module)
+
+
+def _attention_of(body: Any) -> Any:
+    """Its first attention layer, which all others are like; None where there is none."""
+    return next((layer.self_attn for layer in body.layers if hasattr(layer, "self_attn")), None)
 
 
 def _window(attention: Any, config: Any) -> int | None:

@@ -1,11 +1,14 @@
 """Linear layers whose weights are packed once, in the order in which the processor reads them, and held nowhere else.
 
-A product's numbers do not depend on what else is computed in the same call (products.c).
+A product's numbers do not depend on what else is computed in the same call (products.c): where places of a pass are padding, it is not computed.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,24 @@ _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.
 MODEL_LIBRARY = (
     "model",
-    (_HERE / "products.c", _HERE / "decoder.c"),
-    (_HERE / "products.h", _HERE / "decoder.h", *HEADERS),
+    (_HERE / "products.c", _HERE / "decoder.c", _HERE / "recurrences.c"),
+    (_HERE / "products.h", _HERE / "decoder.h", _HERE / "recurrences.h", *HEADERS),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Rows that the trial of a product has, alone and together: more than a tile's.
 _TRIAL_ROWS = 13
+# Places of the pass under way, and how many of them, from the first one on, are no padding.
+_PLACES: ContextVar[tuple[int, int]] = ContextVar("places", default=(0, 0))
+
+
+@contextmanager
+def padded(places: int, num_tokens: int) -> Iterator[None]:
+    """Within it packed layers give zeros for the places [1, places] behind the first `num_tokens`, and compute none of them."""
+    token = _PLACES.set((places, num_tokens))
+    try:
+        yield
+    finally:
+        _PLACES.reset(token)
 
 
 class Product(ctypes.Structure):
@@ -64,10 +79,15 @@ def pack(weight: Tensor, columns: int) -> Tensor:
     return padded.view(panels, columns, depth // 2, 2).transpose(1, 2).contiguous()
 
 
-def multiply(x: Tensor, packed: Tensor, bias: Tensor | None, outs: int, functions: Any = None) -> Tensor:
-    """float32 [rows, outs]: x [rows, depth], of the weights' dtype, times packed weights, plus a bias, float32 [outs]."""
+def multiply(
+    x: Tensor, packed: Tensor, bias: Tensor | None, outs: int, *, functions: Any = None, rows: int | None = None
+) -> Tensor:
+    """float32 [n, outs]: x [n, depth], of the weights' dtype, times packed weights, plus a bias, float32 [outs]; of the first `rows` rows alone if that is
+    given, the others zeros."""
     x = x.contiguous()
+    rows = len(x) if rows is None else rows
     to = torch.empty(len(x), outs)
+    to[rows:] = 0
     product = Product(
         packed=packed.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
@@ -77,7 +97,7 @@ def multiply(x: Tensor, packed: Tensor, bias: Tensor | None, outs: int, function
         adds=0,
     )
     functions = functions or model_library()
-    rows, depth = x.shape
+    depth = x.shape[1]
     functions.paged_products(x.data_ptr(), depth, rows, depth, ELEMENTS[x.dtype], ctypes.byref(product), 1)
     return to
 
@@ -100,10 +120,11 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features], of the dtype of x."""
+        places, num_tokens = _PLACES.get()
+        wanted = num_tokens if x.shape[:-1] == (1, places) else None
         rows = x.reshape(-1, self.in_features).to(self.packed.dtype)
-        return (
-            multiply(rows, self.packed, self.bias, self.out_features).to(x.dtype).view(*x.shape[:-1], self.out_features)
-        )
+        out = multiply(rows, self.packed, self.bias, self.out_features, rows=wanted)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
 class PackedEmbedding(nn.Module):
@@ -153,9 +174,9 @@ def _check_invariance(functions: Any, dtype: torch.dtype) -> None:
         torch.randn(rows, 38, generator=drawn).to(dtype) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS)
     )
     packed = pack(weight, functions.paged_columns())
-    alone = torch.cat([multiply(x[i : i + 1], packed, None, len(weight), functions) for i in range(len(x))])
+    alone = torch.cat([multiply(x[i : i + 1], packed, None, len(weight), functions=functions) for i in range(len(x))])
     for rows in range(2, len(x) + 1):
-        together = multiply(x[:rows], packed, None, len(weight), functions)
+        together = multiply(x[:rows], packed, None, len(weight), functions=functions)
         if not torch.equal(together, alone[:rows]):
             raise BuildFailed(
                 f"products of {rows} rows in {dtype} as this compiler made them give other bits than row by row."

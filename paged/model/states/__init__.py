@@ -7,11 +7,11 @@
                                 `pass.states`, a `RowStates`, the states of the rows before and behind their tokens (`memory.py`)
 
 So a runner calls the whole module once for all tokens of a pass, with `use_cache=False` and positions, as for any other model; no cache object goes
-through the model. A state layer alone is called several times in its place, for the tokens of a row or a token of each of several rows, with a
-cache object of ours that knows this one layer (`seams.py`).
+through the model. A state layer is called once, too, where its recurrence is there in C (`recurrences.py`). Any other is called several times in its place,
+for the tokens of a row or a token of each of several rows, with a cache object of ours that knows this one layer (`seams.py`).
 
 What is batch-invariant: a pass has a fixed number of places, at most `trial.LONGEST_CHUNK`, and a row's state goes on from pass to pass by what its
-pages hold. Layers are called token by token then, unless trials gave chunks the same bits: convolutions and lightning attention lose nothing, and
-gated delta rules, Mamba 1 and 2 take two to four times as long for a prompt as chunks do. The first and last weights of a layer are read once for all tokens
-all the same (`projections.py`).
+pages hold. A recurrence in C has one order of additions. Other layers are called token by token then, unless trials gave chunks the same bits: lightning
+attention loses nothing, and Mamba 1 takes two to four times as long for a prompt as chunks do. The first and last weights of a layer are read once for all
+tokens all the same (`projections.py`).
 """

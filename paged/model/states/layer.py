@@ -6,7 +6,8 @@ each of several rows. So the layer's module is called a few times in its place:
     tokens     a0 a1 a2 | b0 | c0 c1 |      rounds    (a0 b0 c0) (a1 c1) (a2)
                                             chunks    (a0 a1 a2) (c0 c1) (b0)
 
-In rounds each row's recurrence is computed token by token, by what the module does for a single token, so that its bits do not depend on how
+A layer whose recurrence is there in C (`recurrences.py`) is called once, and each row's states go from page to page within the call. Of any other, in
+rounds each row's recurrence is computed token by token, by what the module does for a single token, so that its bits do not depend on how
 the row was cut into passes. A chunk is faster, and rounds otherwise. In batch-invariant mode a layer is called in chunks only if trials gave the bits of
 rounds for every length that a pass may have; LFM2's convolutions and MiniMax's lightning attention are such.
 """
@@ -17,12 +18,15 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paged.model.hook import now_under_way
+from paged.model.native.recurrences import RowPages
 from paged.model.states.calls import Call, Cut
 from paged.model.states.projections import Projections
+from paged.model.states.recurrences import Recurrence
 from paged.model.states.seams import Piece, Seam, seam_of
 from paged.model.states.trial import CLOSE, LONGEST_CHUNK, Trial, Ways
 
@@ -50,11 +54,15 @@ class RowStates(Protocol):
         """Take a piece of the rows' states behind their tokens, [n, ...]."""
         ...
 
+    def pages_of(self, unit: int) -> Sequence[RowPages] | None:
+        """Where each piece of the rows' states lies; None where they are not on pages."""
+        ...
+
 
 class StateLayer:
     """One module with a state. It takes the place of the module's forward function, which it calls with states that the forward pass under way has.
 
-    `unit` counts a model's state layers; `layer` is the layer of the model that it is in; `pieces` are known once it was called.
+    `unit` counts a model's state layers; `layer` is the layer of the model that it is in; `pieces` and `is_in_c` are known once it was called.
     """
 
     def __init__(self, unit: int, path: str, module: nn.Module, seam: Seam, ways: dict[Any, Ways]) -> None:
@@ -66,6 +74,7 @@ class StateLayer:
         self._all_ways = ways
         self._ways: Ways | None = None
         self._projections: Projections | None = None
+        self._recurrence: Recurrence | None = None
         forward: Any = self
         module.forward = forward
 
@@ -74,57 +83,67 @@ class StateLayer:
         return self._seam.pieces
 
     @property
-    def ways(self) -> Ways:
-        assert self._ways is not None, "it was called"
-        return self._ways
+    def is_in_c(self) -> bool:
+        """Whether its recurrence is C, and it is called once for all tokens of a pass on pages."""
+        return self._recurrence is not None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self._seam.arguments(args, kwargs)
-        if self._ways is None:
-            self._ways = self._learned(arguments)
+        if not self.pieces:
+            trial = Trial(self._seam, arguments)
+            self._recurrence = trial.recurrence(self._module)
+            if self._recurrence is None:
+                self._ways = self._learned(trial)
         states = now_under_way().states
         assert states is not None, "a pass of a model with state layers has states"
+        places = states.pages_of(self.unit)
+        if self._recurrence is not None and places is not None:
+            return self._seam.returned(self._recurrence.run(arguments, np.asarray(states.starts, np.int64), places))
         held = [states.read(self.unit, k) for k in range(len(self.pieces))]
         new = [row for row, is_new in enumerate(states.is_new) if is_new]
         for piece, state in zip(self.pieces, held, strict=True):
             state[new] = piece.start
-        outputs = Call(self._seam, arguments, held).run(self._cuts(states), self._projections)
+        outputs = Call(self._seam, arguments, held).run(self._cuts(states, arguments), self._projections)
         for k, state in enumerate(held):
             states.write(self.unit, k, state)
         return self._seam.returned(outputs)
 
-    def _cuts(self, states: RowStates) -> list[Cut]:
+    def _cuts(self, states: RowStates, arguments: dict[str, Any]) -> list[Cut]:
         """The chunks and rounds of a pass."""
         starts, rows = states.starts, range(len(states.is_new))
+        if starts[-1] == 1:
+            return [Cut([0], [[0]], False)]
+        if self._ways is None:
+            self._ways = self._learned(Trial(self._seam, arguments))
+        ways = self._ways
         counts = [starts[row + 1] - starts[row] for row in rows]
-        whole = [row for row in rows if counts[row] > 1 and self._goes_whole(states, row, counts[row])]
+        whole = [row for row in rows if counts[row] > 1 and _goes_whole(ways, states, row, counts[row])]
         cuts = [
             Cut([row], [[*range(starts[row], starts[row + 1])]], states.is_new[row] and not states.is_invariant)
             for row in whole
         ]
         single = sorted(set(rows).difference(whole), key=lambda row: -counts[row])
-        together = self.ways.keeps_bits if states.is_invariant else self.ways.takes_rows
+        together = ways.keeps_bits if states.is_invariant else ways.takes_rows
         for turn in range(max((counts[row] for row in single), default=0)):
             going = [row for row in single if counts[row] > turn]
             for some in [going] if together else [[row] for row in going]:
                 cuts.append(Cut(some, [[starts[row] + turn] for row in some], False))
         return cuts
 
-    def _goes_whole(self, states: RowStates, row: int, count: int) -> bool:
-        if states.is_invariant:
-            return self.ways.is_in_order and count <= LONGEST_CHUNK
-        return self.ways.goes_on or bool(states.is_new[row])
-
-    def _learned(self, arguments: dict[str, Any]) -> Ways:
-        """Call the layer for two tokens that have no state before them, so that its pieces are known, and try its ways unless another layer of
-        its kind did."""
-        trial = Trial(self._seam, arguments)
+    def _learned(self, trial: Trial) -> Ways:
+        """Try its ways, unless another layer of its kind did."""
         self._projections = trial.projections(self._module)
         key = (type(self._module), self.pieces)
         if key not in self._all_ways:
             apart = trial.rows_apart()
             self._all_ways[key] = Ways(apart < CLOSE, apart == 0, trial.goes_on(), trial.is_in_order())
         return self._all_ways[key]
+
+
+def _goes_whole(ways: Ways, states: RowStates, row: int, count: int) -> bool:
+    if states.is_invariant:
+        return ways.is_in_order and count <= LONGEST_CHUNK
+    return ways.goes_on or bool(states.is_new[row])
 
 
 class FirstToken:
@@ -141,6 +160,9 @@ class FirstToken:
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
         """Forget them."""
+
+    def pages_of(self, unit: int) -> None:
+        """They are not on pages."""
 
 
 def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged.attention import LayeredPool, StepTokens
+from paged.model.native.recurrences import RowPages
 
 
 class PassStates:
@@ -22,6 +23,7 @@ class PassStates:
         self.is_new: Sequence[bool] = (read[:, 0] < 0).tolist()
         self.is_invariant = is_invariant
         self._states = pool.states
+        self._pages = read, write
         self._read, self._write = (torch.from_numpy(each.astype(np.int64)).to(pool.device) for each in (read, write))
 
     def read(self, unit: int, piece: int) -> Tensor:
@@ -31,3 +33,7 @@ class PassStates:
     def write(self, unit: int, piece: int, states: Tensor) -> None:
         """Take a piece of the rows' states behind their tokens, [n, ...]."""
         self._states[unit][piece].write(self._write, states)
+
+    def pages_of(self, unit: int) -> list[RowPages]:
+        """Where each piece of the rows' states lies."""
+        return [RowPages(each, *self._pages) for each in self._states[unit]]

@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paged.attention import LayeredPool, StatePlace
+from paged.errors import BuildFailed, UnsupportedModel
+from paged.model.native.recurrences import RowPages
 from paged.model.states.calls import Call, Cut, of_places
 from paged.model.states.projections import Projections
+from paged.model.states.recurrences import Recurrence
 from paged.model.states.seams import Seam
 
 # What rounding may make of a number, of the largest; in bfloat16, too.
 CLOSE = 0.05
+# The same of a recurrence in C, and how many tokens it is tried with.
+_NEAR = {torch.float32: 1e-3, torch.bfloat16: CLOSE}
+_TOKENS = 5
 # Rows of a round and tokens of a chunk that are tried: those of a tile.
 MOST_ROWS = LONGEST_CHUNK = 32
 
@@ -43,15 +51,48 @@ class Trial:
         self._drawn = torch.Generator().manual_seed(0)
         self._call(self._tokens(1, 2), None)
 
+    def recurrence(self, module: nn.Module) -> Recurrence | None:
+        """Its recurrence in C; None where it has none, or one that finds another answer than the module, token by token."""
+        dtype = self._hidden.dtype
+        if self._hidden.device.type != "cpu" or dtype not in _NEAR:
+            return None
+        tokens, states = self._tokens(1, _TOKENS), self._states(1)
+        try:
+            found = Recurrence(module, self._seam)
+            rows = self._on_pages(states)
+            outputs = found.run(self._arguments_of(tokens), np.array([0, _TOKENS]), rows)
+        except (UnsupportedModel, BuildFailed):
+            return None
+        singles = []
+        for token in range(_TOKENS):
+            single, states = self._call(tokens[:, token : token + 1], states)
+            singles.append(single)
+        expected = [*(torch.cat(each, 1) for each in zip(*singles, strict=True)), *states]
+        after = [its.state.read(torch.from_numpy(its.write)) for its in rows]
+        pairs = zip((*outputs, *after), expected, strict=True)
+        is_near = all((its - theirs).abs().max() <= _NEAR[dtype] * theirs.abs().max() for its, theirs in pairs)
+        return found if is_near else None
+
+    def _on_pages(self, states: list[Tensor]) -> list[RowPages]:
+        """Where these states of one row lie, on page 0 each, and those behind its tokens go, on page 1; a unit each head."""
+        places, end = [], 0
+        for piece in self._seam.pieces:
+            units = 1 if piece.tail else piece.shape[0]
+            size = -(-math.prod(piece.shape) * piece.dtype.itemsize // units)
+            places.append(StatePlace([(0, end + size * unit) for unit in range(units)], size, piece.shape, piece.dtype))
+            end += -(-size * units // 16) * 16
+        pool = LayeredPool({}, num_blocks=2, page_bytes=end, block_size=1, states=[places], state_group=0)
+        found = [RowPages(its, *(np.array([[page]], np.int32) for page in (0, 1))) for its in pool.states[0]]
+        for its, state in zip(found, states, strict=True):
+            its.state.write(torch.from_numpy(its.read), state)
+        return found
+
     def projections(self, module: nn.Module) -> Projections | None:
         """Those of its linear layers that are computed once for all tokens; None where that gives other bits."""
         tokens, states = self._tokens(1, 3), self._states(1)
         first = tokens[:, :1]
         found = Projections(module, first, lambda: self._call(first, states)[0])
-        arguments = of_places(
-            self._arguments, torch.zeros_like(tokens[..., 0], dtype=torch.int64), self._hidden.shape[1]
-        )
-        arguments |= {next(iter(arguments)): tokens}
+        arguments = self._arguments_of(tokens)
         cuts = [Cut([0], [[place]], False) for place in range(3)]
         alone, shared = (
             Call(self._seam, arguments, [each.clone() for each in states]).run(cuts, each) for each in (None, found)
@@ -100,10 +141,14 @@ class Trial:
 
     def _call(self, tokens: Tensor, states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Outputs, and the states behind these tokens."""
+        handed = None if states is None else [each.clone() for each in states]
+        return self._seam.run(self._arguments_of(tokens), handed)
+
+    def _arguments_of(self, tokens: Tensor) -> dict[str, Any]:
+        """A call's arguments with these hidden states."""
         places = torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
         arguments = of_places(self._arguments, places, self._hidden.shape[1])
-        handed = None if states is None else [each.clone() for each in states]
-        return self._seam.run(arguments | {next(iter(arguments)): tokens}, handed)
+        return arguments | {next(iter(arguments)): tokens}
 
     def _tokens(self, rows: int, count: int) -> Tensor:
         drawn = torch.randn(rows, count, self._hidden.shape[-1], generator=self._drawn)

@@ -1,0 +1,229 @@
+/* Recurrences of state layers, token after token: the short convolution, the gated delta rule and Mamba 2's scan.
+ *
+ * A piece of work is one row and one unit of its state, a head or some channels. It reads the state from the row's pages at its first token,
+ * and has it on the pages to write from then on. Every number of a state and of an output is computed by the same operations in the same
+ * order, whatever the other rows are, however a row's tokens are cut into passes, and on whichever thread: the state goes from pass to pass
+ * in the element that it is computed in.
+ */
+#include "recurrences.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "vector.h"
+
+/* Work, in numbers of states and tokens, below which a second thread is not worth waiting for. */
+#define FEW 32768
+/* Channels of a convolution that are one piece of work at most. */
+#define BAND 512
+
+static inline int64_t num_tokens(const paged_rows *rows) { return rows->starts[rows->n] - rows->starts[0]; }
+
+/* Where a row's unit is read, NULL: it is all zeros; and where it is written, NULL: nowhere. */
+INLINE char *unit_at(const paged_rows *rows, const int32_t *pages, int64_t row, int64_t unit) {
+    const int64_t page = pages[row * rows->stride + rows->parts[unit]];
+    return page < 0 ? NULL : rows->pages + page * rows->page_bytes + rows->offsets[unit];
+}
+
+/* Up to LANES numbers; zeros behind them. */
+INLINE vec some(const float *from, size_t count) {
+    if (count >= LANES) return *(const vec *)from;
+    float part[LANES] = {0};
+    memcpy(part, from, count * sizeof(float));
+    return *(vec *)part;
+}
+
+INLINE void put_some(float *to, vec v, size_t count) {
+    if (count >= LANES)
+        *(vec *)to = v;
+    else
+        memcpy(to, &v, count * sizeof(float));
+}
+
+/* The channels of a band, `lines[taps - 1]` first, each line so many numbers: tokens from before the pass, in the order of time. */
+typedef struct {
+    float lines[PAGED_MOST_TAPS - 1][BAND];
+} tail;
+
+INLINE void read_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, tail *to) {
+    const size_t kept = call->taps - 1, of_unit = (call->channels + rows->units - 1) / rows->units;
+    for (size_t c = 0, number = first / of_unit, within = first % of_unit; c < count; number++, within = 0) {
+        const char *unit = unit_at(rows, rows->read, row, number);
+        for (; c < count && within < of_unit; c++, within++)
+            for (size_t k = 0; k < kept; k++) to->lines[k][c] = unit ? load_one(unit, within * kept + k, call->element) : 0;
+    }
+}
+
+/* The last tokens of the tail and of what came behind it. */
+INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, const tail *from) {
+    const size_t kept = call->taps - 1, of_unit = (call->channels + rows->units - 1) / rows->units;
+    const int64_t stop = rows->starts[row + 1], tokens = stop - rows->starts[row];
+    for (size_t c = 0, number = first / of_unit, within = first % of_unit; c < count; number++, within = 0) {
+        char *unit = unit_at(rows, rows->write, row, number);
+        for (; c < count && within < of_unit; c++, within++)
+            for (size_t k = 0; unit && k < kept; k++) {
+                const size_t ago = kept - k;
+                const float its = (int64_t)ago > tokens ? from->lines[k + tokens][c]
+                                                                : load_one(call->x, (stop - ago) * call->x_stride + first + c, call->element);
+                store_one(unit, within * kept + k, its, call->element);
+            }
+    }
+}
+
+/* `width` channels from `first` on, of all tokens of a row; `width` is LANES or less. */
+INLINE void convolve_lanes(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t in_band, size_t width,
+                           const tail *before, enum element element) {
+    const int64_t start = rows->starts[row], stop = rows->starts[row + 1], kept = call->taps - 1;
+    for (int64_t t = start; t < stop; t++) {
+        vec sum = call->bias ? some(call->bias + first, width) : (vec){0};
+        for (int64_t k = 0; k <= kept; k++) {
+            const int64_t at = t - kept + k;
+            vec x;
+            if (at < start)
+                x = some(before->lines[at - start + kept] + in_band, width);
+            else if (width == LANES)
+                x = load(call->x, at * call->x_stride + first, element);
+            else {
+                float part[LANES] = {0};
+                for (size_t c = 0; c < width; c++) part[c] = load_one(call->x, at * call->x_stride + first + c, element);
+                x = *(vec *)part;
+            }
+            sum = fused(some(call->weight + k * call->channels + first, width), x, sum);
+        }
+        if (call->has_silu) sum = sum / (1.0f + exp_of(-sum));
+        const size_t to = t * call->channels + first;
+        if (width == LANES)
+            store(call->out, to, sum, element);
+        else
+            for (size_t c = 0; c < width; c++) store_one(call->out, to + c, sum[c], element);
+    }
+}
+
+static void convolve_band(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count) {
+    tail before;
+    read_tail(call, rows, row, first, count, &before);
+    for (size_t c = 0; c < count; c += LANES) {
+        const size_t width = count - c < LANES ? count - c : LANES;
+        if (call->element == FLOAT32)
+            convolve_lanes(call, rows, row, first + c, c, width, &before, FLOAT32);
+        else
+            convolve_lanes(call, rows, row, first + c, c, width, &before, BFLOAT16);
+    }
+    write_tail(call, rows, row, first, count, &before);
+}
+
+void paged_convolve(const paged_convolution *call, const paged_rows *rows) {
+    const int64_t bands = (call->channels + BAND - 1) / BAND;
+#pragma omp parallel for schedule(static) if (num_tokens(rows) * call->channels >= FEW)
+    for (int64_t piece = 0; piece < rows->n * bands; piece++) {
+        const int64_t row = piece / bands, first = piece % bands * BAND, left = call->channels - first;
+        if (rows->starts[row] < rows->starts[row + 1]) convolve_band(call, rows, row, first, left < BAND ? left : BAND);
+    }
+}
+
+/* A key or a query, of length 1 if that is wanted, times `scale`. */
+INLINE void prepare(const float *from, size_t size, int is_normed, float scale, float *to) {
+    const float factor = is_normed ? scale / sqrtf(squares_of(from, size) + 1e-6f) : scale;
+    for (size_t i = 0; i < size; i++) to[i] = from[i] * factor;
+}
+
+/* One token and `wide` vectors of a head's columns, the last of them with `count` - (wide - 1) * LANES columns: the state loses by decay, what
+ * it holds at the key moves towards the value by a share, and the query reads it. */
+INLINE void delta_columns(const int wide, const float *before, float *state, size_t columns, size_t key_size, size_t count, const float *key,
+                          const float *query, const float *value, float kept, float share, float *out) {
+    const size_t last = count - (wide - 1) * LANES;
+    vec held[WIDE] = {{0}}, found[WIDE] = {{0}};
+    if (before)
+        for (size_t i = 0; i < key_size; i++)
+            UNROLL for (int j = 0; j < wide; j++)
+                held[j] = fused(some(before + i * columns + j * LANES, j < wide - 1 ? LANES : last) * kept, spread(key[i]), held[j]);
+    UNROLL for (int j = 0; j < wide; j++) held[j] = (some(value + j * LANES, j < wide - 1 ? LANES : last) - held[j]) * share;
+    for (size_t i = 0; i < key_size; i++)
+        UNROLL for (int j = 0; j < wide; j++) {
+            const size_t width = j < wide - 1 ? LANES : last;
+            vec now = {0};
+            if (before) now = some(before + i * columns + j * LANES, width) * kept;
+            now = fused(spread(key[i]), held[j], now);
+            put_some(state + i * columns + j * LANES, now, width);
+            found[j] = fused(now, spread(query[i]), found[j]);
+        }
+    UNROLL for (int j = 0; j < wide; j++) put_some(out + j * LANES, found[j], j < wide - 1 ? LANES : last);
+}
+
+static void delta_head(const paged_delta_rule *call, const paged_rows *rows, int64_t row, int64_t head) {
+    const size_t key_size = call->key_size, columns = call->value_size;
+    const float *before = (const float *)unit_at(rows, rows->read, row, head);
+    float *state = (float *)unit_at(rows, rows->write, row, head), *nowhere = NULL;
+    if (!state) state = nowhere = malloc(key_size * columns * sizeof(float));
+    if (!state) return;
+    float key[PAGED_MOST_KEY_SIZE], query[PAGED_MOST_KEY_SIZE];
+    for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
+        const int64_t of_head = t * call->heads + head;
+        const int64_t of_key = (t * call->key_heads + head / (call->heads / call->key_heads)) * (int64_t)key_size;
+        const float *value = call->values + of_head * (int64_t)columns;
+        float *out = call->out + of_head * (int64_t)columns;
+        const float kept = exp_of(spread(call->decay[of_head]))[0], share = call->beta[of_head];
+        prepare(call->keys + of_key, key_size, call->is_normed, 1, key);
+        prepare(call->queries + of_key, key_size, call->is_normed, call->scale, query);
+        for (size_t c = 0; c < columns;) {
+            const float *from = before ? before + c : NULL;
+            if (columns - c >= COLUMNS) {
+                delta_columns(WIDE, from, state + c, columns, key_size, COLUMNS, key, query, value + c, kept, share, out + c);
+                c += COLUMNS;
+            } else {
+                const size_t count = columns - c < LANES ? columns - c : LANES;
+                delta_columns(1, from, state + c, columns, key_size, count, key, query, value + c, kept, share, out + c);
+                c += count;
+            }
+        }
+        before = state;
+    }
+    free(nowhere);
+}
+
+void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *rows) {
+#pragma omp parallel for schedule(dynamic) if (num_tokens(rows) * call->heads * call->key_size * call->value_size >= FEW)
+    for (int64_t piece = 0; piece < rows->n * call->heads; piece++) delta_head(call, rows, piece / call->heads, piece % call->heads);
+}
+
+/* Up to LANES numbers of a head's row: the state loses by decay and takes the token in; returns `sum` with what is read of it. */
+INLINE vec scan_lanes(const float *before, float *state, const float *input, const float *reading, vec factor,
+                    float kept, vec sum, size_t width) {
+    vec now = {0};
+    if (before) now = some(before, width) * kept;
+    now = fused(some(input, width), factor, now);
+    put_some(state, now, width);
+    return fused(now, some(reading, width), sum);
+}
+
+static void scan_head(const paged_scan *call, const paged_rows *rows, int64_t row, int64_t head) {
+    const size_t size = call->head_size, columns = call->state_size;
+    const float *before = (const float *)unit_at(rows, rows->read, row, head);
+    float *state = (float *)unit_at(rows, rows->write, row, head), *nowhere = NULL;
+    if (!state) state = nowhere = malloc(size * columns * sizeof(float));
+    if (!state) return;
+    for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
+        const int64_t of_head = t * call->heads + head;
+        const int64_t of_group = (t * call->groups + head / (call->heads / call->groups)) * (int64_t)columns;
+        const float *x = call->x + of_head * (int64_t)size, *input = call->input + of_group, *reading = call->reading + of_group;
+        const float step = call->step[of_head], kept = exp_of(spread(step * call->decay[head]))[0];
+        for (size_t p = 0; p < size; p++) {
+            const vec factor = spread(x[p] * step);
+            vec sum = {0};
+            const float *from = before ? before + p * columns : NULL;
+            float *to = state + p * columns;
+            size_t c = 0;
+            for (; c + LANES <= columns; c += LANES)
+                sum = scan_lanes(from ? from + c : NULL, to + c, input + c, reading + c, factor, kept, sum, LANES);
+            if (c < columns) sum = scan_lanes(from ? from + c : NULL, to + c, input + c, reading + c, factor, kept, sum, columns - c);
+            call->out[of_head * (int64_t)size + p] = sum_of(sum) + (call->skip ? call->skip[head] * x[p] : 0);
+        }
+        before = state;
+    }
+    free(nowhere);
+}
+
+void paged_advance_scan(const paged_scan *call, const paged_rows *rows) {
+#pragma omp parallel for schedule(dynamic) if (num_tokens(rows) * call->heads * call->head_size * call->state_size >= FEW)
+    for (int64_t piece = 0; piece < rows->n * call->heads; piece++) scan_head(call, rows, piece / call->heads, piece % call->heads);
+}

@@ -1,0 +1,57 @@
+/* Recurrences of state layers, on states that lie on pages: see recurrences.c. */
+#ifndef PAGED_RECURRENCES_H
+#define PAGED_RECURRENCES_H
+
+#include <stdint.h>
+
+/* The rows of a pass and one piece of their states: `units` units a row, unit u on page parts[u] of a state, offsets[u] bytes from its start. */
+typedef struct {
+    char *pages;                      /* page_bytes each */
+    const int32_t *read, *write;      /* [n, stride]: pages of each row's state before its tokens, and behind them; -1: zeros, and nowhere */
+    const int64_t *parts, *offsets;   /* [units] */
+    const int64_t *starts;            /* [n + 1]: row i has places starts[i] to starts[i + 1] - 1 */
+    int64_t page_bytes, stride, units, n;
+} paged_rows;
+
+/* A short convolution over time of `channels` numbers, each by itself, over `taps` tokens. A state has the last taps - 1 tokens' numbers,
+ * [channels, taps - 1] of `element`, as all units together in which each but the last has equally many channels. */
+typedef struct {
+    const void *x;          /* [places, channels] of `element`, x_stride from place to place */
+    void *out;              /* [places, channels] of `element` */
+    const float *weight;    /* [taps, channels] */
+    const float *bias;      /* [channels] or NULL */
+    int64_t channels, taps, x_stride;
+    int32_t element, has_silu; /* enum element; whether silu comes after it */
+} paged_convolution;
+
+/* The gated delta rule (Yang et al., 2024). A state has a unit a head, float32 [key_size, value_size]. */
+typedef struct {
+    const float *queries, *keys;      /* [places, key_heads, key_size], each head of which serves heads / key_heads in a row */
+    const float *values;              /* [places, heads, value_size] */
+    const float *decay, *beta;        /* [places, heads]: the decay's logarithm, and the share of the correction */
+    float *out;                       /* [places, heads, value_size] */
+    int64_t heads, key_heads, key_size, value_size;
+    float scale;                      /* of queries */
+    int32_t is_normed;                /* whether queries and keys are brought to length 1 first */
+} paged_delta_rule;
+
+/* Mamba 2's selective scan (Dao and Gu, 2024). A state has a unit a head, float32 [head_size, state_size]. */
+typedef struct {
+    const float *x;                   /* [places, heads, head_size] */
+    const float *step;                /* [places, heads]: how long a token lasts */
+    const float *decay;               /* [heads]: A, below 0 */
+    const float *input, *reading;     /* [places, groups, state_size]: B and C, each group of which serves heads / groups in a row */
+    const float *skip;                /* [heads]: D, or NULL */
+    float *out;                       /* [places, heads, head_size] */
+    int64_t heads, groups, head_size, state_size;
+} paged_scan;
+
+void paged_convolve(const paged_convolution *call, const paged_rows *rows);
+void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *rows);
+void paged_advance_scan(const paged_scan *call, const paged_rows *rows);
+
+/* Most numbers of a key of the delta rule, and most taps of a convolution. */
+#define PAGED_MOST_KEY_SIZE 512
+#define PAGED_MOST_TAPS 16
+
+#endif

@@ -1,0 +1,221 @@
+"""Recurrences in C over states that lie on pages: see recurrences.c. On a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged.attention.layouts.state import State
+from paged.attention.native.backend import ELEMENTS
+from paged.attention.pages import Pages
+from paged.errors import UnsupportedModel
+from paged.model.native.packed import model_library
+
+# As in recurrences.h.
+MOST_KEY_SIZE, MOST_TAPS = 512, 16
+_pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class RowPages(NamedTuple):
+    """Where one piece of the states of n rows lies.
+
+    state        the piece, on a pool's pages
+    read, write  int32 [n, k]: pages of each row's state before its tokens, and behind them; a row of -1: it has none yet, and nowhere
+    """
+
+    state: State
+    read: NDArray[np.int32]
+    write: NDArray[np.int32]
+
+
+class Rows(ctypes.Structure):
+    """As recurrences.h's paged_rows. `held`: arrays that it reads by address."""
+
+    held: tuple[NDArray[Any], ...]
+    _fields_ = (
+        *((name, _pointer) for name in ("pages", "read", "write", "parts", "offsets", "starts")),
+        *((name, _int64) for name in ("page_bytes", "stride", "units", "n")),
+    )
+
+
+class _Convolution(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "out", "weight", "bias")),
+        *((name, _int64) for name in ("channels", "taps", "x_stride")),
+        ("element", _int32),
+        ("has_silu", _int32),
+    )
+
+
+class _DeltaRule(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("queries", "keys", "values", "decay", "beta", "out")),
+        *((name, _int64) for name in ("heads", "key_heads", "key_size", "value_size")),
+        ("scale", ctypes.c_float),
+        ("is_normed", _int32),
+    )
+
+
+class _Scan(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "step", "decay", "input", "reading", "skip", "out")),
+        *((name, _int64) for name in ("heads", "groups", "head_size", "state_size")),
+    )
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, starts: NDArray[np.int64], rows: RowPages, *, has_silu: bool
+) -> Tensor:
+    """Return a short convolution over time, of x's dtype [T, channels], silu behind it if wanted; the rows' states are the last tokens of x then.
+
+    x       [T, channels], float32 or bfloat16, as the states, [channels, taps - 1], are
+    weight  float32 [taps, channels]
+    bias    float32 [channels]
+    starts  int64 [n + 1]: row i has places starts[i] to starts[i + 1] - 1; those behind the last are padding, and come out as zeros
+    """
+    x = x if x.stride(1) == 1 else x.contiguous()
+    _check(rows, (x.shape[1], len(weight) - 1), x.dtype)
+    if len(weight) > MOST_TAPS:
+        raise UnsupportedModel(f"a convolution over {len(weight)} tokens; in C it has up to {MOST_TAPS}.")
+    out = _results(x.shape, x.dtype, starts)
+    call = _Convolution(
+        x=x.data_ptr(),
+        out=out.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        channels=x.shape[1],
+        taps=len(weight),
+        x_stride=x.stride(0),
+        element=ELEMENTS[x.dtype],
+        has_silu=has_silu,
+    )
+    _run(model_library().paged_convolve, call, starts, rows)
+    return out
+
+
+def advance_delta_rule(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    starts: NDArray[np.int64],
+    rows: RowPages,
+    *,
+    is_normed: bool,
+) -> Tensor:
+    """Return what the gated delta rule reads of the rows' states, float32 [T, heads, value size], which are those behind the tokens then.
+
+    queries, keys  [T, key heads, key size]; each serves heads / key heads in a row; `is_normed`: brought to length 1 first
+    values         [T, heads, value size]
+    decay, beta    [T, heads]: the decay's logarithm, and the share of the correction
+    states         float32 [heads, key size, value size], a unit a head
+    starts         as of `convolve`
+    """
+    queries, keys, values, decay, beta = (each.float().contiguous() for each in (queries, keys, values, decay, beta))
+    _check(rows, (values.shape[1], keys.shape[2], values.shape[2]), torch.float32)
+    if keys.shape[2] > MOST_KEY_SIZE:
+        raise UnsupportedModel(
+            f"a key of {keys.shape[2]} numbers; the gated delta rule in C has up to {MOST_KEY_SIZE}."
+        )
+    out = _results(values.shape, torch.float32, starts)
+    call = _DeltaRule(
+        queries=queries.data_ptr(),
+        keys=keys.data_ptr(),
+        values=values.data_ptr(),
+        decay=decay.data_ptr(),
+        beta=beta.data_ptr(),
+        out=out.data_ptr(),
+        heads=values.shape[1],
+        key_heads=keys.shape[1],
+        key_size=keys.shape[2],
+        value_size=values.shape[2],
+        scale=keys.shape[2] ** -0.5,
+        is_normed=is_normed,
+    )
+    _run(model_library().paged_advance_delta_rule, call, starts, rows)
+    return out
+
+
+def advance_scan(
+    x: Tensor,
+    step: Tensor,
+    decay: Tensor,
+    given: tuple[Tensor, Tensor],
+    skip: Tensor | None,
+    starts: NDArray[np.int64],
+    rows: RowPages,
+) -> Tensor:
+    """Return what Mamba 2's scan reads of the rows' states, float32 [T, heads, head size], which are those behind the tokens then.
+
+    x       [T, heads, head size]
+    step    [T, heads]: how long a token lasts
+    decay   [heads]: A, below 0
+    given   B and C, [T, groups, state size]; each group serves heads / groups in a row
+    skip    [heads]: D
+    states  float32 [heads, head size, state size], a unit a head
+    starts  as of `convolve`
+    """
+    x, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
+    skip = None if skip is None else skip.float().contiguous()
+    _check(rows, (*x.shape[1:], reading.shape[2]), torch.float32)
+    out = _results(x.shape, torch.float32, starts)
+    call = _Scan(
+        x=x.data_ptr(),
+        step=step.data_ptr(),
+        decay=decay.data_ptr(),
+        input=into.data_ptr(),
+        reading=reading.data_ptr(),
+        skip=None if skip is None else skip.data_ptr(),
+        out=out.data_ptr(),
+        heads=x.shape[1],
+        groups=reading.shape[1],
+        head_size=x.shape[2],
+        state_size=reading.shape[2],
+    )
+    _run(model_library().paged_advance_scan, call, starts, rows)
+    return out
+
+
+def _check(rows: RowPages, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    its = rows.state
+    if (its.shape, its.dtype) != (shape, dtype) or dtype not in ELEMENTS:
+        raise UnsupportedModel(
+            f"a state of {its.shape} in {its.dtype}; this recurrence in C keeps {shape} in {dtype}, float32 or bfloat16."
+        )
+
+
+def _results(shape: Sequence[int], dtype: torch.dtype, starts: NDArray[np.int64]) -> Tensor:
+    """Memory for results, those of padding zero."""
+    out = torch.empty(tuple(shape), dtype=dtype)
+    out[int(starts[-1]) :] = 0
+    return out
+
+
+def rows_of(pages: Pages, read: NDArray[np.int32], write: NDArray[np.int32], starts: NDArray[np.int64]) -> Rows:
+    """Return rows as C reads them, but for the units of a piece."""
+    read, write = (np.ascontiguousarray(each, np.int32) for each in (read, write))
+    found = Rows(
+        pages=pages.on_device.data_ptr(),
+        read=read.ctypes.data,
+        write=write.ctypes.data,
+        starts=starts.ctypes.data,
+        page_bytes=pages.page_bytes,
+        stride=read.shape[1],
+        n=len(read),
+    )
+    found.held = (read, write, starts)
+    return found
+
+
+def _run(function: Any, call: ctypes.Structure, starts: NDArray[np.int64], rows: RowPages) -> None:
+    state = rows.state
+    its = rows_of(state.pages, rows.read, rows.write, starts)
+    its.parts, its.offsets, its.units = state.parts.ctypes.data, state.offsets.ctypes.data, len(state.parts)
+    function(ctypes.byref(call), ctypes.byref(its))
