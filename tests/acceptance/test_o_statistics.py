@@ -10,8 +10,7 @@ def counted(scheduler):
 
 
 def test_O2_a_request_that_had_to_wait_is_one_query(make_scheduler, request_of, step):
-    scheduler = make_scheduler(10, 4)
-    scheduler.add(request_of("first", 28, max_tokens=5))
+    scheduler = make_scheduler(10, 4, {"first": (28, 5)})
     step(scheduler)
     before = counted(scheduler)
     scheduler.add(request_of("waits", 32, max_tokens=1))

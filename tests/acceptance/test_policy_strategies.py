@@ -19,12 +19,9 @@ def first_victim(strategy: str) -> str:
         assert scheduler.check() == []
 
 
-def test_the_latest_in_order_gives_way_first():
-    assert first_victim("latest") == "long"
-
-
-def test_the_one_with_the_fewest_blocks_gives_way_first():
-    assert first_victim("fewest_blocks") == "short"
+@pytest.mark.parametrize(("strategy", "first"), [("latest", "long"), ("fewest_blocks", "short")])
+def test_the_latest_in_order_or_the_one_with_the_fewest_blocks_gives_way_first(strategy, first):
+    assert first_victim(strategy) == first
 
 
 @pytest.mark.parametrize(("strategy", "first"), [("latest", "long"), ("fewest_blocks", "short")])
@@ -40,11 +37,9 @@ def test_a_step_that_would_compute_nothing_asks_the_same_victims_first(strategy,
     assert (batch.preempted, batch.admitted) == (((first, "recompute"),), ("new",))
 
 
-def test_a_victim_in_the_middle_leaves_its_place_to_those_behind_it(make_scheduler, request_of, step):
+def test_a_victim_in_the_middle_leaves_its_place_to_those_behind_it(make_scheduler, step):
     fewest = Policy(name="fewest blocks", victim="fewest_blocks")
-    scheduler = make_scheduler(7, 4, policy=fewest, prefix_caching=False)
-    for name, length in (("a", 8), ("small", 4), ("large", 12)):
-        scheduler.add(request_of(name, length))
+    scheduler = make_scheduler(7, 4, {"a": 8, "small": 4, "large": 12}, policy=fewest, prefix_caching=False)
     step(scheduler)
     # Each needs a block more, and one is free: the small one wants none and gives one.
     second = step(scheduler)

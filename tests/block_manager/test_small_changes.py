@@ -44,15 +44,3 @@ def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confi
     manager.allocate([sharer], [1])
     assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (1, True)
     assert (manager.confirm(), manager._memory.is_unconfirmed(sharer)) == (3, False)
-
-
-def test_a_swapped_row_that_is_cut_to_its_device_blocks_gives_those_on_the_host_back():
-    manager = BlockManager(8, 2, host_blocks=8)
-    row = manager.add([1, 2, 3, 4, 5, 6])
-    manager.allocate([row], [6])
-    manager.confirm()
-    manager.swap_out([row], keep=1)
-    assert (manager.device.num_used, manager.host.num_used) == (1, 2)
-    manager.truncate(row, 1)
-    assert (manager.device.num_used, manager.host.num_used) == (1, 0)
-    assert manager.check() == []

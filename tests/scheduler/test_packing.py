@@ -6,7 +6,6 @@ pool of blocks of 4   | 0: a | 1: b | 2: b | 3: a, from its fifth token on |
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager
@@ -64,21 +63,6 @@ def test_decodes_alone_are_one_token_each(scheduler, last):
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([52, 60], [5, 8])
     assert (batch.query_start_loc.tolist(), batch.slot_mapping.tolist()) == ([0, 1, 2], [13, 16])
     assert (batch.seq_lens.tolist(), batch.samples.tolist()) == ([6, 9], [True, True])
-
-
-def test_dtypes_are_those_promised(batch):
-    dtypes = {name: getattr(batch, name).dtype for name in ARRAYS}
-    int64, int32 = np.dtype(np.int64), np.dtype(np.int32)
-    assert dtypes == {
-        **dict.fromkeys(ARRAYS, int64),
-        **dict.fromkeys(("token_ids", "table_blocks", "loads"), int32),
-        "samples": np.dtype(np.bool_),
-    }
-
-
-def test_a_batch_without_anything_has_empty_arrays():
-    batch = Scheduler(BlockManager(4, 4)).schedule()
-    assert (batch.is_empty, batch.query_start_loc.tolist(), len(batch.token_ids), len(batch.rows)) == (True, [0], 0, 0)
 
 
 class Scribbled(Scheduler):

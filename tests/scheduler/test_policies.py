@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 import pytest
 
+from paged.block_manager import BlockManager
 from paged.errors import InvalidConfig, UnknownPolicy
-from paged.scheduler import POLICIES, Costs, Policy
+from paged.scheduler import POLICIES, Costs, Policy, Scheduler
 from paged.scheduler.policies import _STRATEGIES, policy_named
 from paged.study import tgi
 
@@ -50,7 +52,7 @@ def test_no_two_named_policies_are_the_same_combination():
 @pytest.mark.parametrize("name", ["", "VLLM", "sglang", None, 3])
 def test_an_unknown_policy_is_told_the_known_ones(name):
     with pytest.raises(UnknownPolicy, match="known are " + ", ".join(NAMES)) as raised:
-        policy_named(name)
+        Scheduler(BlockManager(4, 4), policy=name)
     assert raised.value.known == NAMES
 
 
@@ -91,6 +93,13 @@ def test_a_wrong_strategy_is_told_the_known_ones(field):
         ({"stall_limit": -1}, "stall_limit has to be at least 0"),
         ({"known_outputs": -1}, "known_outputs has to be at least 0"),
         ({"max_passes": -1}, "max_passes has to be at least 0"),
+        ({"chunked": "no"}, "chunked has to be"),
+        *[({"watermark": wrong}, "watermark has to be") for wrong in (True, math.nan)],
+        ({"known_outputs": True}, "known_outputs has to be"),
+        ({"quantile_range": (math.nan, 1.0)}, "quantile_range has to be"),
+        ({"waste_target": math.nan}, "waste_target has to be"),
+        ({"stall_target": 1}, "stall_target has to be"),
+        ({"victim": np.array(["latest", "latest"])}, "victim has to be"),
     ],
     ids=repr,
 )
@@ -142,7 +151,7 @@ def test_recomputing_in_two_parts_costs_as_much_as_in_one():
 
 
 @pytest.mark.parametrize("name", Costs.__struct_fields__)
-@pytest.mark.parametrize("value", [-1.0, math.nan, "1", None, True])
+@pytest.mark.parametrize("value", [-1.0, math.nan, "1", None, True, 10**400])
 def test_a_cost_is_a_number_of_at_least_0(name, value):
     with pytest.raises(InvalidConfig, match=f"costs: {name} has to be a number of at least 0"):
         Costs(**{name: value})

@@ -54,11 +54,6 @@ def test_each_row_has_stop_ids_of_its_own(rows, tokens, reasons):
     assert ends(running(*rows), tokens) == [(1, reason) for reason in reasons]
 
 
-def test_a_stop_id_in_the_last_place_is_a_stop():
-    scheduler = running(PLAIN_ROW, ROW_WITH_EOS, max_tokens=2)
-    assert ends(scheduler, [EOS, EOS]) == [(1, "length"), (1, "stop")]
-
-
 def test_of_several_tokens_each_row_keeps_those_up_to_its_stop_id_or_its_full_length():
     scheduler = running(PLAIN_ROW, FROM_30_TO_49, ROW_WITH_EOS, ROW_WITH_STOP)
     tokens = [*[PLAIN] * 5, PLAIN, 29, 30, PLAIN, EOS, PLAIN]
