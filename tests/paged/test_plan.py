@@ -163,8 +163,7 @@ def test_the_fewest_devices_are_those_that_dealing_by_hand_finds(ttft_s):
 
     assert plan.answer > 1
     assert dealt_p99(plan.answer) <= ttft_s < dealt_p99(plan.answer - 1)
-    assert plan.missed == plan.answer - 1
-    assert plan.best.simulations == plan.answer
+    assert (plan.missed, plan.best.simulations) == (plan.answer - 1, plan.answer)
 
 
 @pytest.mark.parametrize("policy", ["paged", "vllm", "tgi", "static"])
@@ -257,8 +256,7 @@ def test_the_same_plans_come_out_of_any_number_of_processes():
     for place, plan in enumerate(one):
         values = [progress.value for progress in seen if progress.place == place]
         tries = len(plan.probes)
-        assert len(values) == 2 * (tries + 1)
-        assert values[: tries + 1] == values[tries + 1 :]
+        assert (len(values), values[: tries + 1]) == (2 * (tries + 1), values[tries + 1 :])
         assert sorted(values[:tries]) == [probe.value for probe in plan.probes]
         assert values[tries] is None
 

@@ -144,8 +144,7 @@ def test_an_amount_that_no_step_has_gets_price_0():
     work, _ = timed_steps()
     still = msgspec.structs.replace(work, moved_tokens=np.zeros(200))
     found = Profile.fit(still, PRICES.seconds(still))
-    assert found.seconds_per_moved_token == 0
-    assert found.costs(16).seconds_per_swapped_block == 0
+    assert (found.seconds_per_moved_token, found.costs(16).seconds_per_swapped_block) == (0, 0)
     assert found.held_out.p90 < 1e-6
 
 

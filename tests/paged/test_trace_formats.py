@@ -50,8 +50,7 @@ def test_azure_prompts_differ_from_their_first_token_on_and_depend_on_the_seed(t
 
 def test_mooncake_milliseconds_are_seconds_and_the_last_id_is_what_is_left(trace_of):
     trace = trace_of(MOONCAKE + MOONCAKE.replace(": 0", ": 1500"))
-    assert trace.arrival_s.tolist() == [0.0, 1.5]
-    assert trace.prompt_tokens.tolist() == [600, 600]
+    assert (trace.arrival_s.tolist(), trace.prompt_tokens.tolist()) == ([0.0, 1.5], [600, 600])
     assert trace.segment_lengths.tolist() == [512, 88, 512, 88]
 
 
@@ -76,8 +75,7 @@ def test_prompts_are_token_ids_int32_and_not_negative():
     trace = read_trace(excerpt_path("mooncake"))
     for i in range(0, len(trace), 17):
         prompt = trace.prompt(i)
-        assert prompt.dtype == np.int32
-        assert len(prompt) == trace.prompt_tokens[i]
+        assert (prompt.dtype, len(prompt)) == (np.int32, trace.prompt_tokens[i])
         assert prompt.min() >= 0
 
 

@@ -161,8 +161,7 @@ def test_superposed_traces_keep_what_they_share_and_share_nothing_with_each_othe
     for (segments, output), place in zip(contents_of(together), order.tolist(), strict=True):
         old_segments, old_output = apart[place]
         for (new, tokens), (old, old_tokens) in zip([*segments, output], [*old_segments, old_output], strict=True):
-            assert tokens == old_tokens
-            assert renamed.setdefault(old, new) == new
+            assert (tokens, renamed.setdefault(old, new)) == (old_tokens, new)
     assert len(set(renamed.values())) == len(renamed)
 
 

@@ -13,8 +13,7 @@ def trace():
 
 def test_a_window_has_those_who_arrive_in_it_and_begins_with_the_first_of_them(trace):
     window = trace.window(1, 9)
-    assert window.prompt_tokens.tolist() == [20, 30]
-    assert window.arrival_s.tolist() == [0, 3]
+    assert (window.prompt_tokens.tolist(), window.arrival_s.tolist()) == ([20, 30], [0, 3])
     assert trace.window(9).prompt_tokens.tolist() == [40, 50]
 
 

@@ -39,8 +39,7 @@ def refused(monkeypatch, capsys):
         monkeypatch.setattr(serving, "serve", lambda *_, **__: pytest.fail("it was begun"))
         assert app.run(["serve", *map(str, arguments)]) == 2
         out, err = capsys.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1
+        assert (out, err.count("\n")) == ("", 1)
         assert err.startswith("paged: ")
         return err
 
