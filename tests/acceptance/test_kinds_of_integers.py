@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import POLICIES, Policy, Request
-from paged.errors import InvalidConfig, InvalidRequest
+from paged import POLICIES, Request
 
 FIELDS = {
     "max_tokens": 100,
@@ -84,22 +83,3 @@ def test_a_row_budget_of_any_size_leaves_room_for_fewer_rows_than_run(make_sched
         batch = scheduler.schedule()
         scheduler.update(batch, [7] * int(batch.samples.sum()))
     assert not scheduler.has_unfinished
-
-
-@pytest.mark.parametrize("name", [None, 3, ""])
-def test_a_policy_has_a_name(name):
-    with pytest.raises(InvalidConfig, match="a policy's name has to be a non-empty string"):
-        Policy(name=name)
-
-
-@pytest.mark.parametrize("flag", ["resumes_known"])
-def test_a_flag_of_a_scheduler_is_true_or_false(make_scheduler, flag):
-    with pytest.raises(InvalidConfig, match=f"{flag} has to be True or False; got 'no'"):
-        make_scheduler(8, 4, **{flag: "no"})
-
-
-@pytest.mark.parametrize("kind", [bool, float, str])
-def test_usual_counts_that_are_no_integers_are_refused(make_scheduler, kind):
-    fields = {"min_tokens": kind(0), "priority": kind(0), "num_sequences": kind(1), "num_computed": kind(0)}
-    with pytest.raises(InvalidRequest):
-        make_scheduler(8, 4).add(Request(id="a", prompt=[1, 2, 3], **fields))

@@ -117,42 +117,6 @@ def test_all_is_back_after_an_abort_in_flight(make_scheduler):
     assert scheduler.manager.device.num_free == 30
 
 
-@pytest.mark.parametrize(
-    ("kind", "reach", "pages", "why"),
-    [
-        ("window", 0, 1, "reach of window layers .* got 0"),
-        ("chunk", 0, 1, "reach of chunk layers .* got 0"),
-        ("window", -1, 1, "reach of window layers"),
-        ("window", True, 1, "reach of window layers"),
-        ("full", 5, 1, "reach of full layers .* got 5"),
-        ("state", 5, 1, "reach of state layers .* got 5"),
-        ("full", 0, 0, "pages of full layers .* got 0"),
-        ("state", 0, -1, "pages of state layers"),
-        ("ring", 4, 1, "full, window, chunk or state; got kind 'ring'"),
-        (None, 0, 1, "got kind None"),
-    ],
-)
-def test_a_layer_group_that_makes_no_sense_is_refused(kind, reach, pages, why):
-    with pytest.raises(InvalidConfig, match=why):
-        LayerGroup(kind, reach, pages)
-
-
-@pytest.mark.parametrize(
-    "groups",
-    [
-        [],
-        [LayerGroup("full"), LayerGroup("full", pages=2)],
-        [LayerGroup("window", 4), LayerGroup("full"), LayerGroup("window", 4, pages=3)],
-        LayerGroup("full"),
-        ["full"],
-        None,
-    ],
-)
-def test_groups_that_contradict_each_other_are_refused(make_manager, groups):
-    with pytest.raises(InvalidConfig, match="groups ha(s|ve) to be"):
-        make_manager(8, 4, groups=groups, prefix_caching=False)
-
-
 def test_several_states_and_windows_of_several_lengths_are_no_contradiction(make_manager):
     groups = [
         LayerGroup("state"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from paged import Request, Retention
-from paged.errors import InvalidConfig, InvalidRequest, UnknownContent
+from paged.errors import InvalidConfig, UnknownContent
 
 A, B, C = ([start + i for i in range(8)] for start in (0, 100, 200))
 
@@ -159,30 +157,6 @@ def test_requests_that_keep_to_themselves(make_scheduler, run):
     run(scheduler, Request(id="c", prompt=[*B, 1], max_tokens=1, writes_cache=False))
     assert run(scheduler, Request(id="d", prompt=[*B, 1], max_tokens=1)).hit_tokens == 0
     assert run(scheduler, Request(id="e", prompt=[*A, 1], max_tokens=1)).hit_tokens == 8
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"reads_cache": 1}, "reads_cache has to be True or False; got 1"),
-        ({"writes_cache": None}, "writes_cache has to be True or False; got None"),
-        ({"retention": 3}, "retention has to be a Retention or None; got 3"),
-        ({"reads_cache": False, "num_sequences": 2}, "2 sequences share their prompt through the cache"),
-        ({"extra_key": 1.5}, "a namespace is built of"),
-        ({"salt": 3}, "salt has to be a string or None; got 3"),
-    ],
-)
-def test_a_request_with_wrong_wishes_is_refused(make_scheduler, fields, sentence):
-    scheduler = make_scheduler(8, 4)
-    with pytest.raises(InvalidRequest, match=sentence):
-        scheduler.add(Request(id="a", prompt=A, **fields))
-    assert not scheduler.has_unfinished
-
-
-@pytest.mark.parametrize("lasts", [0, -1.0, "long", True, math.nan, 10**400])
-def test_a_retention_lasts_for_a_time(lasts):
-    with pytest.raises(InvalidConfig, match="lasts has to be a time above 0"):
-        Retention(lasts=lasts)
 
 
 def test_a_parent_that_was_retained_alone_is_still_evicted_after_a_child_that_is_retained_later(make_manager, compute):
