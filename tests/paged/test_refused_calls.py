@@ -23,6 +23,7 @@ from paged import (
     StructuredOutputsParams,
 )
 from paged.base.arguments import token_array
+from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.sampling import seed_of
 from paged.study import tgi
 from paged.study.hardware import Faster, Profile, Roofline, StepWork, Tiling, capacity_of, device_named, model_named
@@ -31,7 +32,7 @@ from paged.study.profiling import designed
 from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, engine_named, plans
 from paged.study.traces import LogNormal, Trace, open_trace, superposed, synthetic
 
-from .shown import assert_shown, shown_in  # noqa: TID252
+from ..shown import assert_shown, shown_in  # noqa: TID252
 
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
@@ -79,7 +80,7 @@ def planned(find="rate", *, policy="paged", device=FORMULA, load="azure", client
     return plans(find, [scenario], Targets(ttft_s=1), **options)
 
 
-@pytest.mark.parametrize(("call", "shown"), shown_in("refused_calls.txt", ">>>"))
+@pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_calls.txt", ">>>"))
 def test_a_call_that_makes_no_sense_is_refused_with_the_reason(monkeypatch, call, shown):
     # A plan is refused before anything is simulated.
     monkeypatch.setattr(Scenario, "simulation", None)

@@ -101,32 +101,6 @@ def test_options_win_over_the_file_and_the_file_over_what_is_usual(settings_of, 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--quantization", "awq"], "--quantization awq cannot be had: weights are not quantised here"),
-        (["-tp", "2"], "-tp 2 cannot be had: one device runs the model."),
-        (["--gpu-memory-utilization=0.9"], "memory is named in bytes or blocks: --kv-cache-bytes 8G"),
-        (["--scheduling-policy", "fcfs"], "without priorities and tenants that is fcfs"),
-        (["--enforce-eager=yes"], "--enforce-eager takes no value; got yes."),
-        (["--nonsense"], "No such option: --nonsense"),
-        (["one", "two"], "two"),
-        (
-            ["--kv-cache-bytes", "4x"],
-            'kv_cache_bytes has to be an integer of at least 0; got "4x". Text may have k, m, g or t behind it',
-        ),
-        (["--kv-events-config", "[]"], "KV events are described by a JSON object"),
-        (["--host", ""], "host is empty; it has to be an address of this machine, and 0.0.0.0 for all of them."),
-        (["--request-timeout-s", "nan"], "request_timeout_s has to be a finite number of seconds above 0; got nan."),
-        (["--api-key", ""], "a key has to be ASCII text without spaces around it, and not empty."),
-        (["--tls-key", "k"], "tls_certificate and tls_key go together"),
-        (["--config", "no/such.toml"], "no/such.toml: No such file or directory"),
-    ],
-)
-def test_what_cannot_be_had_is_refused_in_a_line(refused, arguments, said):
-    assert said in refused(*arguments)
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("prot = 8000", "prot is no setting of a server. Did you mean port?"),
