@@ -1,17 +1,20 @@
 """What a configuration's layers keep is what transformers' own cache holds after a forward pass of the model."""
 
+import json
 import warnings
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from paged.errors import InvalidConfig, MissingExtra, UnknownLayers
 from paged.model.kept_layers import _KINDS, config_of, kept_layers
 from paged.model.shrinking import shrunk
+from paged.study.hardware import model_named
+from paged.study.hardware.hf_kinds import KINDS
 
 from ..shown import assert_shown, shown_in  # noqa: TID252
 
@@ -195,3 +198,22 @@ def test_a_configuration_that_contradicts_itself_is_refused(fields, shown):
     with pytest.raises(InvalidConfig) as refused:
         kept_layers(config_of(eval(fields)))
     assert_shown(f"{' '.join(str(refused.value).split())}\n", shown)
+
+
+# What transformers' own defaults lack, or have twice.
+GIVEN = {
+    "deepseek_v2": {"q_lora_rank": None, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "glm4_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+}
+IMAGES_TOO = {kind for kind in KINDS if "_vl" in kind}
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - IMAGES_TOO))
+def test_a_configuration_has_the_parameters_of_its_module(kind, tmp_path):
+    config = AutoConfig.for_model(kind, **GIVEN.get(kind, {}))
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    counted = sum({id(each): each.numel() for each in module.parameters()}.values())
+    assert model_named(str(tmp_path)).parameters == pytest.approx(counted, rel=0.0005)
