@@ -101,34 +101,9 @@ def test_D5_a_salted_hash_differs_from_the_unsalted_one(make_manager, fill):
 
 
 NAMESPACES = [
-    None,
-    "",
-    b"",
-    (),
-    False,
-    0,
-    "0",
-    b"0",
-    True,
-    1,
-    "1",
-    b"1",
-    -1,
-    -2,
-    2**61 - 1,
-    2**80,
-    ("a", "b"),
-    ("ab",),
-    ("ab", None),
-    (("a",), "b"),
-    (("a", "b"),),
-    "('a', 'b')",
-    b"\x00",
-    "\x00",
-    ("1",),
-    (1,),
-    (b"1",),
-]
+    None, "", b"", (), False, 0, "0", b"0", True, 1, "1", b"1", -1, -2, 2**61 - 1, 2**80, ("a", "b"), ("ab",),
+    ("ab", None), (("a",), "b"), (("a", "b"),), "('a', 'b')", b"\x00", "\x00", ("1",), (1,), (b"1",),
+]  # fmt: skip
 
 
 def test_D6_namespaces_of_the_same_spelling_but_another_type_or_shape_never_meet(make_manager, fill):

@@ -10,20 +10,9 @@ from paged.errors import InvalidConfig, InvalidTokens, OutOfBlocks, UnknownRow, 
 from paged.testing.snapshots import snapshot
 
 NO_COUNTS = [
-    True,
-    1.0,
-    "1",
-    None,
-    [True, 1],
-    [1.0, 1.0],
-    [[1, 1]],
-    [[1], [1, 1]],
-    [1, 1, 1],
-    np.ma.array([1, 1], mask=[False, True]),
-    2**63,
-    2**64,
-    np.array([1, 2**63], np.uint64),
-]
+    True, 1.0, "1", None, [True, 1], [1.0, 1.0], [[1, 1]], [[1], [1, 1]], [1, 1, 1],
+    np.ma.array([1, 1], mask=[False, True]), 2**63, 2**64, np.array([1, 2**63], np.uint64),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -87,16 +76,9 @@ def test_what_names_no_row_is_refused(two_rows, rows, unchanged):
 
 
 TOKENS_THAT_ARE_NONE = [
-    np.ma.array([1, -2, 3], mask=[False, True, False]),
-    np.ma.array([1, 2, 3], mask=False, dtype=np.int32),
-    [[1.7, 2.9]],
-    [1.7, 2.9],
-    [[1, 2]],
-    [[1], [2, 3]],
-    [2**31],
-    [2**64],
-    np.array([2**63], np.uint64),
-]
+    np.ma.array([1, -2, 3], mask=[False, True, False]), np.ma.array([1, 2, 3], mask=False, dtype=np.int32),
+    [[1.7, 2.9]], [1.7, 2.9], [[1, 2]], [[1], [2, 3]], [2**31], [2**64], np.array([2**63], np.uint64),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("tokens", TOKENS_THAT_ARE_NONE, ids=repr)
@@ -163,15 +145,9 @@ def test_counts_that_add_up_to_the_tokens_in_64_bits_alone_end_no_batch(counts):
 
 
 FIELDS = {
-    "max_tokens": 100,
-    "min_tokens": 2,
-    "eos_token_id": 5,
-    "stop_token_ids": 6,
-    "priority": 1,
-    "num_sequences": 1,
-    "num_computed": 4,
-    "expected_tokens": 90,
-}
+    "max_tokens": 100, "min_tokens": 2, "eos_token_id": 5, "stop_token_ids": 6, "priority": 1, "num_sequences": 1,
+    "num_computed": 4, "expected_tokens": 90,
+}  # fmt: skip
 
 
 def outcome(scheduler, fields, tokens):

@@ -11,22 +11,10 @@ from paged import BlockManager, Request, Scheduler
 from paged.errors import CannotCopy, MemoryClaimed, SchedulerInUse
 
 CHANGES = {
-    "add": ([1, 2],),
-    "append": (0, [1]),
-    "allocate": ([0], [1]),
-    "reserve": ([0], [3]),
-    "truncate": (0, 0),
-    "free": (0,),
-    "fork": (0,),
-    "swap_out": ([0],),
-    "swap_in": ([0],),
-    "next_batch": (),
-    "confirm": (),
-    "cancel": (),
-    "take_moves": (),
-    "extend_hit": (0,),
-    "load_where": (lambda start, end: False,),
-}
+    "add": ([1, 2],), "append": (0, [1]), "allocate": ([0], [1]), "reserve": ([0], [3]), "truncate": (0, 0),
+    "free": (0,), "fork": (0,), "swap_out": ([0],), "swap_in": ([0],), "next_batch": (), "confirm": (),
+    "cancel": (), "take_moves": (), "extend_hit": (0,), "load_where": (lambda start, end: False,),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -54,16 +42,9 @@ def test_reading_a_scheduler_s_memory_and_keeping_content_in_it_stays_open_to_al
 
 
 CALLS = {
-    "add": (Request(id="b", prompt=[1]),),
-    "schedule": (),
-    "update": (None, []),
-    "cancel": (None,),
-    "abort": ("a",),
-    "finish": ("a",),
-    "fork": ("a",),
-    "append": ("a", [1]),
-    "loaded": ("a", 1),
-}
+    "add": (Request(id="b", prompt=[1]),), "schedule": (), "update": (None, []), "cancel": (None,), "abort": ("a",),
+    "finish": ("a",), "fork": ("a",), "append": ("a", [1]), "loaded": ("a", 1),
+}  # fmt: skip
 
 
 class Asks:

@@ -16,16 +16,9 @@ from paged.study.traces import Trace
 # What published configurations say of a model's shape, by name.
 CONFIGS = json.loads((Path(__file__).parent / "fixtures" / "model_configs.json").read_text(encoding="utf-8"))
 TINY = {
-    "name": "tiny",
-    "hidden": 8,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 2,
-    "intermediate": 16,
-    "vocab": 10,
-    "max_length": 64,
-}
+    "name": "tiny", "hidden": 8, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 2, "intermediate": 16,
+    "vocab": 10, "max_length": 64,
+}  # fmt: skip
 BOX = {"name": "box", "memory_bytes": 1000, "bandwidth": 100.0, "peak_flops": {"bf16": 1e3}, "host_link": 10.0}
 PRICES = Profile(
     seconds_per_step=2e-3,

@@ -15,17 +15,9 @@ PUBLIC_ERRORS = [
     if isinstance(each, type) and issubclass(each, BaseException) and not name.startswith("_")
 ]
 ARGUMENTS = {
-    "int": 1_000,
-    "int | None": 7,
-    "float": 0.5,
-    "float | None": 0.5,
-    "str": "a",
-    "str | None": "b",
-    "str | int | None": "c",
-    "object": "d",
-    "Path": Path("e"),
-    "Iterable[str]": ["f", "g"],
-}
+    "int": 1_000, "int | None": 7, "float": 0.5, "float | None": 0.5, "str": "a", "str | None": "b",
+    "str | int | None": "c", "object": "d", "Path": Path("e"), "Iterable[str]": ["f", "g"],
+}  # fmt: skip
 """By what a class's own `__init__` says that it takes."""
 
 

@@ -90,13 +90,9 @@ def test_the_page_is_closed_html_that_loads_nothing_and_forbids_to(page):
 
 
 SIMULATED = [
-    "azure_conversation.csv",
-    "llama-2-13b",
-    "a100-40g",
-    "48 blocks of 8 tokens",
-    "at most 64 tokens",
+    "azure_conversation.csv", "llama-2-13b", "a100-40g", "48 blocks of 8 tokens", "at most 64 tokens",
     "virtual seconds",
-]
+]  # fmt: skip
 
 
 def test_the_page_says_what_was_simulated_and_shows_every_figure_of_every_outcome(page, outcomes):

@@ -7,16 +7,9 @@ from hypothesis import given, strategies as st
 from paged.study.traces import NOT_DECLARED, Trace, read_trace, save_trace, superposed, synthetic
 
 COLUMNS = (
-    "arrival_s",
-    "output_tokens",
-    "segment_starts",
-    "segment_ids",
-    "segment_lengths",
-    "max_tokens",
-    "priority",
-    "tenant",
-    "output_ids",
-)
+    "arrival_s", "output_tokens", "segment_starts", "segment_ids", "segment_lengths", "max_tokens", "priority",
+    "tenant", "output_ids",
+)  # fmt: skip
 BY_REQUEST = ("output_tokens", "max_tokens", "priority", "tenant", "output_ids", "prompt_tokens")
 
 ids = st.sampled_from([-1, -1, 0, 1, 2, 7, 2**30 - 1])
