@@ -102,7 +102,7 @@ def test_less_and_less_memory_is_slower_and_never_stuck(make_scheduler, request_
             assert scheduler.stats().max_preemptions == 0
         assert steps >= ample
         slowest = max(slowest, steps)
-        num_blocks *= 0.955
+        num_blocks *= 0.9
     # One after the other would be 12 × (1 + 19) steps.
     assert ample < slowest <= 12 * 20
 
