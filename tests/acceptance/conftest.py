@@ -118,6 +118,19 @@ def fill(compute: Callable[..., None]) -> Callable[..., int]:
 
 
 @pytest.fixture
+def filled(
+    make_manager: Callable[..., BlockManager], fill: Callable[..., int]
+) -> Callable[..., tuple[BlockManager, int]]:
+    """Builds a manager whose one row has computed these tokens; returns both."""
+
+    def filled(num_blocks: int, block_size: int, tokens: Any, **options: Any) -> tuple[BlockManager, int]:
+        manager = make_manager(num_blocks, block_size, **options)
+        return manager, fill(manager, tokens)
+
+    return filled
+
+
+@pytest.fixture
 def request_of() -> Callable[..., Request]:
     """Builds a request from a prompt, or from a prompt's length: then its tokens are nobody else's."""
     next_token = 1000

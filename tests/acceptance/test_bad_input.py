@@ -61,9 +61,8 @@ def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row, unchanged
                 call()
 
 
-def test_the_same_row_twice_in_one_call_is_refused_everywhere(make_manager, fill, unchanged):
-    manager = make_manager(8, 4, host_blocks=8)
-    row = fill(manager, [1, 2, 3])
+def test_the_same_row_twice_in_one_call_is_refused_everywhere(unchanged, filled):
+    manager, row = filled(8, 4, [1, 2, 3], host_blocks=8)
     manager.append(row, [4, 5])
     with unchanged(manager):
         for call in (

@@ -274,5 +274,4 @@ def test_what_was_computed_behind_a_stop_is_content_of_nobody(make_scheduler):
     assert (output.token_ids, output.finish_reason) == ([4], "stop")
     scheduler.add(Request(id="c", prompt=[7, 8, 3, 4, 9, 1], max_tokens=1))
     batch = scheduler.schedule()
-    assert batch.positions.tolist() == [5]
-    assert batch.moves.host_to_device[:, 0].tolist() == [host_block]
+    assert (batch.positions.tolist(), batch.moves.host_to_device[:, 0].tolist()) == ([5], [host_block])

@@ -59,8 +59,7 @@ def test_a_group_samples_in_every_sequence_and_shares_its_prompt(make_scheduler,
     assert scheduler.manager.device.num_used == 2 + 3
     engine.run()
     assert sorted(engine.outputs) == ["group/0", "group/1", "group/2"]
-    assert {len(tokens) for tokens in engine.outputs.values()} == {5}
-    assert scheduler.counts()["finished"] == 1
+    assert ({len(tokens) for tokens in engine.outputs.values()}, scheduler.counts()["finished"]) == ({5}, 1)
 
 
 def test_a_group_ends_when_its_last_sequence_ends(make_scheduler, request_of):

@@ -22,8 +22,7 @@ def test_I1_with_an_ample_budget_all_are_scheduled_whole_in_arrival_order(make_s
 def test_I2_a_batch_is_packed_row_after_row(make_scheduler, step, policy):
     scheduler = make_scheduler(20, 4, {"a": [5, 6, 7], "b": [8, 9]}, policy=policy)
     batch = step(scheduler).batch
-    assert batch.query_start_loc.tolist() == [0, 3, 5]
-    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9]
+    assert (batch.query_start_loc.tolist(), batch.token_ids.tolist()) == ([0, 3, 5], [5, 6, 7, 8, 9])
     assert (batch.positions.tolist(), batch.seq_lens.tolist()) == ([0, 1, 2, 0, 1], [3, 2])
     assert batch.samples.tolist() == [True, True]
     tables = [scheduler.manager.table(row)[0] for row in batch.rows]
@@ -120,8 +119,7 @@ def test_I11_a_chunk_that_does_not_finish_its_prompt_yields_no_token(make_schedu
     scheduler = make_scheduler(64, 4, {"a": (50, 2)}, policy=policy, max_tokens_per_step=20)
     for computed in (20, 40):
         taken = step(scheduler)
-        assert taken.batch.samples.tolist() == [False]
-        assert taken.batch.seq_lens.tolist() == [computed]
+        assert (taken.batch.samples.tolist(), taken.batch.seq_lens.tolist()) == ([False], [computed])
         assert "a" not in taken.outputs or taken.outputs["a"].token_ids == []
     taken = step(scheduler)
     assert (taken.batch.samples.tolist(), taken.outputs["a"].token_ids) == ([True], [7])

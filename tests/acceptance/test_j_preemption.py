@@ -36,8 +36,7 @@ def test_J3_the_latest_gives_way_first(make_scheduler, step):
     scheduler = make_scheduler(6, 4, {"a": 8, "b": 8, "c": 8}, policy="vllm", prefix_caching=False)
     step(scheduler)
     second = step(scheduler)
-    assert [id for id, _ in second.batch.preempted] == ["c"]
-    assert scheduler.running_ids() == ["a", "b"]
+    assert ([id for id, _ in second.batch.preempted], scheduler.running_ids()) == (["c"], ["a", "b"])
 
 
 @pytest.mark.parametrize(("caching", "recomputed"), [(False, 32), (True, 16)])

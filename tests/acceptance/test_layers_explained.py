@@ -50,8 +50,7 @@ def test_pages_are_counted_by_the_group_that_has_them(make_scheduler, request_of
     assert (told(scheduler, "used"), told(scheduler, "cached")) == ([0, 0, 0], [7, 7 * 2, 3 * 3])
     batch = begun(scheduler, request_of("b", [*prompt[:20], 90]))
     # Of 5 found blocks its window takes the last; the state at 20 is read until the batch has ended, and another one written.
-    assert told(scheduler, "used") == [6, 2 * 2, 2 * 3]
-    assert told(scheduler, "cached") == [2, 6 * 2, 2 * 3]
+    assert (told(scheduler, "used"), told(scheduler, "cached")) == ([6, 2 * 2, 2 * 3], [2, 6 * 2, 2 * 3])
     scheduler.update(batch, [7])
     assert (told(scheduler, "used"), told(scheduler, "cached")) == ([6, 2 * 2, 3], [2, 6 * 2, 3 * 3])
 

@@ -141,8 +141,7 @@ def test_a_prompt_over_the_largest_region_never_fits(make_scheduler, request_of,
     assert (caught.value.blocks_needed, caught.value.num_blocks) == (9, 8)
     scheduler.add(request_of("fits", 31, max_tokens=9))
     steps = run(scheduler)
-    assert steps[-1].outputs["fits"].finish_reason == "length"
-    assert scheduler.stats().output_tokens == 1
+    assert (steps[-1].outputs["fits"].finish_reason, scheduler.stats().output_tokens) == ("length", 1)
 
 
 def test_what_is_kept_by_count_grows_with_what_is_appended(make_scheduler, step):

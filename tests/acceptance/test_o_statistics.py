@@ -75,8 +75,7 @@ def test_the_recent_hit_rate_looks_back_on_a_thousand_lookups(make_manager):
     for _ in range(999):
         manager.free([manager.add([1, 2, 3, 4, 5])])
     stats = manager.stats()
-    assert stats.hit_rate == (999 * 4) / (1003 * 5)
-    assert stats.recent_hit_rate == (999 * 4) / (1000 * 5)
+    assert (stats.hit_rate, stats.recent_hit_rate) == ((999 * 4) / (1003 * 5), (999 * 4) / (1000 * 5))
 
 
 def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager):

@@ -145,8 +145,7 @@ def test_a_batch_and_its_outputs_go_to_another_process():
     scheduler.add(Request(id="a", prompt=[1, 2, 3], max_tokens=1))
     batch = scheduler.schedule()
     there = pickle.loads(pickle.dumps(batch))
-    assert there.token_ids.tolist() == [1, 2, 3]
-    assert there.slot_mapping.tolist() == batch.slot_mapping.tolist()
+    assert (there.token_ids.tolist(), there.slot_mapping.tolist()) == ([1, 2, 3], batch.slot_mapping.tolist())
     (output,) = scheduler.update(batch, [7], [1])
     (copied,) = pickle.loads(pickle.dumps([output]))
     assert copied == output

@@ -100,8 +100,7 @@ def test_pages_go_to_whichever_group_needs_them(make_manager, compute):
     other = manager.add(range(20))
     compute(manager, other, 4)
     pages = [manager.group_pages(number, other) for number in range(3)]
-    assert [each.shape for each in pages] == [(2, 2), (2, 1), (1, 4)]
-    assert manager.device.num_free == 12 - 9
+    assert ([each.shape for each in pages], manager.device.num_free) == ([(2, 2), (2, 1), (1, 4)], 12 - 9)
 
 
 def test_all_is_back_after_an_abort_in_flight(make_scheduler):

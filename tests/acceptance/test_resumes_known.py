@@ -79,8 +79,7 @@ def test_a_row_that_a_batch_left_out_computes_its_token_when_it_is_known(make_sc
     scheduler.update(first, [7])
     scheduler.update(second, [8])
     fifth = scheduler.schedule()
-    assert fifth.ids.tolist() == ["a", "b"]
-    assert fifth.token_ids.tolist() == [-1, 8 if resumes_known else -1]
+    assert (fifth.ids.tolist(), fifth.token_ids.tolist()) == (["a", "b"], [-1, 8 if resumes_known else -1])
 
 
 def test_rows_that_go_on_are_in_every_batch(make_scheduler):

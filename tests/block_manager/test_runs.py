@@ -120,5 +120,4 @@ def test_F3_Q6_Q7_a_hit_ends_at_the_longest_length_at_which_the_group_can_stand(
     assert manager.rows.num_computed[row] == blocks * SIZE
     reach = -(-(group.reach - 1) // SIZE) if group.kind == "window" else blocks % (group.reach // SIZE)
     is_there = (manager.group_pages(1, row)[:, 0] >= 0).tolist()
-    assert is_there == [column >= blocks - reach for column in range(blocks)]
-    assert manager.check() == []
+    assert (is_there, manager.check()) == ([column >= blocks - reach for column in range(blocks)], [])

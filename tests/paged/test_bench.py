@@ -60,8 +60,7 @@ def test_every_run_has_the_workloads_tokens_and_its_figures_follow_from_one_anot
     assert found.prompt_tokens == asked.prompt_tokens.sum()
     assert (found.output_tokens, len(found.runs)) == (asked.output_tokens.sum(), 2)
     for run in found.runs:
-        assert run.output_tokens == found.output_tokens
-        assert run.computed_prompt_tokens == found.prompt_tokens
+        assert (run.output_tokens, run.computed_prompt_tokens) == (found.output_tokens, found.prompt_tokens)
         # All come at once and none waits: a first step, and one for each further token of the longest.
         assert run.steps == asked.output_tokens.max()
         assert run.tokens_per_s == pytest.approx(found.output_tokens / run.seconds)

@@ -40,8 +40,7 @@ def test_what_ends_a_sequence_is_no_text_of_it(model):
     engine.add_request(PROMPT, SamplingParams(max_tokens=20, stop_token_ids=(stop,)), id="a")
     outputs = run(engine)["a"]
     tokens = [token for output in outputs for token in output.token_ids]
-    assert outputs[-1].finish_reason == "stop"
-    assert tokens == first.token_ids[: first.token_ids.index(stop) + 1]
+    assert (outputs[-1].finish_reason, tokens) == ("stop", first.token_ids[: first.token_ids.index(stop) + 1])
     assert "".join(output.text for output in outputs) == model.tokenizer.decode(tokens[:-1])
 
 
@@ -106,8 +105,7 @@ def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason
     failing(engine, 2)
     outputs = run(engine)["a"]
     assert [output.finish_reason for output in outputs] == ["error"]
-    assert outputs[0].error == "MemoryError: 48 GiB wanted"
-    assert engine.scheduler.manager.device.num_used == 0
+    assert (outputs[0].error, engine.scheduler.manager.device.num_used) == ("MemoryError: 48 GiB wanted", 0)
     engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
     assert run(engine)["a"][-1].finish_reason == "length"
 

@@ -140,8 +140,7 @@ def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_n
     assert not meets(plan.scenario_at(plan.missed), **targets)
     assert plan.best.met and plan.best.value == plan.answer
     result = run(plan.scenario_at(plan.answer)).result
-    assert plan.best.p99.ttft_s == result.ttft_s.p99
-    assert plan.best.p99.gap_s == result.longest_gap_s.p99
+    assert (plan.best.p99.ttft_s, plan.best.p99.gap_s) == (result.ttft_s.p99, result.longest_gap_s.p99)
     assert plan.best.p99.itl_s == result.itl_s.p99
 
 

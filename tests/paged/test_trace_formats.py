@@ -99,8 +99,7 @@ def test_a_limit_reads_no_further(trace_of):
 def test_scaling_keeps_what_was_shared_and_leaves_no_length_at_zero(trace_of):
     other = '{"timestamp": 3000, "input_length": 1030, "output_length": 1, "hash_ids": [4, 9, 5]}\n'
     scaled = trace_of(MOONCAKE + other).scaled(rate=2, prompts=1 / 32, outputs=1 / 8)
-    assert scaled.arrival_s.tolist() == [0.0, 1.5]
-    assert scaled.segment_lengths.tolist() == [16, 3, 16, 16, 1]
+    assert (scaled.arrival_s.tolist(), scaled.segment_lengths.tolist()) == ([0.0, 1.5], [16, 3, 16, 16, 1])
     assert scaled.output_tokens.tolist() == [1, 1]
     assert np.array_equal(scaled.prompt(0)[:19], scaled.prompt(1)[:19])
 

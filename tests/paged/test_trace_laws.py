@@ -191,8 +191,7 @@ def test_the_longer_part_of_a_request_that_is_too_long_gives():
 
 def test_a_declared_maximum_is_the_cap_or_what_the_prompt_leaves_and_exact_lengths_stay_beside_it():
     trace = Trace.from_lengths([0, 0, 0], [100, 3900, 5], [300, 20, 1500]).declared(4096)
-    assert trace.max_tokens.tolist() == [1024, 196, 1024]
-    assert trace.output_tokens.tolist() == [300, 20, 1024]
+    assert (trace.max_tokens.tolist(), trace.output_tokens.tolist()) == ([1024, 196, 1024], [300, 20, 1024])
     assert trace.applied[-1].counts == {"clipped": 1}
 
 
@@ -236,8 +235,7 @@ def test_a_resample_is_made_of_blocks_of_neighbours_with_the_gaps_between_them()
     arrivals = np.cumsum(np.arange(100.0))
     trace = Trace.from_lengths(arrivals, np.arange(1, 101), np.arange(201, 301))
     drawn = trace.resampled(seed=1)
-    assert len(drawn) == 100
-    assert str(drawn.applied[-1]) == "resampled(seed=1, block=5): 100 of 100 requests"
+    assert (len(drawn), str(drawn.applied[-1])) == (100, "resampled(seed=1, block=5): 100 of 100 requests")
     numbers = drawn.prompt_tokens - 1
     assert (drawn.output_tokens == numbers + 201).all()
     blocks = numbers.reshape(20, 5)

@@ -93,8 +93,7 @@ def test_a_row_that_changed_hands_has_not_the_stop_ids_of_before_and_others_keep
     scheduler.abort("0")
     scheduler.add(Request(id="next", prompt=[1, 1, 1], max_tokens=5))
     # "1" decodes, and stands first.
-    assert ends(scheduler, [30, EOS]) == [(1, "stop"), (1, None)]
-    assert scheduler.rows_of("next") == [row]
+    assert (ends(scheduler, [30, EOS]), scheduler.rows_of("next")) == ([(1, "stop"), (1, None)], [row])
 
 
 def bind(columns: RowColumns, row: int, **options) -> None:
@@ -133,8 +132,7 @@ def test_rows_keep_their_stop_ids_when_the_columns_grow():
     add_all(scheduler, range(60, 100))
     # Each second one samples its own, and those behind them their neighbours'.
     outputs = scheduler.update(scheduler.schedule(), [1000 + number // 2 * 2 for number in range(100)])
-    assert [output.finish_reason for output in outputs] == ["stop", None] * 50
-    assert scheduler.check() == []
+    assert ([output.finish_reason for output in outputs], scheduler.check()) == (["stop", None] * 50, [])
 
 
 @pytest.mark.parametrize("name", ["zeros", "empty", "full"])

@@ -200,8 +200,7 @@ def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more(number
         assert (late.status, late.error["code"]) == (503, "shutdown")
         assert statuses == [200, 503]
         assert all(each.is_whole and each.finish_reason == "length" for each in heard)
-        assert server.process.wait(END_S) == status
-        assert server.said == "paged: loading the model that ships\n"
+        assert (server.process.wait(END_S), server.said) == (status, "paged: loading the model that ships\n")
 
 
 @contextmanager

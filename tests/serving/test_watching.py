@@ -81,8 +81,7 @@ def test_pictures_and_stories_agree_with_a_naive_account(policy, ticks):
         for each in seen.requests:
             assert each.reason == ("" if each.status == "running" else scheduler.explain(each.id).reason)
             live = load.engine.live_request(each.id)
-            assert each.output_tokens == len(live.token_ids)
-            assert each.prompt_tokens == len(live.prompt_ids)
+            assert (each.output_tokens, each.prompt_tokens) == (len(live.token_ids), len(live.prompt_ids))
             assert each.waited_s <= each.alive_s
 
     assert preempted.total() > 0
