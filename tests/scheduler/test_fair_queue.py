@@ -63,6 +63,16 @@ def test_a_hint_then_the_mean_of_what_ended_then_all_that_it_may_take_is_expecte
     assert request.charged == charged
 
 
+def test_who_was_let_in_stands_in_that_order_from_then_on(queue):
+    requests = [state(0, "a"), state(1, "a"), state(2, "b")]
+    for request in requests:
+        queue.add(request)
+    for request in (requests[0], requests[2], requests[1]):
+        let_in(queue, request)
+    assert sorted(requests, key=lambda each: each.order) == [requests[0], requests[2], requests[1]]
+    assert queue.num == 0
+
+
 def test_when_nothing_is_alive_every_tenant_is_forgotten(queue):
     for number in range(3):
         request = state(number, f"tenant{number}")
