@@ -47,17 +47,9 @@ SHRUNK = [
 TINY = {
     "falcon_h1": {**FEW, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2},
     "kimi_linear": {
-        **SMALL,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "linear_head_dim": 16,
-        "linear_num_heads": 4,
-        "pad_token_id": 0,
+        **SMALL, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "linear_head_dim": 16,
+        "linear_num_heads": 4, "pad_token_id": 0,
     },
     "mamba2": {**SMALL, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "ministral": {**FEW, **WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2},
@@ -71,31 +63,17 @@ TINY = {
         "ssm_state_size": 16,
     },
     "zamba": {
-        **SMALL,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "n_mamba_heads": 2,
-        "attn_layer_period": 3,
-        "attn_layer_offset": 1,
-        "mamba_d_state": 16,
-        "mamba_dt_rank": 8,
+        **SMALL, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 2,
+        "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 8,
     },
     "zamba2": {
-        **SMALL,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "n_mamba_heads": 8,
-        "mamba_headdim": 16,
-        "mamba_d_state": 16,
-        "mamba_ngroups": 2,
-        "num_mem_blocks": 1,
+        **SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 8,
+        "mamba_headdim": 16, "mamba_d_state": 16, "mamba_ngroups": 2, "num_mem_blocks": 1,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
     },
     "qwen2_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
     "qwen2_5_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
-}
+}  # fmt: skip
 """In full, where what is made small does not run."""
 WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv", "xlstm"}
 """Their states lie elsewhere; test_states.py looks there."""
