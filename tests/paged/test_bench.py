@@ -27,17 +27,9 @@ from paged.study.hardware import ModelShape, StepWork
 from paged.study.traces import Trace
 
 SHAPE = ModelShape(
-    name="tiny",
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    vocab=64,
-    max_length=128,
+    name="tiny", hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=64, max_length=128,
     tied_embeddings=True,
-)
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -19,12 +19,9 @@ from .files_of_others import PRICES  # noqa: TID252
 
 NAMES = PRICES.__struct_fields__[:9]
 TILED = msgspec.structs.replace(
-    PRICES,
-    seconds_per_tile=4e-3,
-    seconds_per_sampling_tile=1e-3,
-    seconds_per_tile_position=3e-5,
+    PRICES, seconds_per_tile=4e-3, seconds_per_sampling_tile=1e-3, seconds_per_tile_position=3e-5,
     tiling=Tiling(places=32, piece=64),
-)
+)  # fmt: skip
 
 
 def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
