@@ -6,13 +6,16 @@ a wrong block, a late copy or somebody else's slot shows as a wrong number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from paged import Batch, BlockManager, LayerGroup, Moves, Output, Request, Scheduler
+from paged.testing.snapshots import snapshot
 
 Tokens = dict[str, list[int]]
 
@@ -31,14 +34,20 @@ def make_manager() -> Iterator[Callable[..., BlockManager]]:
         assert manager.check() == []
 
 
+def requests_of(request_of: Callable[..., Request], wishes: Mapping[str, Any]) -> list[Request]:
+    """Requests by their ids: each a prompt as `request_of` takes it, or (prompt, max_tokens)."""
+    return [request_of(id, *(wish if isinstance(wish, tuple) else (wish,))) for id, wish in wishes.items()]
+
+
 @pytest.fixture
-def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
-    """Builds schedulers on managers of their own; each one must be free of violations when the test ends."""
+def make_scheduler(request_of: Callable[..., Request]) -> Iterator[Callable[..., Scheduler]]:
+    """Builds schedulers on managers of their own, with these requests; each must be free of violations when the test ends."""
     made: list[Scheduler] = []
 
     def make(
         num_blocks: int,
         block_size: int = 4,
+        requests: Mapping[str, Any] = MappingProxyType({}),
         *,
         host_blocks: int = 0,
         prefix_caching: bool = True,
@@ -55,11 +64,31 @@ def make_scheduler() -> Iterator[Callable[..., Scheduler]]:
             groups=groups,
         )
         made.append(Scheduler(manager, **options))
+        for request in requests_of(request_of, requests):
+            made[-1].add(request)
         return made[-1]
 
     yield make
     for scheduler in made:
         assert scheduler.check() == []
+
+
+@pytest.fixture
+def unchanged() -> Callable[..., AbstractContextManager[None]]:
+    """`with unchanged(subject):` whatever happens within leaves this manager, or scheduler, as it was."""
+
+    def state_of(subject: Any) -> Any:
+        if isinstance(subject, BlockManager):
+            return snapshot(subject)
+        return snapshot(subject.manager), subject.counts(), subject.waiting_ids(), subject.running_ids()
+
+    @contextmanager
+    def unchanged(subject: Any) -> Iterator[None]:
+        before = state_of(subject)
+        yield
+        assert state_of(subject) == before
+
+    return unchanged
 
 
 @pytest.fixture
@@ -86,6 +115,19 @@ def fill(compute: Callable[..., None]) -> Callable[..., int]:
         return row
 
     return fill
+
+
+@pytest.fixture
+def filled(
+    make_manager: Callable[..., BlockManager], fill: Callable[..., int]
+) -> Callable[..., tuple[BlockManager, int]]:
+    """Builds a manager whose one row has computed these tokens; returns both."""
+
+    def filled(num_blocks: int, block_size: int, tokens: Any, **options: Any) -> tuple[BlockManager, int]:
+        manager = make_manager(num_blocks, block_size, **options)
+        return manager, fill(manager, tokens)
+
+    return filled
 
 
 @pytest.fixture
@@ -280,6 +322,13 @@ class NumberEngine:
 
 
 @pytest.fixture
-def make_engine() -> type[NumberEngine]:
-    """Puts a NumberEngine around a scheduler."""
-    return NumberEngine
+def make_engine(request_of: Callable[..., Request]) -> Callable[..., NumberEngine]:
+    """Puts a NumberEngine around a scheduler, and adds these requests."""
+
+    def make(scheduler: Scheduler, requests: Mapping[str, Any] = MappingProxyType({})) -> NumberEngine:
+        engine = NumberEngine(scheduler)
+        for request in requests_of(request_of, requests):
+            engine.add(request)
+        return engine
+
+    return make

@@ -17,9 +17,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 @pytest.mark.parametrize("block_size", [1, 8, 16])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_B1_a_prompt_takes_as_many_blocks_as_its_tokens_need(make_manager, fill, block_size, length):
-    manager = make_manager(200, block_size)
-    row = fill(manager, range(length))
+def test_B1_a_prompt_takes_as_many_blocks_as_its_tokens_need(block_size, length, filled):
+    manager, row = filled(200, block_size, range(length))
     assert manager.rows.num_blocks[row] == blocks_for(length, block_size)
     assert manager.device.num_available == 200 - blocks_for(length, block_size)
 
@@ -27,11 +26,8 @@ def test_B1_a_prompt_takes_as_many_blocks_as_its_tokens_need(make_manager, fill,
 @pytest.mark.parametrize("block_size", [1, 8])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("appended", LENGTHS)
-def test_B2_appending_takes_only_the_blocks_that_the_tail_cannot_hold(
-    make_manager, fill, compute, block_size, length, appended
-):
-    manager = make_manager(300, block_size)
-    row = fill(manager, range(length))
+def test_B2_appending_takes_only_the_blocks_that_the_tail_cannot_hold(compute, block_size, length, appended, filled):
+    manager, row = filled(300, block_size, range(length))
     before = manager.device.num_available
     manager.append(row, range(1000, 1000 + appended))
     assert manager.device.num_available == before
@@ -44,10 +40,9 @@ def test_B2_appending_takes_only_the_blocks_that_the_tail_cannot_hold(
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("lookahead", LENGTHS)
 def test_B3_reserved_slots_cost_when_they_are_reserved_and_nothing_when_filled(
-    make_manager, fill, compute, block_size, length, lookahead
+    compute, block_size, length, lookahead, filled
 ):
-    manager = make_manager(300, block_size)
-    row = fill(manager, range(length))
+    manager, row = filled(300, block_size, range(length))
     before = manager.device.num_available
     wanted = blocks_for(length + lookahead, block_size)
     manager.reserve([row], [wanted])
@@ -55,30 +50,24 @@ def test_B3_reserved_slots_cost_when_they_are_reserved_and_nothing_when_filled(
     assert before - reserved == wanted - blocks_for(length, block_size)
     manager.append(row, range(1000, 1000 + lookahead))
     compute(manager, row)
-    assert manager.device.num_available == reserved
-    assert manager.rows.num_computed[row] == length + lookahead
+    assert (manager.device.num_available, manager.rows.num_computed[row]) == (reserved, length + lookahead)
 
 
-def test_B3_a_reservation_smaller_than_the_table_takes_nothing(make_manager, fill):
-    manager = make_manager(4, 4)
-    row = fill(manager, range(8))
+def test_B3_a_reservation_smaller_than_the_table_takes_nothing(filled):
+    manager, row = filled(4, 4, range(8))
     table = manager.table(row).tolist()
     manager.reserve([row], [1])
     assert (manager.table(row).tolist(), manager.device.num_available) == (table, 2)
 
 
-def test_B3_a_reservation_that_does_not_fit_changes_nothing(make_manager, fill):
-    manager = make_manager(4, 4)
-    row = fill(manager, range(8))
-    before = snapshot(manager)
-    with pytest.raises(OutOfBlocks, match="3 blocks wanted, 2 free"):
+def test_B3_a_reservation_that_does_not_fit_changes_nothing(unchanged, filled):
+    manager, row = filled(4, 4, range(8))
+    with unchanged(manager), pytest.raises(OutOfBlocks, match="3 blocks wanted, 2 free"):
         manager.reserve([row], [5])
-    assert snapshot(manager) == before
 
 
-def test_B4_a_table_only_ever_grows_at_its_end(make_manager, fill, compute):
-    manager = make_manager(10, 2)
-    row = fill(manager, [1])
+def test_B4_a_table_only_ever_grows_at_its_end(compute, filled):
+    manager, row = filled(10, 2, [1])
     seen: list[int] = []
     for token in range(2, 12):
         table = manager.table(row).tolist()
@@ -88,10 +77,9 @@ def test_B4_a_table_only_ever_grows_at_its_end(make_manager, fill, compute):
         compute(manager, row)
 
 
-def test_B5_a_block_has_a_node_once_it_is_full(make_manager, fill, compute):
+def test_B5_a_block_has_a_node_once_it_is_full(compute, filled):
     # "Hashed" in the source reads "has a node" here.
-    manager = make_manager(10, 16)
-    row = fill(manager, range(55))
+    manager, row = filled(10, 16, range(55))
     assert (manager.rows.num_blocks[row], len(manager.cached_contents())) == (4, 3)
     manager.append(row, range(55, 59))
     compute(manager, row)
@@ -131,9 +119,8 @@ def test_B8_block_k_is_the_slots_from_4k_on(make_manager, fill):
     assert len(set(every)) == 24
 
 
-def test_B9_the_slots_of_a_middle_part_are_those_of_its_positions(make_manager, fill):
-    manager = make_manager(4, 4)
-    filler = fill(manager, [9])
+def test_B9_the_slots_of_a_middle_part_are_those_of_its_positions(fill, filled):
+    manager, filler = filled(4, 4, [9])
     row = fill(manager, range(10))
     manager.free([filler])
     assert manager.table(row).tolist() == [1, 2, 3]
@@ -157,19 +144,17 @@ def test_B11_freeing_one_row_leaves_the_others_tables_alone(make_manager, fill):
     assert manager.device.num_available == 3
 
 
-def test_B12_a_row_gives_up_blocks_of_its_tail_and_none_that_it_does_not_have(make_manager, fill):
+def test_B12_a_row_gives_up_blocks_of_its_tail_and_none_that_it_does_not_have(unchanged, filled):
     # A peer drops any logical block; here blocks leave a table from its tail, so that what stays is a prefix.
-    manager = make_manager(8, 2)
-    row = fill(manager, range(5))
+    manager, row = filled(8, 2, range(5))
     assert manager.device.num_available == 5
     manager.truncate(row, 2)
     assert manager.device.num_available == 6
-    before = snapshot(manager)
-    with pytest.raises((PagedError, ValueError)):
-        manager.truncate(row, 4)
-    with pytest.raises((PagedError, ValueError)):
-        manager.truncate(row, -1)
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        with pytest.raises((PagedError, ValueError)):
+            manager.truncate(row, 4)
+        with pytest.raises((PagedError, ValueError)):
+            manager.truncate(row, -1)
 
 
 def test_B13_the_table_columns_that_a_runner_reads_name_the_same_blocks(make_manager, fill):
@@ -180,16 +165,14 @@ def test_B13_the_table_columns_that_a_runner_reads_name_the_same_blocks(make_man
         assert manager.rows.block_tables[row, :count].tolist() == manager.table(row).tolist()
 
 
-def test_B14_slots_beyond_the_table_are_refused(make_manager, fill):
-    manager = make_manager(4, 4)
-    row = fill(manager, range(6))
+def test_B14_slots_beyond_the_table_are_refused(filled):
+    manager, row = filled(4, 4, range(6))
     with pytest.raises((PagedError, ValueError)):
         manager.slots(row, 0, 9)
 
 
-def test_B15_a_row_that_fills_its_last_block_needs_no_new_one(make_manager, fill, compute):
-    manager = make_manager(2, 4)
-    row = fill(manager, range(5))
+def test_B15_a_row_that_fills_its_last_block_needs_no_new_one(compute, filled):
+    manager, row = filled(2, 4, range(5))
     assert manager.device.num_available == 0
     manager.append(row, [5, 6, 7])
     compute(manager, row)
@@ -218,13 +201,11 @@ def test_columns_that_a_caller_reads_cannot_be_written_and_show_what_is(make_man
     assert manager.check() == []
 
 
-def test_what_is_said_to_be_a_copy_can_be_written_and_changes_nothing(make_manager, fill):
-    manager = make_manager(8, 4, host_blocks=8)
-    row = fill(manager, range(6))
+def test_what_is_said_to_be_a_copy_can_be_written_and_changes_nothing(filled):
+    manager, row = filled(8, 4, range(6), host_blocks=8)
     before = snapshot(manager)
     hit = manager.lookup(range(6)).blocks
     for array in (manager.device.ref_counts, manager.device.states, manager.device.levels, hit,
                   manager.rows.num_scheduled, manager.rows.live, manager.table(row), manager.host.ref_counts):  # fmt: skip
         array[:] = 5
-    assert snapshot(manager) == before
-    assert manager.check() == []
+    assert (snapshot(manager), manager.check()) == (before, [])

@@ -5,109 +5,82 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import POLICIES, BlockManager, PagedError, Policy, Request, Scheduler
+from paged import PagedError, Request, Scheduler
 from paged.errors import (
-    BatchEnded,
-    BatchOutOfOrder,
     DuplicateRequest,
     DuplicateRow,
-    ForeignBatch,
-    InvalidConfig,
     InvalidRequest,
     InvalidTokens,
     NeverFits,
     NothingInFlight,
-    RequestInFlight,
     RowInFlight,
-    UnknownPolicy,
     UnknownRequest,
     UnknownRow,
-    WrongTokens,
 )
-from paged.testing.snapshots import snapshot
-
-
-def whole_state(scheduler):
-    return snapshot(scheduler.manager), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
 
 
 @pytest.mark.parametrize("tokens", [[], np.empty(0, np.int32), range(0)])
-def test_no_tokens_are_refused(make_manager, tokens):
+def test_no_tokens_are_refused(make_manager, tokens, unchanged):
     manager = make_manager(4, 4)
-    before = snapshot(manager)
-    with pytest.raises(InvalidTokens):
+    with unchanged(manager), pytest.raises(InvalidTokens):
         manager.add(tokens)
-    assert snapshot(manager) == before
 
 
 @pytest.mark.parametrize("tokens", [[-1], [1.5], ["a"], [None], [2**31], [[1, 2], [3, 4]], [1, -7, 2], "abc", 5])
-def test_what_is_no_token_id_is_refused(make_manager, tokens):
+def test_what_is_no_token_id_is_refused(make_manager, tokens, unchanged):
     manager = make_manager(4, 4)
     row = manager.add([1, 2])
-    before = snapshot(manager)
-    with pytest.raises(InvalidTokens):
-        manager.add(tokens)
-    with pytest.raises(InvalidTokens):
-        manager.append(row, tokens)
-    with pytest.raises(InvalidTokens):
-        manager.lookup(tokens)
-    assert snapshot(manager) == before
-
-
-@pytest.mark.parametrize("name", ["num_blocks", "block_size", "host_blocks"])
-@pytest.mark.parametrize("value", [-1, 2.5, "8", None, True])
-def test_sizes_that_are_no_counts_are_refused_by_name(name, value):
-    with pytest.raises(InvalidConfig, match=name):
-        BlockManager(**{"num_blocks": 4, "block_size": 4, name: value})
+    with unchanged(manager):
+        with pytest.raises(InvalidTokens):
+            manager.add(tokens)
+        with pytest.raises(InvalidTokens):
+            manager.append(row, tokens)
+        with pytest.raises(InvalidTokens):
+            manager.lookup(tokens)
 
 
 @pytest.mark.parametrize("row", [-1, 1, 7, 10**9])
-def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row):
+def test_an_unknown_row_is_refused_everywhere(make_manager, fill, row, unchanged):
     manager = make_manager(8, 4, host_blocks=8)
     fill(manager, [1, 2, 3])
-    before = snapshot(manager)
-    for call in (
-        lambda: manager.free([row]),
-        lambda: manager.allocate([row], [1]),
-        lambda: manager.append(row, [1]),
-        lambda: manager.truncate(row, 0),
-        lambda: manager.reserve([row], [1]),
-        lambda: manager.fork(row),
-        lambda: manager.swap_out([row]),
-        lambda: manager.swap_in([row]),
-        lambda: manager.table(row),
-        lambda: manager.slots(row, 0, 1),
-        lambda: manager.block_hashes(row),
-    ):
-        with pytest.raises(UnknownRow):
-            call()
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        for call in (
+            lambda: manager.free([row]),
+            lambda: manager.allocate([row], [1]),
+            lambda: manager.append(row, [1]),
+            lambda: manager.truncate(row, 0),
+            lambda: manager.reserve([row], [1]),
+            lambda: manager.fork(row),
+            lambda: manager.swap_out([row]),
+            lambda: manager.swap_in([row]),
+            lambda: manager.table(row),
+            lambda: manager.slots(row, 0, 1),
+            lambda: manager.block_hashes(row),
+        ):
+            with pytest.raises(UnknownRow):
+                call()
 
 
-def test_the_same_row_twice_in_one_call_is_refused_everywhere(make_manager, fill):
-    manager = make_manager(8, 4, host_blocks=8)
-    row = fill(manager, [1, 2, 3])
+def test_the_same_row_twice_in_one_call_is_refused_everywhere(unchanged, filled):
+    manager, row = filled(8, 4, [1, 2, 3], host_blocks=8)
     manager.append(row, [4, 5])
-    before = snapshot(manager)
-    for call in (
-        lambda: manager.free([row, row]),
-        lambda: manager.allocate([row, row], [1, 1]),
-        lambda: manager.reserve([row, row], [2, 2]),
-        lambda: manager.swap_out([row, row]),
-    ):
-        with pytest.raises(DuplicateRow):
-            call()
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        for call in (
+            lambda: manager.free([row, row]),
+            lambda: manager.allocate([row, row], [1, 1]),
+            lambda: manager.reserve([row, row], [2, 2]),
+            lambda: manager.swap_out([row, row]),
+        ):
+            with pytest.raises(DuplicateRow):
+                call()
 
 
-def test_a_row_is_placed_once_in_a_batch_and_may_do_all_else_while_that_is_out(make_manager):
+def test_a_row_is_placed_once_in_a_batch_and_may_do_all_else_while_that_is_out(make_manager, unchanged):
     manager = make_manager(8, 4, host_blocks=8)
     row = manager.add(range(6))
     manager.allocate([row], [5])
-    before = snapshot(manager)
-    with pytest.raises(RowInFlight):
+    with unchanged(manager), pytest.raises(RowInFlight):
         manager.allocate([row], [1])
-    assert snapshot(manager) == before
     manager.next_batch()
     child = manager.fork(row)
     manager.append(row, [1])
@@ -119,63 +92,47 @@ def test_a_row_is_placed_once_in_a_batch_and_may_do_all_else_while_that_is_out(m
     assert (manager.device.num_used, manager.host.num_used) == (0, 0)
 
 
-def test_with_no_batch_out_nothing_can_be_confirmed_or_cancelled(make_manager, fill):
+def test_with_no_batch_out_nothing_can_be_confirmed_or_cancelled(make_manager, fill, unchanged):
     manager = make_manager(8, 4)
     fill(manager, range(6))
-    before = snapshot(manager)
-    for call in (manager.confirm, manager.cancel):
-        with pytest.raises(NothingInFlight):
-            call()
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        for call in (manager.confirm, manager.cancel):
+            with pytest.raises(NothingInFlight):
+                call()
 
 
-def test_calls_without_rows_begin_no_batch_and_change_nothing(make_manager):
+def test_calls_without_rows_begin_no_batch_and_change_nothing(make_manager, unchanged):
     manager = make_manager(4, 4, host_blocks=2)
-    before = snapshot(manager)
-    for call in (manager.allocate, manager.reserve):
-        call([], [])
-        call(np.empty(0, np.int64), 1)
-    for call in (manager.free, manager.swap_out, manager.swap_in):
-        call([])
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        for call in (manager.allocate, manager.reserve):
+            call([], [])
+            call(np.empty(0, np.int64), 1)
+        for call in (manager.free, manager.swap_out, manager.swap_in):
+            call([])
     with pytest.raises(NothingInFlight):
         manager.confirm()
 
 
 @pytest.mark.parametrize("count", [0, -1, 7])
-def test_no_row_can_have_fewer_tokens_in_flight_than_1_or_more_than_it_knows(make_manager, count):
+def test_no_row_can_have_fewer_tokens_in_flight_than_1_or_more_than_it_knows(make_manager, count, unchanged):
     manager = make_manager(8, 4)
     row = manager.add(range(6))
-    before = snapshot(manager)
-    with pytest.raises(PagedError):
+    with unchanged(manager), pytest.raises(PagedError):
         manager.allocate([row], [count])
-    assert snapshot(manager) == before
 
 
-def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, fill):
+def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, unchanged):
     manager = make_manager(8, 4)
     good, flying = manager.add(range(6)), manager.add(range(20, 27))
     manager.allocate([flying], [6])
-    before = snapshot(manager)
-    with pytest.raises(RowInFlight):
-        manager.allocate([good, flying], [6, 1])
-    with pytest.raises(UnknownRow):
-        manager.allocate([good, 77], [6, 1])
-    with pytest.raises(UnknownRow):
-        manager.free([good, 77])
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        with pytest.raises(RowInFlight):
+            manager.allocate([good, flying], [6, 1])
+        with pytest.raises(UnknownRow):
+            manager.allocate([good, 77], [6, 1])
+        with pytest.raises(UnknownRow):
+            manager.free([good, 77])
     manager.cancel()
-
-
-@pytest.mark.parametrize("prompt", [[], np.empty(0, np.int32), [-1], [1.5], ["a"], None, 7, [[1], [2]], [2**31]])
-def test_a_prompt_that_is_none_is_refused(make_scheduler, prompt):
-    scheduler = make_scheduler(8, 4)
-    before = whole_state(scheduler)
-    with pytest.raises(InvalidRequest):
-        scheduler.add(Request(id="a", prompt=prompt))
-    assert whole_state(scheduler) == before
-    with pytest.raises(UnknownRequest):
-        scheduler.status("a")
 
 
 def test_token_ids_outside_the_vocabulary_are_refused_with_the_limit(make_scheduler):
@@ -186,59 +143,11 @@ def test_token_ids_outside_the_vocabulary_are_refused_with_the_limit(make_schedu
     assert scheduler.waiting_ids() == ["fits"]
 
 
-class Unspeakable:
-    """Says that it is an integer, and cannot say which."""
-
-    def __index__(self):
-        raise ValueError("which?")
-
-
 def test_limits_may_be_small_integers_of_numpy(make_manager, request_of, run):
     scheduler = Scheduler(make_manager(64, 4), max_tokens_per_step=np.int8(100), max_sequences=np.uint8(200))
     for number in range(3):
         scheduler.add(request_of(str(number), 60, max_tokens=2))
     assert sum(step.tokens.get("0", 0) for step in run(scheduler)) == 61
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"max_tokens": 0},
-        {"max_tokens": -3},
-        {"max_tokens": 1.5},
-        {"min_tokens": -1},
-        {"min_tokens": 9, "max_tokens": 8},
-        {"num_sequences": 0},
-        {"num_sequences": -1},
-        {"num_computed": -1},
-        {"eos_token_id": -2},
-        {"eos_token_id": 2**31},
-        {"eos_token_id": "x"},
-        {"stop_token_ids": (-2,)},
-        {"stop_token_ids": (2**31,)},
-        {"priority": "high"},
-        {"priority": np.array([1, 2])},
-        {"num_sequences": 1.0},
-        {"num_sequences": True},
-        {"min_tokens": 0.0},
-        {"num_computed": False},
-        {"prompt": [1, Unspeakable()]},
-        {"salt": 7},
-        {"tenant": 7},
-        {"tenant": b"x"},
-        {"adapter": b"x"},
-        {"extra_key": [1]},
-        {"extra_key": 1.5},
-        {"id": ""},
-        {"id": 5},
-    ],
-)
-def test_a_field_out_of_its_range_is_refused(make_scheduler, fields):
-    scheduler = make_scheduler(8, 4)
-    before = whole_state(scheduler)
-    with pytest.raises(InvalidRequest):
-        scheduler.add(Request(**{"id": "a", "prompt": [1, 2, 3], **fields}))
-    assert whole_state(scheduler) == before
 
 
 def test_int32_arrays_and_lists_are_the_same_prompt(make_scheduler, step):
@@ -251,8 +160,7 @@ def test_int32_arrays_and_lists_are_the_same_prompt(make_scheduler, step):
 
 
 def test_the_id_of_a_living_request_is_refused_and_free_again_when_it_has_ended(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 3, max_tokens=2))
+    scheduler = make_scheduler(8, 4, {"a": (3, 2)})
     with pytest.raises(DuplicateRequest, match='"a"'):
         scheduler.add(request_of("a", 4))
     step(scheduler)
@@ -263,53 +171,18 @@ def test_the_id_of_a_living_request_is_refused_and_free_again_when_it_has_ended(
     assert step(scheduler).tokens == {"a": 4}
 
 
-def test_an_unknown_request_is_refused_everywhere(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 3))
-    before = whole_state(scheduler)
-    for call in (
-        lambda: scheduler.abort("b"),
-        lambda: scheduler.append("b", [1]),
-        lambda: scheduler.loaded("b", 4),
-        lambda: scheduler.explain("b"),
-        lambda: scheduler.status("b"),
-    ):
-        with pytest.raises(UnknownRequest, match='"b"'):
-            call()
-    assert whole_state(scheduler) == before
-
-
-def test_an_unknown_policy_is_refused_with_the_list_of_known_ones():
-    with pytest.raises(UnknownPolicy) as caught:
-        Scheduler(BlockManager(4, 4), policy="pagde")
-    for name in POLICIES:
-        assert name in str(caught.value)
-    assert {"static", "vllm", "fastgen", "paged"} <= set(POLICIES)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"max_tokens_per_step": 0},
-        {"max_tokens_per_step": -1},
-        {"max_sequences": 0},
-        {"max_sequences": -4},
-        {"max_model_len": 0},
-        {"max_waiting": -1},
-        {"max_chunk": 0},
-        {"vocabulary_size": 0},
-        {"max_tokens_per_step": 2.5},
-    ],
-)
-def test_limits_that_let_nothing_through_are_refused_by_name(limits):
-    with pytest.raises(InvalidConfig, match=next(iter(limits))):
-        Scheduler(BlockManager(4, 4), **limits)
-
-
-@pytest.mark.parametrize("fields", [{"watermark": -0.1}, {"watermark": 1.0}, {"max_preemptions": 0}])
-def test_a_policy_out_of_range_is_refused(fields):
-    with pytest.raises(InvalidConfig):
-        Policy(name="mine", **fields)
+def test_an_unknown_request_is_refused_everywhere(make_scheduler, unchanged):
+    scheduler = make_scheduler(8, 4, {"a": 3})
+    with unchanged(scheduler):
+        for call in (
+            lambda: scheduler.abort("b"),
+            lambda: scheduler.append("b", [1]),
+            lambda: scheduler.loaded("b", 4),
+            lambda: scheduler.explain("b"),
+            lambda: scheduler.status("b"),
+        ):
+            with pytest.raises(UnknownRequest, match='"b"'):
+                call()
 
 
 def test_a_prompt_over_the_pool_says_what_would_do(make_scheduler, request_of):
@@ -322,13 +195,4 @@ def test_a_prompt_over_the_pool_says_what_would_do(make_scheduler, request_of):
     with pytest.raises(NeverFits):
         scheduler.add(request_of("b", 1536))
     scheduler.add(request_of("c", 1535))
-    assert scheduler.counts()["rejected"] == 2
-    assert scheduler.waiting_ids() == ["c"]
-
-
-def test_every_error_of_ours_has_one_root():
-    for error in (
-        BatchEnded, BatchOutOfOrder, DuplicateRequest, DuplicateRow, ForeignBatch, InvalidConfig, InvalidRequest,
-        InvalidTokens, NeverFits, RequestInFlight, RowInFlight, UnknownPolicy, UnknownRequest, UnknownRow, WrongTokens,
-    ):  # fmt: skip
-        assert issubclass(error, PagedError)
+    assert (scheduler.counts()["rejected"], scheduler.waiting_ids()) == (2, ["c"])

@@ -9,7 +9,7 @@ from paged.errors import OutOfBlocks
 from paged.testing.snapshots import snapshot
 
 
-def test_E1_a_shared_prefix_takes_one_new_block(make_manager, fill, compute):
+def test_E1_a_shared_prefix_takes_one_new_block(make_manager, compute):
     # Blocks count from 0 here, from 1 in the source.
     manager = make_manager(10, 16)
     shared = list(range(48))
@@ -20,8 +20,7 @@ def test_E1_a_shared_prefix_takes_one_new_block(make_manager, fill, compute):
     second = manager.add([*shared, *range(200, 205)])
     assert manager.rows.num_computed[second] == 48
     compute(manager, second)
-    assert manager.table(second).tolist() == [0, 1, 2, 4]
-    assert manager.device.num_available == 5
+    assert (manager.table(second).tolist(), manager.device.num_available) == ([0, 1, 2, 4], 5)
 
 
 def test_E2_a_shared_block_is_free_only_after_its_last_holder(make_manager, fill):
@@ -41,8 +40,7 @@ def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, f
     rows = [fill(manager, [*shared, *range(100, 107)]), fill(manager, [*shared, *range(200, 205)])]
     manager.free(rows)
     third = manager.add([*shared, *range(300, 306)])
-    assert manager.rows.num_computed[third] == 48
-    assert manager.device.num_available == 7
+    assert (manager.rows.num_computed[third], manager.device.num_available) == (48, 7)
     manager.allocate([third], [6])
     manager.confirm()
     assert manager.device.num_available == 6
@@ -56,8 +54,7 @@ def test_E4_a_prompt_of_the_whole_pool_forgets_everything_else(make_manager, fil
     manager.allocate([row], [160])
     assert manager.device.num_available == 0
     manager.confirm()
-    assert manager.lookup(range(87)).num_tokens == 0
-    assert len(manager.cached_contents()) == 10
+    assert (manager.lookup(range(87)).num_tokens, len(manager.cached_contents())) == (0, 10)
 
 
 @pytest.mark.parametrize(("length", "hit"), [(48, 32), (49, 48), (47, 32), (16, 0), (17, 16), (1, 0)])
@@ -70,17 +67,15 @@ def test_E5_at_least_one_token_is_always_computed(make_manager, fill, length, hi
     assert manager.table(row).tolist() == manager.lookup(range(length)).blocks.tolist() == list(range(hit // 16))
 
 
-def test_E6_eviction_takes_contentless_and_never_used_blocks_then_tails_of_the_least_recently_used(make_manager, fill):
-    manager = make_manager(10, 16)
-    first = fill(manager, range(87))
+def test_E6_eviction_takes_contentless_and_never_used_blocks_then_tails_of_the_least_recently_used(fill, filled):
+    manager, first = filled(10, 16, range(87))
     second = fill(manager, range(1000, 1048))
     assert manager.device.num_available == 1
     manager.free([first])
     manager.free([second])
     assert (manager.device.num_free, manager.device.num_cached) == (2, 8)
     third = fill(manager, range(35))
-    assert manager.stats().hit_tokens == 32
-    assert manager.table(third).tolist() == [0, 1, 5]
+    assert (manager.stats().hit_tokens, manager.table(third).tolist()) == (32, [0, 1, 5])
     assert manager.device.num_available == 7
     # What is left, in the order in which it goes: never used, then each freed row from its tail.
     order = [manager.table(fill(manager, [2000 + i])).tolist()[0] for i in range(7)]
@@ -103,22 +98,19 @@ def test_E8_a_reused_block_has_lost_its_content(make_manager, fill):
     manager.free([fill(manager, range(16))])
     assert manager.lookup(range(17)).num_tokens == 16
     fill(manager, range(100, 115))
-    assert manager.cached_contents() == set()
-    assert manager.lookup(range(17)).num_tokens == 0
+    assert (manager.cached_contents(), manager.lookup(range(17)).num_tokens) == (set(), 0)
 
 
 def test_E9_a_hit_ends_at_the_first_block_that_differs(make_manager, fill):
     manager = make_manager(8, 4)
     fill(manager, range(16))
     prompt = [0, 1, 2, 3, 4, 5, 6, 7, 99, 9, 10, 11, 12, 13, 14, 15, 16]
-    assert manager.lookup(prompt).num_tokens == 8
-    assert manager.lookup([99, *prompt[1:]]).num_tokens == 0
+    assert (manager.lookup(prompt).num_tokens, manager.lookup([99, *prompt[1:]]).num_tokens) == (8, 0)
     assert manager.lookup([*range(12), 99]).num_tokens == 12
 
 
-def test_E10_without_prefix_caching_nothing_is_a_hit(make_manager, fill, compute):
-    manager = make_manager(4, 4, prefix_caching=False)
-    row = fill(manager, range(10))
+def test_E10_without_prefix_caching_nothing_is_a_hit(compute, filled):
+    manager, row = filled(4, 4, range(10), prefix_caching=False)
     assert manager.rows.num_blocks[row] == 3
     manager.free([row])
     row = manager.add(range(16))
@@ -129,38 +121,31 @@ def test_E10_without_prefix_caching_nothing_is_a_hit(make_manager, fill, compute
     refused = manager.add(range(4))
     with pytest.raises(OutOfBlocks):
         manager.allocate([refused], [4])
-    assert manager.cached_contents() == set()
-    assert manager.device.num_cached == 0
+    assert (manager.cached_contents(), manager.device.num_cached) == (set(), 0)
 
 
-def test_E11_the_cache_is_reset_only_while_no_block_is_used(make_manager, fill):
-    manager = make_manager(8, 4)
-    row = fill(manager, range(16))
+def test_E11_the_cache_is_reset_only_while_no_block_is_used(fill, filled):
+    manager, row = filled(8, 4, range(16))
     before = snapshot(manager)
     assert manager.reset_cache() is False
-    assert snapshot(manager) == before
-    assert manager.lookup(range(17)).num_tokens == 16
+    assert (snapshot(manager), manager.lookup(range(17)).num_tokens) == (before, 16)
     manager.free([row])
     assert manager.reset_cache() is True
-    assert manager.lookup(range(17)).num_tokens == 0
-    assert manager.cached_contents() == set()
+    assert (manager.lookup(range(17)).num_tokens, manager.cached_contents()) == (0, set())
     assert (manager.device.num_free, manager.device.num_cached) == (8, 0)
     assert manager.block_hashes(fill(manager, range(3))) == []
 
 
-def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_manager, fill):
+def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_manager, fill, unchanged):
     # 10 blocks: 3 shared and used, 3 cached and free, 4 free. The row hits all 6, so only 4 are left for its 5 new ones.
     manager = make_manager(10, 16)
     fill(manager, range(48))
     manager.free([fill(manager, range(96))])
     assert manager.device.num_available == 7
     row = manager.add(range(96 + 5 * 16))
-    assert manager.rows.num_computed[row] == 96
-    assert manager.device.num_available == 4
-    before = snapshot(manager)
-    with pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
+    assert (manager.rows.num_computed[row], manager.device.num_available) == (96, 4)
+    with unchanged(manager), pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
         manager.allocate([row], [80])
-    assert snapshot(manager) == before
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
@@ -236,9 +221,8 @@ def test_E17_children_go_before_their_parents(make_manager, fill):
     assert hits == [12, 8, 4, 0]
 
 
-def test_E17_a_used_child_keeps_its_parent(make_manager, fill):
-    manager = make_manager(4, 4)
-    parent = fill(manager, range(8))
+def test_E17_a_used_child_keeps_its_parent(fill, filled):
+    manager, parent = filled(4, 4, range(8))
     child = manager.add(range(13))
     manager.free([parent])
     # Both hit blocks are used by the child alone now.
@@ -248,8 +232,7 @@ def test_E17_a_used_child_keeps_its_parent(make_manager, fill):
     blocked = manager.add([7])
     with pytest.raises(OutOfBlocks):
         manager.allocate([blocked], [1])
-    assert manager.lookup(range(13)).num_tokens == 8
-    assert manager.rows.num_computed[child] == 8
+    assert (manager.lookup(range(13)).num_tokens, manager.rows.num_computed[child]) == (8, 8)
 
 
 def test_E18_the_oldest_of_three_cached_blocks_is_reused_and_the_others_still_hit(make_manager, fill):
@@ -305,8 +288,7 @@ def test_E21_a_block_that_fills_with_known_content_switches_to_the_known_block(m
     # Ours deduplicates.
     manager = make_manager(8, 4)
     first, second = fill(manager, range(6)), fill(manager, range(6))
-    assert manager.table(first).tolist() == [0, 1]
-    assert manager.table(second).tolist() == [0, 2]
+    assert (manager.table(first).tolist(), manager.table(second).tolist()) == ([0, 1], [0, 2])
     for row in (first, second):
         manager.append(row, [6, 7])
         compute(manager, row)
@@ -316,10 +298,8 @@ def test_E21_a_block_that_fills_with_known_content_switches_to_the_known_block(m
     assert manager.device.num_used == 2
 
 
-def test_E21_the_batch_tells_of_the_switch(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4)
-    for name in ("one", "two"):
-        scheduler.add(request_of(name, list(range(6)), max_tokens=8))
+def test_E21_the_batch_tells_of_the_switch(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"one": (list(range(6)), 8), "two": (list(range(6)), 8)})
     step(scheduler)
     tables = {}
     for _ in range(4):
@@ -351,14 +331,12 @@ def test_E23_a_cancelled_step_withdraws_its_pending_content(make_manager):
     row = manager.add(range(10))
     manager.allocate([row], [10])
     manager.cancel()
-    assert manager.lookup(range(10)).num_tokens == 0
-    assert manager.cached_contents() == set()
+    assert (manager.lookup(range(10)).num_tokens, manager.cached_contents()) == (0, set())
     assert (manager.device.num_free, manager.rows.num_computed[row]) == (8, 0)
 
 
 def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, request_of, run):
-    scheduler = make_scheduler(20, 16)
-    scheduler.add(request_of("one", list(range(48)), max_tokens=2))
+    scheduler = make_scheduler(20, 16, {"one": (list(range(48)), 2)})
     run(scheduler)
     scheduler.add(request_of("two", [*range(32), *range(900, 916)], max_tokens=2))
     run(scheduler)
@@ -398,17 +376,15 @@ def test_E27_of_requests_that_arrive_together_every_distinct_token_is_computed_o
 
 
 def test_E28_tokens_that_are_sampled_are_shared_once_they_are_computed(make_scheduler, request_of, run):
-    scheduler = make_scheduler(30, 4)
-    scheduler.add(request_of("first", list(range(6)), max_tokens=7))
+    scheduler = make_scheduler(30, 4, {"first": (list(range(6)), 7)})
     run(scheduler, token=9)
     # Of 13 tokens 12 are computed: 6 of the prompt and 6 sampled ones.
     scheduler.add(request_of("second", [*range(6), *[9] * 7, 1], max_tokens=1))
     assert run(scheduler)[0].tokens == {"second": 2}
 
 
-def test_E29_a_truncated_row_leaves_its_content_to_others_and_finds_it_again(make_manager, fill, compute):
-    manager = make_manager(8, 4)
-    row = fill(manager, range(12))
+def test_E29_a_truncated_row_leaves_its_content_to_others_and_finds_it_again(compute, filled):
+    manager, row = filled(8, 4, range(12))
     manager.truncate(row, 1)
     assert manager.lookup(range(13)).num_tokens == 12
     assert (manager.device.num_used, manager.device.num_cached) == (1, 2)
@@ -419,22 +395,19 @@ def test_E29_a_truncated_row_leaves_its_content_to_others_and_finds_it_again(mak
     assert len(manager.cached_contents()) == 3
 
 
-def test_E30_content_under_a_truncated_row_may_go_on_differently(make_manager, fill, compute):
-    manager = make_manager(8, 4)
-    row = fill(manager, range(8))
+def test_E30_content_under_a_truncated_row_may_go_on_differently(compute, filled):
+    manager, row = filled(8, 4, range(8))
     fork = manager.fork(row)
     manager.append(fork, range(100, 104))
     manager.append(row, range(200, 204))
     for each in (fork, row):
         compute(manager, each)
     assert manager.lookup([*range(8), *range(100, 104), 0]).num_tokens == 12
-    assert manager.lookup([*range(8), *range(200, 204), 0]).num_tokens == 12
-    assert manager.device.num_used == 4
+    assert (manager.lookup([*range(8), *range(200, 204), 0]).num_tokens, manager.device.num_used) == (12, 4)
 
 
-def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(make_manager, fill, compute):
-    manager = make_manager(8, 4)
-    row = fill(manager, range(4))
+def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(fill, compute, filled):
+    manager, row = filled(8, 4, range(4))
     fill(manager, [*range(4), *range(100, 104)])
     manager.append(row, range(200, 204))
     manager.next_batch()

@@ -96,8 +96,7 @@ def test_what_moves_to_the_host_leaves_the_device_first(make_manager, serve):
     (first,) = manager.take_events()
     serve(manager, B)
     told = [(type(event).__name__, event.tier) for event in manager.take_events()]
-    assert told == [("Removed", "device"), ("Stored", "host"), ("Stored", "device")]
-    assert first.tier == "device"
+    assert (told, first.tier) == ([("Removed", "device"), ("Stored", "host"), ("Stored", "device")], "device")
 
 
 def test_what_came_and_went_in_between_is_not_told(make_manager, serve):

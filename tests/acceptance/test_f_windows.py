@@ -50,8 +50,7 @@ def test_F2_a_window_of_one_token_keeps_the_block_that_the_next_token_is_written
     assert given_back(manager, row) == 1
     compute(manager, row, 1)
     # The next token is the first of a block that is not there yet.
-    assert given_back(manager, row) == 2
-    assert manager.device.num_used == 0
+    assert (given_back(manager, row), manager.device.num_used) == (2, 0)
 
 
 def test_F4_a_prompt_in_chunks_holds_a_bounded_number_of_blocks(make_manager):
@@ -62,20 +61,17 @@ def test_F4_a_prompt_in_chunks_holds_a_bounded_number_of_blocks(make_manager):
         manager.allocate(row, 50)
         held.append(manager.device.num_used)
         manager.confirm()
-    assert held == [4, 7, 8, 8, 8, 8, 8, 8]
-    assert len(manager.table(row)) == 25
+    assert (held, len(manager.table(row))) == ([4, 7, 8, 8, 8, 8, 8, 8], 25)
 
 
-def test_F4_a_prompt_goes_through_a_pool_that_holds_its_window_and_two_blocks(make_scheduler, request_of, step):
+def test_F4_a_prompt_goes_through_a_pool_that_holds_its_window_and_two_blocks(make_scheduler, step):
     # 63 tokens before the next one lie in 5 blocks at most; 6 hold them and what is computed.
-    scheduler = make_scheduler(6, 16, groups=[LayerGroup("window", 64)], prefix_caching=False)
-    scheduler.add(request_of("long", 400, max_tokens=2))
+    scheduler = make_scheduler(6, 16, {"long": (400, 2)}, groups=[LayerGroup("window", 64)], prefix_caching=False)
     lengths = []
     while scheduler.has_unfinished:
         lengths += step(scheduler).tokens.values()
         assert len(lengths) < 100
-    assert sum(lengths) == 401
-    assert scheduler.manager.device.num_free == 6
+    assert (sum(lengths), scheduler.manager.device.num_free) == (401, 6)
 
 
 @pytest.mark.parametrize("pages", [1, 2])
@@ -108,9 +104,8 @@ def test_F6_Q5_what_is_said_to_be_lacking_is_what_is_drawn(make_manager, pages):
         (LayerGroup("chunk", 32), 6),
     ],
 )
-def test_Q3_Q4_a_step_ahead_frees_nothing_until_the_prompts_update(make_scheduler, request_of, group, dropped):
-    scheduler = make_scheduler(20, 16, groups=[group], prefix_caching=False)
-    scheduler.add(request_of("r", 100, max_tokens=5))
+def test_Q3_Q4_a_step_ahead_frees_nothing_until_the_prompts_update(make_scheduler, group, dropped):
+    scheduler = make_scheduler(20, 16, {"r": (100, 5)}, groups=[group], prefix_caching=False)
     first = scheduler.schedule()
     second = scheduler.schedule()
     assert (first.num_tokens.tolist(), second.num_tokens.tolist()) == ([100], [1])
@@ -123,9 +118,8 @@ def test_Q3_Q4_a_step_ahead_frees_nothing_until_the_prompts_update(make_schedule
     assert found == [0, dropped, dropped]
 
 
-def test_a_cancel_gives_nothing_of_a_window_back_that_its_row_still_reads(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 2, groups=[LayerGroup("window", 4)], prefix_caching=False)
-    scheduler.add(request_of("r", 8, max_tokens=5))
+def test_a_cancel_gives_nothing_of_a_window_back_that_its_row_still_reads(make_scheduler):
+    scheduler = make_scheduler(8, 2, {"r": (8, 5)}, groups=[LayerGroup("window", 4)], prefix_caching=False)
     batch = scheduler.schedule()
     scheduler.update(batch, np.array([7]))
     (row,) = batch.rows.tolist()
@@ -136,11 +130,9 @@ def test_a_cancel_gives_nothing_of_a_window_back_that_its_row_still_reads(make_s
     assert given_back(scheduler.manager, row) == 2
 
 
-def test_a_batch_names_the_pages_of_each_group(make_scheduler, request_of):
+def test_a_batch_names_the_pages_of_each_group(make_scheduler):
     groups = [LayerGroup("window", 4, pages=2), LayerGroup("full", pages=3)]
-    scheduler = make_scheduler(40, 2, groups=groups, prefix_caching=False)
-    scheduler.add(request_of("a", 8, max_tokens=5))
-    scheduler.add(request_of("b", 3, max_tokens=5))
+    scheduler = make_scheduler(40, 2, {"a": (8, 5), "b": (3, 5)}, groups=groups, prefix_caching=False)
     scheduler.update(scheduler.schedule(), np.array([7, 7]))
     batch = scheduler.schedule()
     window, full = (group.tables for group in batch.groups)
@@ -154,7 +146,6 @@ def test_a_batch_names_the_pages_of_each_group(make_scheduler, request_of):
     assert max(pages) < 40
 
 
-def test_a_plain_model_has_block_tables_alone(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 2)
-    scheduler.add(request_of("r", 3))
+def test_a_plain_model_has_block_tables_alone(make_scheduler):
+    scheduler = make_scheduler(8, 2, {"r": 3})
     assert scheduler.schedule().groups is None

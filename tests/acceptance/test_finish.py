@@ -13,10 +13,8 @@ def known(output):
     return output.id, output.sequence, output.token_ids, output.finish_reason, output.usage is not None
 
 
-def test_a_running_request_of_one_sequence_ends_with_its_usage(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 4))
+def test_a_running_request_of_one_sequence_ends_with_its_usage(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"a": 4, "b": 4})
     step(scheduler)
     step(scheduler)
     output = scheduler.finish("a")
@@ -24,14 +22,12 @@ def test_a_running_request_of_one_sequence_ends_with_its_usage(make_scheduler, r
     assert (output.usage.prompt_tokens, output.usage.output_tokens) == (4, 2)
     assert scheduler.status("a") == "finished"
     assert "stop" in str(scheduler.explain("a"))
-    assert scheduler.counts()["finished"] == 1
-    assert scheduler.check() == []
+    assert (scheduler.counts()["finished"], scheduler.check()) == (1, [])
     assert step(scheduler).tokens == {"b": 1}
 
 
-def test_a_request_ends_with_length_if_the_engine_says_so(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 4))
+def test_a_request_ends_with_length_if_the_engine_says_so(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"a": 4})
     step(scheduler)
     assert scheduler.finish("a", 0, "length").finish_reason == "length"
     assert not scheduler.has_unfinished
@@ -58,20 +54,15 @@ def test_the_others_of_a_group_go_on_and_the_last_one_has_the_usage(make_schedul
         assert scheduler.check() == []
     (usage,) = usages
     assert usage.output_tokens == sum(len(tokens) for tokens in engine.outputs.values())
-    assert scheduler.counts()["finished"] == 1
-    assert scheduler.manager.device.num_used == 0
+    assert (scheduler.counts()["finished"], scheduler.manager.device.num_used) == (1, 0)
 
 
-def test_a_waiting_request_ends(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4, max_sequences=1)
-    for name in ("runs", "waits"):
-        scheduler.add(request_of(name, 4, max_tokens=2))
+def test_a_waiting_request_ends(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"runs": (4, 2), "waits": (4, 2)}, max_sequences=1)
     step(scheduler)
     output = scheduler.finish("waits")
     assert known(output) == ("waits", 0, [], "stop", True)
-    assert output.usage.output_tokens == 0
-    assert scheduler.waiting_ids() == []
-    assert scheduler.check() == []
+    assert (output.usage.output_tokens, scheduler.waiting_ids(), scheduler.check()) == (0, [], [])
 
 
 def test_a_sequence_of_a_waiting_group_never_runs(make_scheduler, request_of, run):
@@ -83,9 +74,7 @@ def test_a_sequence_of_a_waiting_group_never_runs(make_scheduler, request_of, ru
 
 
 def test_in_flight_it_ends_at_once_and_the_id_is_free_when_the_batch_has_ended(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 4))
+    scheduler = make_scheduler(8, 4, {"a": 4, "b": 4})
     batch = scheduler.schedule()
     assert known(scheduler.finish("a")) == ("a", 0, [], "stop", True)
     assert (scheduler.status("a"), scheduler.manager.device.num_used) == ("finished", 1)
@@ -97,8 +86,7 @@ def test_in_flight_it_ends_at_once_and_the_id_is_free_when_the_batch_has_ended(m
         scheduler.add(request_of("a", 4))
     assert scheduler.check() == []
     assert [output.id for output in scheduler.update(batch, [7, 7])] == ["b"]
-    assert scheduler.status("a") == "finished"
-    assert scheduler.counts()["aborted"] == 0
+    assert (scheduler.status("a"), scheduler.counts()["aborted"]) == ("finished", 0)
     assert scheduler.check() == []
     scheduler.add(request_of("a", 4))
 
@@ -119,8 +107,7 @@ def test_in_flight_one_sequence_of_a_group_goes_when_its_batch_ends(make_schedul
         counts = [1, 2, 1] if end == "counts" else None
         outputs = list(scheduler.update(batch, [5] * (4 if counts else 3), counts))
         assert [(output.sequence, output.token_ids) for output in outputs] == [(0, [5]), (2, [5])]
-    assert scheduler.check() == []
-    assert len(scheduler.rows_of("group")) == 2
+    assert (scheduler.check(), len(scheduler.rows_of("group"))) == ([], 2)
     batch = scheduler.schedule()
     assert batch.sequences.tolist() == [0, 2]
     assert known(scheduler.finish("group", 0))[4] is False
@@ -171,8 +158,7 @@ def test_an_aborted_group_forgets_that_one_of_it_was_ended(make_scheduler, reque
     assert known(scheduler.abort("group")) == ("group", other, [], "abort", True)
     assert scheduler.finish("group", other) is None
     assert list(scheduler.update(batch, [7] * int(batch.samples.sum()))) == []
-    assert scheduler.counts()["aborted"] == 1
-    assert scheduler.check() == []
+    assert (scheduler.counts()["aborted"], scheduler.check()) == (1, [])
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2])
@@ -197,8 +183,7 @@ def test_a_preempted_request_ends(make_scheduler, request_of, step, policy, host
         assert known(output)[:4] == ("b", sequence, [], "stop")
         assert scheduler.check() == []
     assert output.usage.preemptions >= 1
-    assert scheduler.status("b") == "finished"
-    assert scheduler.manager.host.num_used == 0
+    assert (scheduler.status("b"), scheduler.manager.host.num_used) == ("finished", 0)
 
 
 def test_a_loading_request_ends_at_once_and_its_blocks_go_back_when_the_batch_that_lists_its_loads_has_ended(
@@ -220,9 +205,8 @@ def test_a_loading_request_ends_at_once_and_its_blocks_go_back_when_the_batch_th
     assert scheduler.check() == []
 
 
-def test_what_waits_for_the_caller_ends(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 4))
+def test_what_waits_for_the_caller_ends(make_scheduler):
+    scheduler = make_scheduler(8, 4, {"a": 4})
     scheduler.update(scheduler.schedule(), [], [0])
     assert scheduler.finish("a").usage.output_tokens == 0
     assert not scheduler.has_unfinished
@@ -248,9 +232,8 @@ def test_its_content_is_kept_as_the_request_wishes(make_scheduler, step):
     assert scheduler.manager.lookup(range(9)).num_tokens == 8
 
 
-def test_what_has_ended_or_never_was(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 4, max_tokens=1))
+def test_what_has_ended_or_never_was(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"a": (4, 1)})
     step(scheduler)
     assert scheduler.finish("a") is None
     for name in ("nobody", None, 3):
@@ -268,9 +251,8 @@ def test_another_sequence_is_refused(make_scheduler, request_of, sequence):
 
 
 @pytest.mark.parametrize("reason", ["abort", "rejected", "error", "", None, 1, ["stop"]])
-def test_another_reason_is_refused(make_scheduler, request_of, reason):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 4))
+def test_another_reason_is_refused(make_scheduler, reason):
+    scheduler = make_scheduler(8, 4, {"a": 4})
     with pytest.raises(InvalidRequest, match='reason has to be "stop" or "length"'):
         scheduler.finish("a", reason=reason)
     assert scheduler.status("a") == "waiting"

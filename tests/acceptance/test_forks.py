@@ -117,8 +117,7 @@ def test_a_request_with_forks_gives_way_and_returns_whole():
         for output in scheduler.update(batch, np.full(batch.ticket.num_samples, 5)):
             if output.finish_reason:
                 ended[output.id, output.sequence] = output.finish_reason
-    assert ended == {("a", 0): "length", ("a", 1): "length", ("b", 0): "length"}
-    assert scheduler.check() == []
+    assert (ended, scheduler.check()) == ({("a", 0): "length", ("a", 1): "length", ("b", 0): "length"}, [])
 
 
 def test_what_cannot_be_forked_says_why_and_changes_nothing():

@@ -8,9 +8,8 @@ import pytest
 from paged.errors import NeverFits
 
 
-def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_scheduler, request_of, step, scheduled):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 4, max_tokens=8))
+def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"a": (4, 8)})
     batch = scheduler.schedule()
     outputs = list(scheduler.update(batch, [], [0]))
     assert [output.token_ids for output in outputs] in ([], [[]])
@@ -22,25 +21,21 @@ def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_schedul
     assert step(scheduler).batch.token_ids.tolist() == [50, 51]
 
 
-def test_appended_tokens_are_computed_with_the_next_step(make_scheduler, make_engine, request_of):
+def test_appended_tokens_are_computed_with_the_next_step(make_scheduler, make_engine):
     scheduler = make_scheduler(8, 4)
-    engine = make_engine(scheduler)
-    engine.add(request_of("a", 4, max_tokens=4))
+    engine = make_engine(scheduler, {"a": (4, 4)})
     engine.step()
     scheduler.append("a", [30, 31, 32])
     engine.known["a", 0] += [30, 31, 32]
     batch = engine.step()
     # The sampled one, and the three of the caller.
-    assert batch.num_tokens.tolist() == [4]
-    assert batch.seq_lens.tolist() == [8]
+    assert (batch.num_tokens.tolist(), batch.seq_lens.tolist()) == ([4], [8])
     engine.run()
     assert scheduler.status("a") == "finished"
 
 
-def test_appended_tokens_that_can_never_fit_end_the_request_as_rejected(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4)
-    scheduler.add(request_of("a", 6, max_tokens=50))
-    scheduler.add(request_of("b", 3, max_tokens=3))
+def test_appended_tokens_that_can_never_fit_end_the_request_as_rejected(make_scheduler, step):
+    scheduler = make_scheduler(4, 4, {"a": (6, 50), "b": (3, 3)})
     step(scheduler)
     scheduler.append("a", list(range(20)))
     reasons = {}
@@ -64,8 +59,7 @@ def test_a_group_samples_in_every_sequence_and_shares_its_prompt(make_scheduler,
     assert scheduler.manager.device.num_used == 2 + 3
     engine.run()
     assert sorted(engine.outputs) == ["group/0", "group/1", "group/2"]
-    assert {len(tokens) for tokens in engine.outputs.values()} == {5}
-    assert scheduler.counts()["finished"] == 1
+    assert ({len(tokens) for tokens in engine.outputs.values()}, scheduler.counts()["finished"]) == ({5}, 1)
 
 
 def test_a_group_ends_when_its_last_sequence_ends(make_scheduler, request_of):
@@ -93,8 +87,7 @@ def test_an_aborted_group_goes_whole(make_scheduler, request_of, step):
     step(scheduler)
     step(scheduler)
     scheduler.abort("group")
-    assert scheduler.manager.device.num_used == 0
-    assert scheduler.counts()["aborted"] == 1
+    assert (scheduler.manager.device.num_used, scheduler.counts()["aborted"]) == (0, 1)
     assert not scheduler.has_unfinished
 
 
@@ -109,9 +102,8 @@ def test_sequences_of_a_group_that_fill_the_same_block_in_one_step_end_with_one_
     assert {len(tokens) for tokens in engine.outputs.values()} == {5}
 
 
-def test_tokens_that_can_never_fit_are_not_kept_until_their_request_is_rejected(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 5, max_tokens=3))
+def test_tokens_that_can_never_fit_are_not_kept_until_their_request_is_rejected(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"a": (5, 3)})
     step(scheduler)
     room = scheduler.manager.rows.tokens.shape
     scheduler.append("a", np.ones(1_000_000, np.int32))
@@ -124,8 +116,7 @@ def test_tokens_that_can_never_fit_are_not_kept_until_their_request_is_rejected(
 def test_a_sequence_that_waits_for_its_caller_is_computed_again_and_its_row_samples_for_the_next_request(
     make_scheduler, request_of, step
 ):
-    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
-    scheduler.add(request_of("first", 8, max_tokens=2))
+    scheduler = make_scheduler(4, 4, {"first": (8, 2)}, policy="vllm", prefix_caching=False)
     scheduler.add(request_of("group", 3, num_sequences=2))
     scheduler.update(scheduler.schedule(), [7, 7], counts=[1, 0, 1])
     assert step(scheduler).batch.preempted == (("group", "recompute"),)
@@ -137,8 +128,7 @@ def test_a_sequence_that_waits_for_its_caller_is_computed_again_and_its_row_samp
     for name in ("a", "b"):
         scheduler.add(request_of(name, 3))
     batch = scheduler.schedule()
-    assert sorted(batch.rows.tolist()) == sorted(rows)
-    assert batch.samples.tolist() == [True, True]
+    assert (sorted(batch.rows.tolist()), batch.samples.tolist()) == (sorted(rows), [True, True])
     scheduler.update(batch, [7, 7])
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from paged import Admission, PagedError, Policy
 from paged.errors import NeverFits, WaitingFull
-from paged.testing.snapshots import snapshot
 
 
 @pytest.mark.parametrize("num_blocks", [8, 40, 80])
@@ -29,29 +28,25 @@ def test_H1_never_is_what_an_empty_pool_could_not_hold_and_the_watermark_only_de
         assert manager.admission(need, watermark=watermark) is expected
 
 
-def test_H2_admission_asks_and_takes_nothing(make_manager, fill):
+def test_H2_admission_asks_and_takes_nothing(make_manager, fill, unchanged):
     manager = make_manager(4, 4)
     fill(manager, range(6))
-    before = snapshot(manager)
-    for need in range(6):
-        manager.admission(need, watermark=1)
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        for need in range(6):
+            manager.admission(need, watermark=1)
 
 
 HALF = Policy(name="half", composition="in_order", watermark=0.5)
 
 
-def test_H3_a_watermark_never_keeps_the_first_out(make_scheduler, request_of, step):
-    scheduler = make_scheduler(120, 16, policy=HALF)
-    scheduler.add(request_of("first", 1600))
+def test_H3_a_watermark_never_keeps_the_first_out(make_scheduler, step):
+    scheduler = make_scheduler(120, 16, {"first": 1600}, policy=HALF)
     assert step(scheduler).tokens == {"first": 1600}
     assert scheduler.manager.device.num_used == 100
 
 
-def test_H3_a_watermark_delays_the_second_and_is_no_refusal(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4, policy=HALF)
-    scheduler.add(request_of("first", 20, max_tokens=3))
-    scheduler.add(request_of("second", 24, max_tokens=3))
+def test_H3_a_watermark_delays_the_second_and_is_no_refusal(make_scheduler, step):
+    scheduler = make_scheduler(20, 4, {"first": (20, 3), "second": (24, 3)}, policy=HALF)
     # 5 of 20 blocks are taken: 6 more would leave 9, and 10 are to be left.
     assert step(scheduler).tokens == {"first": 20}
     step(scheduler)
@@ -60,19 +55,15 @@ def test_H3_a_watermark_delays_the_second_and_is_no_refusal(make_scheduler, requ
     assert step(scheduler).tokens == {"second": 24}
 
 
-def test_H3_what_leaves_the_watermark_whole_is_admitted(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4, policy=HALF)
-    scheduler.add(request_of("first", 20))
-    scheduler.add(request_of("second", 20))
+def test_H3_what_leaves_the_watermark_whole_is_admitted(make_scheduler, step):
+    scheduler = make_scheduler(20, 4, {"first": 20, "second": 20}, policy=HALF)
     assert step(scheduler).tokens == {"first": 20, "second": 20}
 
 
-def test_H4_a_watermark_is_not_kept_from_decoding(make_scheduler, request_of, run):
-    scheduler = make_scheduler(10, 4, policy=HALF)
-    scheduler.add(request_of("grows", 8, max_tokens=32))
+def test_H4_a_watermark_is_not_kept_from_decoding(make_scheduler, run):
+    scheduler = make_scheduler(10, 4, {"grows": (8, 32)}, policy=HALF)
     run(scheduler)
-    assert scheduler.stats().output_tokens == 32
-    assert scheduler.stats().max_preemptions == 0
+    assert (scheduler.stats().output_tokens, scheduler.stats().max_preemptions) == (32, 0)
 
 
 def test_H5_a_prompt_without_room_for_an_output_is_refused_with_the_numbers(make_scheduler, request_of, run):
@@ -93,19 +84,16 @@ def test_H5_a_prompt_without_room_for_an_output_is_refused_with_the_numbers(make
     assert (stats.computed_tokens, stats.preemptions_recompute, stats.preemptions_swap) == (1007, 0, 0)
 
 
-def test_H6_a_sequence_that_reaches_the_pools_end_stops_there(make_scheduler, request_of, run):
-    scheduler = make_scheduler(63, 16)
-    scheduler.add(request_of("grows", 1000, max_tokens=24))
+def test_H6_a_sequence_that_reaches_the_pools_end_stops_there(make_scheduler, run):
+    scheduler = make_scheduler(63, 16, {"grows": (1000, 24)})
     steps = run(scheduler)
     tokens = [token for step in steps for token in step.outputs["grows"].token_ids]
-    assert tokens == [7] * 8
-    assert steps[-1].outputs["grows"].finish_reason == "length"
+    assert (tokens, steps[-1].outputs["grows"].finish_reason) == ([7] * 8, "length")
     assert scheduler.stats().max_preemptions == 0
 
 
-def test_H7_a_sequence_stops_at_the_models_length(make_scheduler, request_of, run):
-    scheduler = make_scheduler(63, 16, max_model_len=40)
-    scheduler.add(request_of("grows", 30, max_tokens=24))
+def test_H7_a_sequence_stops_at_the_models_length(make_scheduler, run):
+    scheduler = make_scheduler(63, 16, {"grows": (30, 24)}, max_model_len=40)
     steps = run(scheduler)
     assert sum(len(step.outputs["grows"].token_ids) for step in steps) == 10
     assert steps[-1].outputs["grows"].finish_reason == "length"
@@ -122,9 +110,8 @@ def test_H8_a_prompt_over_the_models_length_is_refused_and_never_scheduled(make_
 
 
 @pytest.mark.parametrize("policy", ["paged", "vllm", "fastgen"])
-def test_H9_a_prompt_over_the_budget_of_a_step_is_chunked_and_not_refused(make_scheduler, request_of, run, policy):
-    scheduler = make_scheduler(16, 4, policy=policy, max_tokens_per_step=32)
-    scheduler.add(request_of("long", 48, max_tokens=1))
+def test_H9_a_prompt_over_the_budget_of_a_step_is_chunked_and_not_refused(make_scheduler, run, policy):
+    scheduler = make_scheduler(16, 4, {"long": (48, 1)}, policy=policy, max_tokens_per_step=32)
     assert [step.tokens for step in run(scheduler)] == [{"long": 32}, {"long": 16}]
 
 
@@ -134,10 +121,8 @@ def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation
     scheduler.add(request_of("a", 30, max_tokens=2, num_computed=16))
     scheduler.add(request_of("b", 18, max_tokens=2, num_computed=16))
     batch = scheduler.schedule()
-    assert scheduler.status("a") == "loading"
-    assert scheduler.status("b") == "waiting"
-    assert len(batch.rows) == 0
-    assert batch.loads[:, 1].tolist() == [0, 4, 8, 12]
+    assert (scheduler.status("a"), scheduler.status("b")) == ("loading", "waiting")
+    assert (len(batch.rows), batch.loads[:, 1].tolist()) == (0, [0, 4, 8, 12])
     assert len(set(batch.loads[:, 2].tolist())) == 4
     scheduler.update(batch, [])
     scheduler.loaded("a", 16)
@@ -153,19 +138,15 @@ def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation
     assert scheduler.stats().max_preemptions == 0
 
 
-def test_H11_a_request_waits_for_blocks_and_enters_when_they_come_back(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4, policy="vllm")
-    scheduler.add(request_of("first", 12, max_tokens=1))
-    scheduler.add(request_of("second", 8, max_tokens=1))
+def test_H11_a_request_waits_for_blocks_and_enters_when_they_come_back(make_scheduler, step):
+    scheduler = make_scheduler(4, 4, {"first": (12, 1), "second": (8, 1)}, policy="vllm")
     assert step(scheduler).tokens == {"first": 12}
     assert step(scheduler).tokens == {"second": 8}
     assert scheduler.stats().max_preemptions == 0
 
 
 def test_H12_a_limit_on_waiting_requests_refuses_and_changes_nothing(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4, max_waiting=2)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 4))
+    scheduler = make_scheduler(8, 4, {"a": 4, "b": 4}, max_waiting=2)
     with pytest.raises(WaitingFull, match="2"):
         scheduler.add(request_of("c", 4))
     assert scheduler.waiting_ids() == ["a", "b"]
@@ -174,19 +155,16 @@ def test_H12_a_limit_on_waiting_requests_refuses_and_changes_nothing(make_schedu
     assert scheduler.waiting_ids() == ["c"]
 
 
-def test_H13_a_waiting_request_holds_neither_blocks_nor_a_row(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4)
-    scheduler.add(request_of("a", 13))
+def test_H13_a_waiting_request_holds_neither_blocks_nor_a_row(make_scheduler, request_of, step, unchanged):
+    scheduler = make_scheduler(4, 4, {"a": 13})
     step(scheduler)
-    before = snapshot(scheduler.manager)
-    scheduler.add(request_of("b", 13))
-    assert snapshot(scheduler.manager) == before
+    with unchanged(scheduler.manager):
+        scheduler.add(request_of("b", 13))
     assert scheduler.rows_of("b") == []
 
 
 def test_H14_a_group_is_admitted_whole_or_not_at_all(make_scheduler, request_of, step):
-    scheduler = make_scheduler(40, 4, max_sequences=4)
-    scheduler.add(request_of("one", 4))
+    scheduler = make_scheduler(40, 4, {"one": 4}, max_sequences=4)
     scheduler.add(request_of("group", 4, num_sequences=4))
     assert step(scheduler).tokens == {"one": 4}
     scheduler.abort("one")
@@ -204,8 +182,7 @@ def test_H15_a_group_of_more_sequences_than_run_at_once_is_refused(make_schedule
 
 def test_H16_what_is_cached_helps_a_request_in(make_scheduler, request_of, step):
     # "late" wants 4 blocks, 3 of which "early" holds with the same content: one is free, and one is enough.
-    scheduler = make_scheduler(5, 4, policy="vllm")
-    scheduler.add(request_of("early", [*range(12), 50], max_tokens=3))
+    scheduler = make_scheduler(5, 4, {"early": ([*range(12), 50], 3)}, policy="vllm")
     step(scheduler)
     scheduler.add(request_of("late", [*range(12), 60], max_tokens=3))
     assert step(scheduler).tokens == {"early": 1, "late": 1}

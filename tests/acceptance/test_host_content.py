@@ -93,8 +93,7 @@ def test_a_block_that_the_host_has_already_is_not_copied_again(make_manager, ser
     for tokens in (A, B, A, B):
         moves = serve(manager, tokens)
     # The whole prompt is looked up but for its last block, which is computed anew.
-    assert len(moves.host_to_device) == 2
-    assert manager.stats().offloaded_blocks == 6
+    assert (len(moves.host_to_device), manager.stats().offloaded_blocks) == (2, 6)
 
 
 def test_no_host_block_is_read_and_written_in_one_batch(make_manager, serve):
@@ -126,8 +125,7 @@ def test_content_never_keeps_a_swap_out(make_manager, serve, compute):
         serve(manager, list(range(start, start + 12)))
     row = manager.add(list(range(300, 312)))
     compute(manager, row)
-    assert manager.host.num_cached == 3
-    assert len(manager.swap_out([row]).device_to_host) == 3
+    assert (manager.host.num_cached, len(manager.swap_out([row]).device_to_host)) == (3, 3)
     assert manager.host.num_used == 3
     manager.free([row])
 
@@ -158,8 +156,7 @@ def test_moves_of_content_come_with_the_batch_and_before_its_tokens_are_written(
             step(scheduler)
     scheduler.add(request_of("c", [*A, 7], max_tokens=1))
     batch = scheduler.schedule()
-    assert batch.token_ids.tolist() == [7]
-    assert len(batch.moves.host_to_device) == 3
+    assert (batch.token_ids.tolist(), len(batch.moves.host_to_device)) == ([7], 3)
     scheduler.update(batch, np.array([1], np.int32))
 
 
@@ -192,8 +189,7 @@ def test_of_several_prompts_that_leave_together_the_host_keeps_those_that_left_f
     moves = serve(manager, range(200, 224))
     assert (len(moves.device_to_host), manager.host.num_cached) == (4, 4)
     # A left whole, and of B the block at its end, which without those before it nobody can use.
-    assert manager.lookup([*A, 1]).host_tokens == 12
-    assert manager.lookup([*B, 1]).host_tokens == 0
+    assert (manager.lookup([*A, 1]).host_tokens, manager.lookup([*B, 1]).host_tokens) == (12, 0)
     assert manager.check() == []
 
 
@@ -202,8 +198,7 @@ def test_a_prompt_that_leaves_the_host_in_parts_loses_its_end_first(make_manager
     serve(manager, A)
     serve(manager, B)
     serve(manager, [1, 2, 3, 4])
-    assert manager.lookup([*A, 1]).host_tokens == 8
-    assert manager.check() == []
+    assert (manager.lookup([*A, 1]).host_tokens, manager.check()) == (8, [])
 
 
 def test_what_left_in_a_call_and_comes_back_in_the_next_is_copied_from_where_it_was(make_manager, serve):
@@ -243,8 +238,7 @@ def test_a_fork_writes_no_host_block_that_a_cancelled_batch_has_still_to_read(
     scheduler = make_scheduler(
         6, 2, host_blocks=1, host_caching=True, costs=Costs(seconds_per_swapped_block=1e-9, seconds_per_token=1.0)
     )
-    engine = make_engine(scheduler)
-    engine.add(request_of("r", [4, 4, 4], max_tokens=50))
+    engine = make_engine(scheduler, {"r": ([4, 4, 4], 50)})
     batch = scheduler.schedule()
     engine.forward(batch)
     scheduler.update(batch, [], [0])
@@ -270,8 +264,7 @@ def test_a_fork_writes_no_host_block_that_a_cancelled_batch_has_still_to_read(
 
 def test_what_a_fork_drives_out_between_two_steps_goes_to_the_host(make_scheduler, make_engine, request_of):
     scheduler = make_scheduler(3, 2, host_blocks=1, host_caching=True)
-    engine = make_engine(scheduler)
-    engine.add(request_of("r", [4], max_tokens=50))
+    engine = make_engine(scheduler, {"r": ([4], 50)})
     batch = scheduler.schedule()
     engine.forward(batch)
     scheduler.update(batch, [], [0])

@@ -10,10 +10,8 @@ CHUNKING = ["paged", "vllm", "fastgen", "sarathi"]
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
-def test_I1_with_an_ample_budget_all_are_scheduled_whole_in_arrival_order(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(200, 4, policy=policy)
-    for number in range(10):
-        scheduler.add(request_of(f"r{number}", 20 + number))
+def test_I1_with_an_ample_budget_all_are_scheduled_whole_in_arrival_order(make_scheduler, step, policy):
+    scheduler = make_scheduler(200, 4, {f"r{number}": 20 + number for number in range(10)}, policy=policy)
     batch = step(scheduler).batch
     assert list(batch.ids) == [f"r{number}" for number in range(10)]
     assert batch.num_tokens.tolist() == [20 + number for number in range(10)]
@@ -21,15 +19,11 @@ def test_I1_with_an_ample_budget_all_are_scheduled_whole_in_arrival_order(make_s
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
-def test_I2_a_batch_is_packed_row_after_row(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(20, 4, policy=policy)
-    scheduler.add(request_of("a", [5, 6, 7]))
-    scheduler.add(request_of("b", [8, 9]))
+def test_I2_a_batch_is_packed_row_after_row(make_scheduler, step, policy):
+    scheduler = make_scheduler(20, 4, {"a": [5, 6, 7], "b": [8, 9]}, policy=policy)
     batch = step(scheduler).batch
-    assert batch.query_start_loc.tolist() == [0, 3, 5]
-    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9]
-    assert batch.positions.tolist() == [0, 1, 2, 0, 1]
-    assert batch.seq_lens.tolist() == [3, 2]
+    assert (batch.query_start_loc.tolist(), batch.token_ids.tolist()) == ([0, 3, 5], [5, 6, 7, 8, 9])
+    assert (batch.positions.tolist(), batch.seq_lens.tolist()) == ([0, 1, 2, 0, 1], [3, 2])
     assert batch.samples.tolist() == [True, True]
     tables = [scheduler.manager.table(row)[0] for row in batch.rows]
     assert batch.slot_mapping.tolist() == [4 * tables[0] + i for i in range(3)] + [4 * tables[1] + i for i in range(2)]
@@ -55,10 +49,8 @@ def test_I3_without_chunking_nobody_overtakes_the_head_that_does_not_fit(make_sc
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
-def test_I4_two_prompts_of_60_share_a_budget_of_64(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=64)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 60))
+def test_I4_two_prompts_of_60_share_a_budget_of_64(make_scheduler, step, policy):
+    scheduler = make_scheduler(64, 4, {"a": 60, "b": 60}, policy=policy, max_tokens_per_step=64)
     assert step(scheduler).tokens == {"a": 60, "b": 4}
     assert step(scheduler).tokens == {"a": 1, "b": 56}
 
@@ -67,23 +59,18 @@ def test_I4_two_prompts_of_60_share_a_budget_of_64(make_scheduler, request_of, s
 def test_I5_a_decode_the_rest_of_a_prompt_and_the_start_of_the_next_fill_the_budget(
     make_scheduler, request_of, step, policy
 ):
-    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=64)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 60))
+    scheduler = make_scheduler(64, 4, {"a": 60, "b": 60}, policy=policy, max_tokens_per_step=64)
     step(scheduler)
     for name in ("c", "d"):
         scheduler.add(request_of(name, 60))
     second = step(scheduler)
-    assert second.tokens == {"a": 1, "b": 56, "c": 7}
-    assert second.batch.num_scheduled_tokens == 64
+    assert (second.tokens, second.batch.num_scheduled_tokens) == ({"a": 1, "b": 56, "c": 7}, 64)
     assert step(scheduler).tokens == {"a": 1, "b": 1, "c": 53, "d": 9}
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
 def test_I6_decodes_come_first_and_a_third_waits_until_one_is_gone(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(8, 4, policy=policy, max_tokens_per_step=2, max_sequences=2)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 2))
+    scheduler = make_scheduler(8, 4, {"a": 2, "b": 2}, policy=policy, max_tokens_per_step=2, max_sequences=2)
     assert step(scheduler).tokens == {"a": 2}
     scheduler.add(request_of("c", 2))
     assert step(scheduler).tokens == {"a": 1, "b": 1}
@@ -114,35 +101,28 @@ def test_I8_the_number_of_sequences_binds_before_the_budget(make_scheduler, requ
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
-def test_I9_a_cap_on_chunks_leaves_room_for_other_prompts(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=32, max_chunk=12)
-    for name in ("a", "b", "c"):
-        scheduler.add(request_of(name, 20))
+def test_I9_a_cap_on_chunks_leaves_room_for_other_prompts(make_scheduler, step, policy):
+    scheduler = make_scheduler(64, 4, {"a": 20, "b": 20, "c": 20}, policy=policy, max_tokens_per_step=32, max_chunk=12)
     assert step(scheduler).tokens == {"a": 12, "b": 12, "c": 8}
     assert step(scheduler).tokens == {"a": 8, "b": 8, "c": 12}
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
-def test_I10_a_chunk_fills_the_budget_and_need_not_end_with_a_block(make_scheduler, request_of, step, policy):
+def test_I10_a_chunk_fills_the_budget_and_need_not_end_with_a_block(make_scheduler, step, policy):
     # A peer rounds the second chunk down to full blocks (12, in all 62): an option, which ours does not take.
-    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=64)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 50))
+    scheduler = make_scheduler(64, 4, {"a": 50, "b": 50}, policy=policy, max_tokens_per_step=64)
     assert step(scheduler).tokens == {"a": 50, "b": 14}
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
-def test_I11_a_chunk_that_does_not_finish_its_prompt_yields_no_token(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(64, 4, policy=policy, max_tokens_per_step=20)
-    scheduler.add(request_of("a", 50, max_tokens=2))
+def test_I11_a_chunk_that_does_not_finish_its_prompt_yields_no_token(make_scheduler, step, policy):
+    scheduler = make_scheduler(64, 4, {"a": (50, 2)}, policy=policy, max_tokens_per_step=20)
     for computed in (20, 40):
         taken = step(scheduler)
-        assert taken.batch.samples.tolist() == [False]
-        assert taken.batch.seq_lens.tolist() == [computed]
+        assert (taken.batch.samples.tolist(), taken.batch.seq_lens.tolist()) == ([False], [computed])
         assert "a" not in taken.outputs or taken.outputs["a"].token_ids == []
     taken = step(scheduler)
-    assert taken.batch.samples.tolist() == [True]
-    assert taken.outputs["a"].token_ids == [7]
+    assert (taken.batch.samples.tolist(), taken.outputs["a"].token_ids) == ([True], [7])
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
@@ -171,8 +151,7 @@ def test_I15_with_nothing_to_do_the_batch_is_empty(make_scheduler, request_of, r
 
 
 def test_I16_the_first_of_two_goes_on_while_the_other_is_still_out(make_scheduler, request_of, scheduled):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 6))
+    scheduler = make_scheduler(20, 4, {"a": 6})
     first = scheduler.schedule()
     scheduler.add(request_of("b", 5))
     second = scheduler.schedule()
@@ -190,10 +169,8 @@ def test_I16_the_first_of_two_goes_on_while_the_other_is_still_out(make_schedule
     assert scheduler.check() == []
 
 
-def test_I17_budget_and_number_of_rows_hold_for_each_batch(make_scheduler, request_of, scheduled):
-    scheduler = make_scheduler(20, 4, max_sequences=3, max_tokens_per_step=8)
-    for name in ("a", "b", "c", "d"):
-        scheduler.add(request_of(name, 4))
+def test_I17_budget_and_number_of_rows_hold_for_each_batch(make_scheduler, scheduled):
+    scheduler = make_scheduler(20, 4, {"a": 4, "b": 4, "c": 4, "d": 4}, max_sequences=3, max_tokens_per_step=8)
     first, second = scheduler.schedule(), scheduler.schedule()
     assert (scheduled(first), scheduled(second)) == ({"a": 4, "b": 4}, {"a": 1, "b": 1, "c": 4})
     # "d" waits for a row, not for a batch.
@@ -209,10 +186,8 @@ def test_I18_several_prompts_are_mid_prefill_at_once(make_scheduler, request_of,
     assert step(scheduler).batch.samples.tolist() == [True, True, True]
 
 
-def test_I19_a_static_batch_lets_nobody_in_until_its_last_has_ended(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4, policy="static", max_sequences=2)
-    for name, max_tokens in (("a", 2), ("b", 4), ("c", 2)):
-        scheduler.add(request_of(name, 4, max_tokens=max_tokens))
+def test_I19_a_static_batch_lets_nobody_in_until_its_last_has_ended(make_scheduler, step):
+    scheduler = make_scheduler(20, 4, {"a": (4, 2), "b": (4, 4), "c": (4, 2)}, policy="static", max_sequences=2)
     first = step(scheduler)
     assert first.tokens == {"a": 4, "b": 4}
     # Memory is taken for prompt and outputs at once.
@@ -221,9 +196,8 @@ def test_I19_a_static_batch_lets_nobody_in_until_its_last_has_ended(make_schedul
         assert step(scheduler).tokens == expected
 
 
-def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 6))
+def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler):
+    scheduler = make_scheduler(20, 4, {"a": 6})
     batch = scheduler.schedule()
     for name, dtype in (
         ("rows", "int64"),
@@ -249,9 +223,8 @@ def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler, r
     scheduler.update(batch, [7])
 
 
-def test_I21_every_change_of_a_table_is_told_once(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 6))
+def test_I21_every_change_of_a_table_is_told_once(make_scheduler, step):
+    scheduler = make_scheduler(20, 4, {"a": 6})
     told = []
     for _ in range(8):
         batch = step(scheduler).batch
@@ -263,10 +236,8 @@ def test_I21_every_change_of_a_table_is_told_once(make_scheduler, request_of, st
     assert [column for _, column, _ in told] == list(range(len(table)))
 
 
-def test_I17_a_row_that_has_its_last_token_in_flight_keeps_its_seat_until_its_batch_ends(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4, max_sequences=1)
-    scheduler.add(request_of("a", 4, max_tokens=1))
-    scheduler.add(request_of("b", 4, max_tokens=1))
+def test_I17_a_row_that_has_its_last_token_in_flight_keeps_its_seat_until_its_batch_ends(make_scheduler):
+    scheduler = make_scheduler(20, 4, {"a": (4, 1), "b": (4, 1)}, max_sequences=1)
     first = scheduler.schedule()
     assert (first.ids.tolist(), scheduler.schedule().is_empty) == (["a"], True)
     scheduler.update(first, [7])

@@ -7,11 +7,9 @@ import pytest
 from paged import POLICIES, Costs
 
 
-def test_J1_a_row_in_flight_gives_way_at_once(make_scheduler, request_of, scheduled):
+def test_J1_a_row_in_flight_gives_way_at_once(make_scheduler, scheduled):
     # Batches run in order: what the next one writes into the blocks comes after what is in flight.
-    scheduler = make_scheduler(9, 16, policy="vllm", max_tokens_per_step=160)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 64, max_tokens=5))
+    scheduler = make_scheduler(9, 16, {"a": (64, 5), "b": (64, 5)}, policy="vllm", max_tokens_per_step=160)
     first, second = scheduler.schedule(), scheduler.schedule()
     assert scheduled(first) == {"a": 64, "b": 64}
     # Both need a fifth block, and there is one.
@@ -19,10 +17,8 @@ def test_J1_a_row_in_flight_gives_way_at_once(make_scheduler, request_of, schedu
     assert (scheduler.status("b"), scheduler.manager.device.num_used) == ("waiting", 5)
 
 
-def test_J2_the_late_token_of_a_request_that_was_preempted_in_flight_is_recorded_once(make_scheduler, request_of, run):
-    scheduler = make_scheduler(9, 16, policy="vllm", max_tokens_per_step=160)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 64, max_tokens=5))
+def test_J2_the_late_token_of_a_request_that_was_preempted_in_flight_is_recorded_once(make_scheduler, run):
+    scheduler = make_scheduler(9, 16, {"a": (64, 5), "b": (64, 5)}, policy="vllm", max_tokens_per_step=160)
     first, second = scheduler.schedule(), scheduler.schedule()
     assert [id for id, _ in second.preempted] == ["b"]
     late = {output.id: output.token_ids for output in scheduler.update(first, [41, 42])}
@@ -36,14 +32,11 @@ def test_J2_the_late_token_of_a_request_that_was_preempted_in_flight_is_recorded
     assert scheduler.stats().preemptions_recompute == 1
 
 
-def test_J3_the_latest_gives_way_first(make_scheduler, request_of, step):
-    scheduler = make_scheduler(6, 4, policy="vllm", prefix_caching=False)
-    for name in ("a", "b", "c"):
-        scheduler.add(request_of(name, 8))
+def test_J3_the_latest_gives_way_first(make_scheduler, step):
+    scheduler = make_scheduler(6, 4, {"a": 8, "b": 8, "c": 8}, policy="vllm", prefix_caching=False)
     step(scheduler)
     second = step(scheduler)
-    assert [id for id, _ in second.batch.preempted] == ["c"]
-    assert scheduler.running_ids() == ["a", "b"]
+    assert ([id for id, _ in second.batch.preempted], scheduler.running_ids()) == (["c"], ["a", "b"])
 
 
 @pytest.mark.parametrize(("caching", "recomputed"), [(False, 32), (True, 16)])
@@ -60,8 +53,7 @@ def test_J4_the_lower_priority_gives_way_and_resumes_with_its_tokens(
     assert third.batch.preempted == (("low", "recompute"),)
     assert third.outputs["high"].finish_reason == "length"
     fourth = step(scheduler)
-    assert fourth.tokens == {"low": recomputed}
-    assert fourth.outputs["low"].token_ids == [7]
+    assert (fourth.tokens, fourth.outputs["low"].token_ids) == ({"low": recomputed}, [7])
     rest = run(scheduler)
     assert 3 + sum(len(taken.outputs["low"].token_ids) for taken in rest) == 5
 
@@ -82,10 +74,8 @@ def test_J5_the_third_gives_all_its_blocks_and_computes_its_whole_context_again(
     assert step(scheduler).tokens == {"b": 1, "c": 9}
 
 
-def test_J6_the_blocks_of_a_victim_serve_the_one_that_needed_them(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 8))
+def test_J6_the_blocks_of_a_victim_serve_the_one_that_needed_them(make_scheduler, step):
+    scheduler = make_scheduler(4, 4, {"a": 8, "b": 8}, policy="vllm", prefix_caching=False)
     first = step(scheduler)
     theirs = [scheduler.manager.table(row).tolist() for row in first.batch.rows]
     second = step(scheduler)
@@ -95,47 +85,37 @@ def test_J6_the_blocks_of_a_victim_serve_the_one_that_needed_them(make_scheduler
     assert scheduler.manager.table(row).tolist()[2] in theirs[1]
 
 
-def test_J7_a_paused_row_keeps_its_head_and_computes_only_what_it_lost(make_scheduler, request_of, step):
-    scheduler = make_scheduler(6, 4, policy="paged", prefix_caching=False)
-    scheduler.add(request_of("a", 11))
-    scheduler.add(request_of("b", 8))
+def test_J7_a_paused_row_keeps_its_head_and_computes_only_what_it_lost(make_scheduler, step):
+    scheduler = make_scheduler(6, 4, {"a": 11, "b": 8}, policy="paged", prefix_caching=False)
     first = step(scheduler)
     assert first.tokens == {"a": 11, "b": 8}
     row = int(first.batch.rows[1])
     assert scheduler.manager.table(row).tolist() == [3, 4]
     second = step(scheduler)
-    assert second.tokens == {"a": 1, "b": 1}
-    assert scheduler.manager.table(row).tolist() == [3, 4, 5]
+    assert (second.tokens, scheduler.manager.table(row).tolist()) == ({"a": 1, "b": 1}, [3, 4, 5])
     third = step(scheduler)
     assert third.tokens == {"a": 1}
     assert third.batch.preempted == (("b", "recompute"),)
-    assert scheduler.status("b") == "paused"
-    assert scheduler.manager.table(row).tolist() == [3, 4]
+    assert (scheduler.status("b"), scheduler.manager.table(row).tolist()) == ("paused", [3, 4])
     scheduler.abort("a")
     fourth = step(scheduler)
     # One token whose KV was lost, and the last one, which never had any.
-    assert fourth.tokens == {"b": 2}
-    assert scheduler.stats().recomputed_tokens == 1
+    assert (fourth.tokens, scheduler.stats().recomputed_tokens) == ({"b": 2}, 1)
     assert scheduler.manager.table(row).tolist() == [3, 4, 0]
 
 
-def test_J8_a_prompt_that_is_paused_mid_way_goes_on_where_it_kept_its_blocks(make_scheduler, request_of, step):
-    scheduler = make_scheduler(6, 4, policy="paged", prefix_caching=False)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 12))
+def test_J8_a_prompt_that_is_paused_mid_way_goes_on_where_it_kept_its_blocks(make_scheduler, step):
+    scheduler = make_scheduler(6, 4, {"a": 12, "b": 12}, policy="paged", prefix_caching=False)
     assert step(scheduler).tokens == {"a": 12, "b": 12}
     second = step(scheduler)
-    assert second.tokens == {"a": 1}
-    assert scheduler.status("b") == "paused"
+    assert (second.tokens, scheduler.status("b")) == ({"a": 1}, "paused")
     scheduler.abort("a")
     # It kept two of three blocks: 4 prompt tokens and the one generated.
     assert step(scheduler).tokens == {"b": 5}
 
 
-def test_J9_generated_tokens_are_computed_again_like_a_prompt(make_scheduler, request_of, step):
-    scheduler = make_scheduler(6, 4, policy="vllm", prefix_caching=False)
-    scheduler.add(request_of("a", 11))
-    scheduler.add(request_of("b", 10))
+def test_J9_generated_tokens_are_computed_again_like_a_prompt(make_scheduler, step):
+    scheduler = make_scheduler(6, 4, {"a": 11, "b": 10}, policy="vllm", prefix_caching=False)
     step(scheduler)
     step(scheduler)
     third = step(scheduler)
@@ -143,15 +123,13 @@ def test_J9_generated_tokens_are_computed_again_like_a_prompt(make_scheduler, re
     assert third.batch.preempted == (("b", "recompute"),)
     scheduler.abort("a")
     fourth = step(scheduler)
-    assert fourth.tokens == {"b": 12}
-    assert fourth.batch.token_ids.tolist()[-2:] == [7, 7]
+    assert (fourth.tokens, fourth.batch.token_ids.tolist()[-2:]) == ({"b": 12}, [7, 7])
     assert scheduler.stats().recomputed_tokens == 11
 
 
 def test_J11_a_group_is_preempted_and_comes_back_whole(make_scheduler, make_engine, request_of):
     scheduler = make_scheduler(10, 4, policy="paged")
-    engine = make_engine(scheduler)
-    engine.add(request_of("alone", 8, max_tokens=20))
+    engine = make_engine(scheduler, {"alone": (8, 20)})
     engine.add(request_of("group", 6, max_tokens=10, num_sequences=3))
     while scheduler.has_unfinished:
         batch = engine.step()
@@ -170,14 +148,11 @@ def test_J11_a_group_is_preempted_and_comes_back_whole(make_scheduler, make_engi
     assert len({tuple(engine.outputs[f"group/{sequence}"]) for sequence in range(3)}) == 3
 
 
-def test_J12_the_preempted_one_goes_on_when_the_survivor_is_aborted(make_scheduler, request_of, step):
-    scheduler = make_scheduler(2, 4, policy="vllm", prefix_caching=False)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 4))
+def test_J12_the_preempted_one_goes_on_when_the_survivor_is_aborted(make_scheduler, step):
+    scheduler = make_scheduler(2, 4, {"a": 4, "b": 4}, policy="vllm", prefix_caching=False)
     assert step(scheduler).tokens == {"a": 4, "b": 4}
     second = step(scheduler)
-    assert second.tokens == {"a": 1}
-    assert [id for id, _ in second.batch.preempted] == ["b"]
+    assert (second.tokens, [id for id, _ in second.batch.preempted]) == ({"a": 1}, ["b"])
     counts = scheduler.counts()
     assert counts["waiting"] + counts["paused"] + counts["running"] == 2
     scheduler.abort("a")
@@ -187,9 +162,7 @@ def test_J12_the_preempted_one_goes_on_when_the_survivor_is_aborted(make_schedul
 
 
 def test_J13_a_preempted_request_comes_before_those_that_never_ran(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 8))
+    scheduler = make_scheduler(4, 4, {"a": 8, "b": 8}, policy="vllm", prefix_caching=False)
     step(scheduler)
     scheduler.add(request_of("fresh", 8))
     step(scheduler)
@@ -198,11 +171,9 @@ def test_J13_a_preempted_request_comes_before_those_that_never_ran(make_schedule
     assert list(step(scheduler).tokens) == ["b"]
 
 
-def test_J14_a_prompt_preempted_mid_way_starts_again_in_chunks(make_scheduler, request_of, step):
+def test_J14_a_prompt_preempted_mid_way_starts_again_in_chunks(make_scheduler, step):
     # A peer spends a step of 0 tokens on it; ours computes the other's token in that step.
-    scheduler = make_scheduler(16, 4, policy="vllm", prefix_caching=False, max_tokens_per_step=30)
-    scheduler.add(request_of("a", 3))
-    scheduler.add(request_of("long", 60))
+    scheduler = make_scheduler(16, 4, {"a": 3, "long": 60}, policy="vllm", prefix_caching=False, max_tokens_per_step=30)
     assert step(scheduler).tokens == {"a": 3, "long": 27}
     assert step(scheduler).tokens == {"a": 1, "long": 29}
     third = step(scheduler)
@@ -211,15 +182,12 @@ def test_J14_a_prompt_preempted_mid_way_starts_again_in_chunks(make_scheduler, r
     scheduler.abort("a")
     assert step(scheduler).tokens == {"long": 30}
     fifth = step(scheduler)
-    assert fifth.tokens == {"long": 30}
-    assert fifth.outputs["long"].token_ids == [7]
+    assert (fifth.tokens, fifth.outputs["long"].token_ids) == ({"long": 30}, [7])
 
 
-def test_J15_with_its_tail_on_the_host_a_request_resumes_with_one_token(make_scheduler, request_of, step):
+def test_J15_with_its_tail_on_the_host_a_request_resumes_with_one_token(make_scheduler, step):
     # The source takes the hits from a connector; here they are the host tier's.
-    scheduler = make_scheduler(6, 2, host_blocks=6, policy="paged")
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 5, max_tokens=4))
+    scheduler = make_scheduler(6, 2, {"a": (5, 4), "b": (5, 4)}, host_blocks=6, policy="paged")
     step(scheduler)
     step(scheduler)
     third = step(scheduler)
@@ -228,14 +196,11 @@ def test_J15_with_its_tail_on_the_host_a_request_resumes_with_one_token(make_sch
     assert len(third.batch.moves.device_to_host) == 1
     assert step(scheduler).outputs["a"].finish_reason == "length"
     fifth = step(scheduler)
-    assert fifth.tokens == {"b": 1}
-    assert scheduler.stats().recomputed_tokens == 0
+    assert (fifth.tokens, scheduler.stats().recomputed_tokens) == ({"b": 1}, 0)
 
 
-def test_J16_only_the_missing_blocks_come_off_the_victims_tail(make_scheduler, request_of, step):
-    scheduler = make_scheduler(12, 4, policy="paged", prefix_caching=False)
-    scheduler.add(request_of("a", 16))
-    scheduler.add(request_of("b", 32))
+def test_J16_only_the_missing_blocks_come_off_the_victims_tail(make_scheduler, step):
+    scheduler = make_scheduler(12, 4, {"a": 16, "b": 32}, policy="paged", prefix_caching=False)
     first = step(scheduler)
     assert scheduler.manager.device.num_available == 0
     row = int(first.batch.rows[1])
@@ -250,9 +215,7 @@ def test_J16_only_the_missing_blocks_come_off_the_victims_tail(make_scheduler, r
 
 @pytest.mark.parametrize("policy", ["vllm", "paged"])
 def test_J17_a_step_that_preempts_admits_nobody(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(6, 4, policy=policy, prefix_caching=False)
-    scheduler.add(request_of("a", 8))
-    scheduler.add(request_of("b", 16))
+    scheduler = make_scheduler(6, 4, {"a": 8, "b": 16}, policy=policy, prefix_caching=False)
     step(scheduler)
     scheduler.add(request_of("small", 4))
     second = step(scheduler)
@@ -262,18 +225,15 @@ def test_J17_a_step_that_preempts_admits_nobody(make_scheduler, request_of, step
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_J18_a_request_alone_is_never_preempted(make_scheduler, request_of, run, policy):
-    scheduler = make_scheduler(4, 4, policy=policy)
-    scheduler.add(request_of("alone", 3, max_tokens=13))
+def test_J18_a_request_alone_is_never_preempted(make_scheduler, run, policy):
+    scheduler = make_scheduler(4, 4, {"alone": (3, 13)}, policy=policy)
     steps = run(scheduler)
     assert all(step.batch.preempted == () for step in steps)
     assert sum(len(step.outputs["alone"].token_ids) for step in steps if "alone" in step.outputs) == 13
 
 
-def test_J19_a_preemption_is_counted_once_in_total_and_for_its_request(make_scheduler, request_of, step, run):
-    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 8, max_tokens=3))
+def test_J19_a_preemption_is_counted_once_in_total_and_for_its_request(make_scheduler, step, run):
+    scheduler = make_scheduler(4, 4, {"a": (8, 3), "b": (8, 3)}, policy="vllm", prefix_caching=False)
     step(scheduler)
     assert scheduler.stats().preemptions_recompute == 0
     step(scheduler)
@@ -330,11 +290,9 @@ def test_J21_every_token_is_accounted_for(make_scheduler, request_of, run):
 
 
 @pytest.mark.parametrize(("seconds", "kind"), [(1e-9, "swap"), (1e9, "recompute")])
-def test_J22_the_cheaper_way_is_taken(make_scheduler, make_engine, request_of, seconds, kind):
+def test_J22_the_cheaper_way_is_taken(make_scheduler, make_engine, seconds, kind):
     scheduler = make_scheduler(6, 4, host_blocks=6, costs=Costs(seconds_per_swapped_block=seconds))
-    engine = make_engine(scheduler)
-    for name in ("a", "b"):
-        engine.add(request_of(name, 12, max_tokens=6))
+    engine = make_engine(scheduler, {"a": (12, 6), "b": (12, 6)})
     engine.step()
     assert engine.step().preempted == (("b", kind),)
     engine.run()
@@ -362,14 +320,11 @@ def test_J23_blocks_that_somebody_else_still_holds_do_not_count_as_taken(make_sc
     assert [len(engine.outputs[name]) for name in ("a/0", "b/0", "c/0")] == [8, 3, 3]
 
 
-def test_J24_a_paused_request_gives_before_a_running_one(make_scheduler, request_of, step):
-    scheduler = make_scheduler(9, 4, prefix_caching=False)
-    for name, length in (("a", 12), ("b", 8), ("c", 16)):
-        scheduler.add(request_of(name, length))
+def test_J24_a_paused_request_gives_before_a_running_one(make_scheduler, step):
+    scheduler = make_scheduler(9, 4, {"a": 12, "b": 8, "c": 16}, prefix_caching=False)
     step(scheduler)
     second = step(scheduler)
-    assert [id for id, _ in second.batch.preempted] == ["c"]
-    assert second.tokens == {"a": 1, "b": 1}
+    assert ([id for id, _ in second.batch.preempted], second.tokens) == (["c"], {"a": 1, "b": 1})
     held = {id: int(scheduler.manager.rows.num_blocks[scheduler.rows_of(id)[0]]) for id in "abc"}
     assert held == {"a": 4, "b": 3, "c": 2}
     for _ in range(3):
@@ -379,10 +334,8 @@ def test_J24_a_paused_request_gives_before_a_running_one(make_scheduler, request
     assert [scheduler.status(id) for id in "abc"] == ["running", "running", "waiting"]
 
 
-def test_J24_one_that_cannot_give_all_that_is_missing_gives_all_that_it_has(make_scheduler, request_of, step):
-    scheduler = make_scheduler(5, 4, prefix_caching=False)
-    for name, length in (("a", 4), ("b", 7), ("c", 7)):
-        scheduler.add(request_of(name, length))
+def test_J24_one_that_cannot_give_all_that_is_missing_gives_all_that_it_has(make_scheduler, step):
+    scheduler = make_scheduler(5, 4, {"a": 4, "b": 7, "c": 7}, prefix_caching=False)
     scheduler.update(scheduler.schedule(), [7, 7], counts=[0, 1, 1])
     scheduler.append("a", [1] * 12)
     # Three blocks are missing: two of "c" and one of "b".
@@ -404,10 +357,8 @@ def test_J25_a_request_preempted_often_enough_is_let_be(make_scheduler, request_
     assert sum(each.preemptions for each in usage.values()) == scheduler.stats().preemptions
 
 
-def test_J26_a_chunk_is_cut_to_the_memory_that_there_is_before_anybody_gives_any(make_scheduler, request_of, step):
-    scheduler = make_scheduler(7, 4, max_tokens_per_step=9, prefix_caching=False)
-    scheduler.add(request_of("a", 4))
-    scheduler.add(request_of("b", 24))
+def test_J26_a_chunk_is_cut_to_the_memory_that_there_is_before_anybody_gives_any(make_scheduler, step):
+    scheduler = make_scheduler(7, 4, {"a": 4, "b": 24}, max_tokens_per_step=9, prefix_caching=False)
     assert step(scheduler).tokens == {"a": 4, "b": 5}
     assert step(scheduler).tokens == {"a": 1, "b": 8}
     third = step(scheduler)
@@ -415,10 +366,8 @@ def test_J26_a_chunk_is_cut_to_the_memory_that_there_is_before_anybody_gives_any
     assert (third.tokens, third.batch.preempted) == ({"a": 1, "b": 7}, ())
 
 
-def test_J26_a_chunk_is_cut_to_the_rest_of_its_own_block_where_there_is_no_other(make_scheduler, request_of, step):
-    scheduler = make_scheduler(6, 4, max_tokens_per_step=9, prefix_caching=False)
-    scheduler.add(request_of("a", 4))
-    scheduler.add(request_of("b", 20))
+def test_J26_a_chunk_is_cut_to_the_rest_of_its_own_block_where_there_is_no_other(make_scheduler, step):
+    scheduler = make_scheduler(6, 4, {"a": 4, "b": 20}, max_tokens_per_step=9, prefix_caching=False)
     assert [step(scheduler).tokens for _ in range(2)] == [{"a": 4, "b": 5}, {"a": 1, "b": 8}]
     third = step(scheduler)
     # "a" has 2 of 6 blocks and "b" 4, with 13 tokens in them: 3 more fit.
@@ -430,13 +379,9 @@ def test_J26_a_chunk_is_cut_to_the_rest_of_its_own_block_where_there_is_no_other
 
 
 @pytest.mark.parametrize(("host_blocks", "kind"), [(0, "recompute"), (1, "swap")])
-def test_J27_a_tail_is_swapped_if_the_host_has_just_the_room_for_it(
-    make_scheduler, make_engine, request_of, host_blocks, kind
-):
+def test_J27_a_tail_is_swapped_if_the_host_has_just_the_room_for_it(make_scheduler, make_engine, host_blocks, kind):
     scheduler = make_scheduler(6, 4, host_blocks=host_blocks, costs=Costs(seconds_per_swapped_block=1e-9))
-    engine = make_engine(scheduler)
-    for name in ("a", "b"):
-        engine.add(request_of(name, 12, max_tokens=3))
+    engine = make_engine(scheduler, {"a": (12, 3), "b": (12, 3)})
     engine.step()
     assert engine.step().preempted == (("b", kind),)
     assert [len(tokens) for tokens in engine.run().values()] == [3, 3]

@@ -42,8 +42,7 @@ def test_K4_with_two_places_the_first_two_run_and_the_rest_wait_in_order(make_sc
     for number, priority in enumerate([3, 1, 2, 0]):
         scheduler.add(request_of(f"r{number}", 4, max_tokens=40, priority=priority))
     assert step(scheduler).tokens == {"r3": 4, "r1": 4}
-    assert set(scheduler.running_ids()) == {"r3", "r1"}
-    assert scheduler.waiting_ids() == ["r2", "r0"]
+    assert (set(scheduler.running_ids()), scheduler.waiting_ids()) == ({"r3", "r1"}, ["r2", "r0"])
 
 
 def test_K5_one_at_a_time_they_come_sorted(make_scheduler, request_of, run):
@@ -55,9 +54,7 @@ def test_K5_one_at_a_time_they_come_sorted(make_scheduler, request_of, run):
 
 
 def test_K6_a_late_arrival_of_higher_priority_overtakes_those_that_wait(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4, max_sequences=1)
-    for name in ("running", "waiting"):
-        scheduler.add(request_of(name, 4))
+    scheduler = make_scheduler(20, 4, {"running": 4, "waiting": 4}, max_sequences=1)
     step(scheduler)
     scheduler.add(request_of("urgent", 4, priority=-1))
     assert scheduler.waiting_ids() == ["urgent", "waiting"]
@@ -67,8 +64,7 @@ def test_K6_a_late_arrival_of_higher_priority_overtakes_those_that_wait(make_sch
 
 
 def test_K7_a_head_that_does_not_fit_keeps_its_place(make_scheduler, request_of, step):
-    scheduler = make_scheduler(6, 4, policy="vllm")
-    scheduler.add(request_of("running", 14))
+    scheduler = make_scheduler(6, 4, {"running": 14}, policy="vllm")
     step(scheduler)
     for name, length in (("big", 12), ("small", 4), ("tiny", 2)):
         scheduler.add(request_of(name, length))
@@ -104,10 +100,8 @@ def test_K8_requests_leave_the_queue_in_the_order_of_the_queue(make_scheduler, r
     assert order_of_admission(run(scheduler)) == names
 
 
-def test_K9_a_request_that_is_gone_before_it_is_scheduled_uses_no_block(make_scheduler, request_of, step):
-    scheduler = make_scheduler(6, 4)
-    for name in ("gone", "stays"):
-        scheduler.add(request_of(name, 4))
+def test_K9_a_request_that_is_gone_before_it_is_scheduled_uses_no_block(make_scheduler, step):
+    scheduler = make_scheduler(6, 4, {"gone": 4, "stays": 4})
     output = scheduler.abort("gone")
     assert (output.id, output.token_ids, output.finish_reason) == ("gone", [], "abort")
     assert scheduler.waiting_ids() == ["stays"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from paged.errors import DuplicateRequest
-from paged.testing.snapshots import snapshot
 
 EOS = 2
 
@@ -33,9 +32,8 @@ def test_L2_a_stop_id_ends_a_sequence_like_the_end_token(make_scheduler, request
     assert not scheduler.has_unfinished
 
 
-def test_L3_tokens_beyond_the_limit_are_dropped(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 4, max_tokens=2))
+def test_L3_tokens_beyond_the_limit_are_dropped(make_scheduler):
+    scheduler = make_scheduler(20, 4, {"a": (4, 2)})
     output = outputs_of(scheduler, scheduler.schedule(), [10, 11, 12], [3])["a"]
     assert (output.token_ids, output.finish_reason) == ([10, 11], "length")
 
@@ -54,12 +52,10 @@ def test_L3_the_end_token_in_the_last_place_is_a_stop(make_scheduler, request_of
     assert (output.token_ids, output.finish_reason) == ([10, EOS], "stop")
 
 
-def test_L4_without_an_end_token_nothing_but_the_length_ends_it(make_scheduler, request_of, run):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 4, max_tokens=6))
+def test_L4_without_an_end_token_nothing_but_the_length_ends_it(make_scheduler, run):
+    scheduler = make_scheduler(20, 4, {"a": (4, 6)})
     steps = run(scheduler, token=EOS)
-    assert len(steps) == 6
-    assert steps[-1].outputs["a"].finish_reason == "length"
+    assert (len(steps), steps[-1].outputs["a"].finish_reason) == (6, "length")
 
 
 @pytest.mark.parametrize("stop", [{"eos_token_id": EOS}, {"stop_token_ids": (EOS,)}])
@@ -79,25 +75,19 @@ def test_L5_in_one_update_of_several_tokens_each_is_judged_by_its_own_number(mak
     assert (output.token_ids, output.finish_reason) == ([EOS, 9, 9, EOS], "stop")
 
 
-def test_L6_aborting_those_that_wait_touches_no_memory(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4)
-    for number in range(10):
-        scheduler.add(request_of(f"r{number}", 4))
-    before = snapshot(scheduler.manager)
-    for number in range(10):
-        assert scheduler.counts()["waiting"] == 10 - number
-        assert scheduler.abort(f"r{number}").finish_reason == "abort"
-        assert scheduler.check() == []
-    assert scheduler.counts()["waiting"] == 0
-    assert scheduler.counts()["aborted"] == 10
-    assert snapshot(scheduler.manager) == before
+def test_L6_aborting_those_that_wait_touches_no_memory(make_scheduler, unchanged):
+    scheduler = make_scheduler(20, 4, {f"r{number}": 4 for number in range(10)})
+    with unchanged(scheduler.manager):
+        for number in range(10):
+            assert scheduler.counts()["waiting"] == 10 - number
+            assert scheduler.abort(f"r{number}").finish_reason == "abort"
+            assert scheduler.check() == []
+    assert (scheduler.counts()["waiting"], scheduler.counts()["aborted"]) == (0, 10)
     assert not scheduler.has_unfinished
 
 
-def test_L7_an_abort_of_a_running_request_returns_its_blocks_at_once(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4, prefix_caching=False)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 9))
+def test_L7_an_abort_of_a_running_request_returns_its_blocks_at_once(make_scheduler, step):
+    scheduler = make_scheduler(20, 4, {"a": 9, "b": 9}, prefix_caching=False)
     step(scheduler)
     assert scheduler.manager.device.num_used == 6
     scheduler.abort("a")
@@ -105,19 +95,14 @@ def test_L7_an_abort_of_a_running_request_returns_its_blocks_at_once(make_schedu
     assert step(scheduler).tokens == {"b": 1}
 
 
-def test_L8_an_end_is_told_exactly_once(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("short", 4, max_tokens=2))
-    scheduler.add(request_of("long", 4, max_tokens=6))
+def test_L8_an_end_is_told_exactly_once(make_scheduler, step):
+    scheduler = make_scheduler(20, 4, {"short": (4, 2), "long": (4, 6)})
     told = [id for _ in range(8) for id, output in step(scheduler).outputs.items() if output.finish_reason]
-    assert told == ["short", "long"]
-    assert scheduler.counts()["finished"] == 2
+    assert (told, scheduler.counts()["finished"]) == (["short", "long"], 2)
 
 
 def test_L9_an_abort_in_flight_takes_effect_at_once_and_frees_the_id_when_its_batch_ends(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 6))
+    scheduler = make_scheduler(20, 4, {"a": 6, "b": 6})
     batch = scheduler.schedule()
     output = scheduler.abort("a")
     assert (output.id, output.finish_reason) == ("a", "abort")
@@ -126,8 +111,7 @@ def test_L9_an_abort_in_flight_takes_effect_at_once_and_frees_the_id_when_its_ba
         scheduler.add(request_of("a", 6))
     assert scheduler.check() == []
     outputs = outputs_of(scheduler, batch, [8, 9])
-    assert list(outputs) == ["b"]
-    assert outputs["b"].token_ids == [9]
+    assert (list(outputs), outputs["b"].token_ids) == (["b"], [9])
     assert scheduler.stats().voided_tokens == 6
     scheduler.add(request_of("a", 6))
     assert scheduler.counts()["submitted"] == 3
@@ -145,34 +129,29 @@ def test_L10_what_an_aborted_leader_computes_still_serves_the_row_that_shared_it
     assert batch.num_tokens.tolist() == [9, 1]
     scheduler.abort("leader")
     engine.update(batch, engine.forward(batch))
-    assert scheduler.check() == []
-    assert scheduler.manager.lookup([*shared, 0]).num_tokens == 8
+    assert (scheduler.check(), scheduler.manager.lookup([*shared, 0]).num_tokens) == ([], 8)
     engine.run()
     assert len(engine.outputs["sharer/0"]) == 5
 
 
-def test_L11_an_abort_is_idempotent(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 6, max_tokens=1))
-    scheduler.add(request_of("b", 6))
+def test_L11_an_abort_is_idempotent(make_scheduler, step):
+    scheduler = make_scheduler(20, 4, {"a": (6, 1), "b": 6})
     step(scheduler)
     assert scheduler.abort("a") is None
     assert scheduler.abort("b").finish_reason == "abort"
     assert scheduler.abort("b") is None
-    assert scheduler.counts()["aborted"] == 1
-    assert scheduler.counts()["finished"] == 1
+    assert (scheduler.counts()["aborted"], scheduler.counts()["finished"]) == (1, 1)
 
 
 def test_L12_the_last_output_says_what_the_request_used(make_scheduler, request_of, run):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("first", list(range(9)), max_tokens=1))
+    scheduler = make_scheduler(20, 4, {"first": (list(range(9)), 1)})
     run(scheduler)
     scheduler.add(request_of("second", list(range(9)), max_tokens=3))
     usage = run(scheduler)[-1].outputs["second"].usage
     assert (usage.prompt_tokens, usage.output_tokens, usage.hit_tokens) == (9, 3, 8)
 
 
-def test_L13_tokens_of_the_caller_are_neither_prompt_nor_output(make_scheduler, request_of, step, run):
+def test_L13_tokens_of_the_caller_are_neither_prompt_nor_output(make_scheduler, request_of, step):
     scheduler = make_scheduler(20, 4)
     scheduler.add(request_of("a", 6, max_tokens=3, min_tokens=3, eos_token_id=EOS))
     step(scheduler)
@@ -185,10 +164,8 @@ def test_L13_tokens_of_the_caller_are_neither_prompt_nor_output(make_scheduler, 
     assert scheduler.stats().output_tokens == 3
 
 
-def test_L14_hits_on_withdrawn_blocks_are_no_hits(make_scheduler, request_of, run):
-    scheduler = make_scheduler(20, 4)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, [*range(8), ord(name)], max_tokens=1))
+def test_L14_hits_on_withdrawn_blocks_are_no_hits(make_scheduler, run):
+    scheduler = make_scheduler(20, 4, {"a": ([*range(8), ord("a")], 1), "b": ([*range(8), ord("b")], 1)})
     scheduler.cancel(scheduler.schedule())
     scheduler.abort("a")
     usage = run(scheduler)[-1].outputs["b"].usage

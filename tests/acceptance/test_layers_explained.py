@@ -41,8 +41,7 @@ def test_pages_are_counted_by_the_group_that_has_them(make_scheduler, request_of
     assert told(scheduler, "used") == [5, 5 * 2, 3]
     scheduler.update(batch, [])
     # Token 20 reads from 16 on. Of the blocks before, only the last window's are wanted, and pages are free.
-    assert told(scheduler, "used") == [5, 2, 3]
-    assert told(scheduler, "passed") == [0, 4 * 2, 0]
+    assert (told(scheduler, "used"), told(scheduler, "passed")) == ([5, 2, 3], [0, 4 * 2, 0])
     assert told(scheduler, "cached") == [0, 4 * 2, 0]
     while scheduler.has_unfinished:
         batch = scheduler.schedule()
@@ -51,8 +50,7 @@ def test_pages_are_counted_by_the_group_that_has_them(make_scheduler, request_of
     assert (told(scheduler, "used"), told(scheduler, "cached")) == ([0, 0, 0], [7, 7 * 2, 3 * 3])
     batch = begun(scheduler, request_of("b", [*prompt[:20], 90]))
     # Of 5 found blocks its window takes the last; the state at 20 is read until the batch has ended, and another one written.
-    assert told(scheduler, "used") == [6, 2 * 2, 2 * 3]
-    assert told(scheduler, "cached") == [2, 6 * 2, 2 * 3]
+    assert (told(scheduler, "used"), told(scheduler, "cached")) == ([6, 2 * 2, 2 * 3], [2, 6 * 2, 2 * 3])
     scheduler.update(batch, [7])
     assert (told(scheduler, "used"), told(scheduler, "cached")) == ([6, 2 * 2, 3], [2, 6 * 2, 3 * 3])
 
@@ -170,8 +168,7 @@ def test_a_request_is_told_where_its_hit_ended_and_why(
     hit = scheduler.explain("b").layers.hit
     assert (hit.num_tokens, hit.alone, hit.why) == (num_tokens, alone, why)
     assert f" Its hit ended {says}" in str(scheduler.explain("b"))
-    assert scheduler.request("b").hit_tokens == num_tokens
-    assert hit == before.layers.hit
+    assert (scheduler.request("b").hit_tokens, hit) == (num_tokens, before.layers.hit)
 
 
 def test_what_was_evicted_is_said_to_have_been(make_scheduler, request_of):
@@ -193,10 +190,8 @@ def test_what_was_evicted_is_said_to_have_been(make_scheduler, request_of):
         assert scheduler.explain("c").layers.hit == layers.hit
 
 
-def test_what_is_still_being_computed_is_said_to_be(make_scheduler, request_of):
-    scheduler = make_scheduler(40, 2, groups=[FULL, STATE])
-    for id in "ab":
-        scheduler.add(request_of(id, [1, 2, 3, 4, 5], max_tokens=1))
+def test_what_is_still_being_computed_is_said_to_be(make_scheduler):
+    scheduler = make_scheduler(40, 2, {"a": ([1, 2, 3, 4, 5], 1), "b": ([1, 2, 3, 4, 5], 1)}, groups=[FULL, STATE])
     scheduler.schedule()
     hit = scheduler.explain("b").layers.hit
     assert (hit.num_tokens, hit.confirmed, hit.found, hit.why) == (0, 0, 4, "pending")
@@ -234,8 +229,7 @@ def test_a_running_request_is_told_where_it_can_restart(make_scheduler, request_
     batch = begun(scheduler, request_of("a", 30))
     scheduler.update(batch, [7])
     layers = scheduler.explain("a").layers
-    assert layers.restarts == restarts
-    assert dict(layers.pages)["full layers"] == 8 * groups[0].pages
+    assert (layers.restarts, dict(layers.pages)["full layers"]) == (restarts, 8 * groups[0].pages)
     lengths = " to ".join(map(str, sorted(set(restarts))))
     assert f"It can stand at {lengths} tokens, and begin again at 0 with what is cached." in layers.says
 

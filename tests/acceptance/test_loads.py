@@ -12,8 +12,7 @@ def test_tokens_computed_elsewhere_are_loaded_and_the_rest_is_computed(make_sche
     engine = make_engine(scheduler)
     engine.add(request_of("a", list(range(18)), max_tokens=3, num_computed=12))
     batch = scheduler.schedule()
-    assert batch.loads[:, 1].tolist() == [0, 4, 8]
-    assert scheduler.status("a") == "loading"
+    assert (batch.loads[:, 1].tolist(), scheduler.status("a")) == ([0, 4, 8], "loading")
     assert not batch.is_empty
     engine.see_tables(batch)
     engine.load(batch, "a")
@@ -28,8 +27,7 @@ def test_tokens_computed_elsewhere_are_loaded_and_the_rest_is_computed(make_sche
 
 
 def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make_scheduler, request_of, step):
-    scheduler = make_scheduler(9, 4, policy="vllm", prefix_caching=False)
-    scheduler.add(request_of("runs", 1))
+    scheduler = make_scheduler(9, 4, {"runs": 1}, policy="vllm", prefix_caching=False)
     scheduler.add(request_of("loads", 24, num_computed=8))
     step(scheduler)
     # One of nine blocks is for "runs", two are loaded into, and four are for the rest of the prompt.
@@ -76,8 +74,7 @@ def test_what_did_not_arrive_is_computed(make_scheduler, make_engine, request_of
 
 
 def test_what_a_batch_that_is_out_computes_is_not_asked_for_from_elsewhere(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 1)
-    scheduler.add(request_of("a", [0, 0, 0, 0], max_tokens=1))
+    scheduler = make_scheduler(8, 1, {"a": ([0, 0, 0, 0], 1)})
     first = scheduler.schedule()
     scheduler.add(request_of("b", [0, 0, 0], max_tokens=1, num_computed=2))
     second = scheduler.schedule()
@@ -88,8 +85,7 @@ def test_what_a_batch_that_is_out_computes_is_not_asked_for_from_elsewhere(make_
 
 def test_prefix_hits_come_before_loads_and_one_token_is_left_to_compute(make_scheduler, make_engine, request_of):
     scheduler = make_scheduler(20, 4)
-    engine = make_engine(scheduler)
-    engine.add(request_of("first", [*range(8), 90], max_tokens=1))
+    engine = make_engine(scheduler, {"first": ([*range(8), 90], 1)})
     engine.run()
     # Tokens 0 to 7 are cached; everything is said to exist elsewhere, but the last token is ours.
     engine.add(request_of("second", list(range(16)), max_tokens=2, num_computed=16))
@@ -105,16 +101,6 @@ def test_prefix_hits_come_before_loads_and_one_token_is_left_to_compute(make_sch
     assert len(engine.outputs["second/0"]) == 2
 
 
-def test_a_loading_request_can_be_aborted(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 18, num_computed=12))
-    batch = scheduler.schedule()
-    scheduler.update(batch, [])
-    assert scheduler.abort("a").finish_reason == "abort"
-    assert scheduler.check() == []
-    assert not scheduler.has_unfinished
-
-
 def test_others_run_while_one_is_loading(make_scheduler, request_of, step):
     scheduler = make_scheduler(20, 4)
     scheduler.add(request_of("loads", 18, num_computed=12))
@@ -128,8 +114,7 @@ def test_a_loading_row_whose_shared_block_is_withdrawn_still_loads_into_blocks_o
     make_scheduler, make_engine, request_of
 ):
     scheduler = make_scheduler(8, 1)
-    engine = make_engine(scheduler)
-    engine.add(request_of("a", [0, 0], max_tokens=2))
+    engine = make_engine(scheduler, {"a": ([0, 0], 2)})
     engine.add(request_of("b", [0, 1, 1, 1], max_tokens=2, num_computed=2))
     batch = scheduler.schedule()
     engine.see_tables(batch)
@@ -154,8 +139,7 @@ def test_a_loading_row_whose_shared_block_is_withdrawn_still_loads_into_blocks_o
 
 
 def test_what_lost_its_loads_and_finds_them_computed_runs_like_any_other(make_scheduler, request_of, run):
-    scheduler = make_scheduler(12, 1)
-    scheduler.add(request_of("a", [0, 0], max_tokens=2))
+    scheduler = make_scheduler(12, 1, {"a": ([0, 0], 2)})
     scheduler.add(request_of("b", [0, 1, 1, 1], max_tokens=2, num_computed=2))
     batch = scheduler.schedule()
     assert scheduler.status("b") == "loading"

@@ -10,8 +10,7 @@ def counted(scheduler):
 
 
 def test_O2_a_request_that_had_to_wait_is_one_query(make_scheduler, request_of, step):
-    scheduler = make_scheduler(10, 4)
-    scheduler.add(request_of("first", 28, max_tokens=5))
+    scheduler = make_scheduler(10, 4, {"first": (28, 5)})
     step(scheduler)
     before = counted(scheduler)
     scheduler.add(request_of("waits", 32, max_tokens=1))
@@ -76,8 +75,7 @@ def test_the_recent_hit_rate_looks_back_on_a_thousand_lookups(make_manager):
     for _ in range(999):
         manager.free([manager.add([1, 2, 3, 4, 5])])
     stats = manager.stats()
-    assert stats.hit_rate == (999 * 4) / (1003 * 5)
-    assert stats.recent_hit_rate == (999 * 4) / (1000 * 5)
+    assert (stats.hit_rate, stats.recent_hit_rate) == ((999 * 4) / (1003 * 5), (999 * 4) / (1000 * 5))
 
 
 def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager):

@@ -22,8 +22,7 @@ def test_P1_long_prompts_that_do_not_fit_together_all_finish(
         scheduler.add(request_of(f"r{number}", 60, max_tokens=20))
     steps = run(scheduler, max_steps=3000)
     assert all(step.batch.num_scheduled_tokens >= 1 for step in steps)
-    assert scheduler.counts()["finished"] == 6
-    assert scheduler.manager.device.num_used == 0
+    assert (scheduler.counts()["finished"], scheduler.manager.device.num_used) == (6, 0)
     if policy == "paged":
         assert scheduler.stats().max_preemptions <= 4
 
@@ -61,8 +60,7 @@ def test_P3_no_request_of_a_mixed_crowd_is_left_behind(make_scheduler, request_o
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_P4_nobody_is_preempted_for_a_request_that_can_never_fit(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(8, 4, policy=policy)
-    scheduler.add(request_of("a", 8, max_tokens=8))
+    scheduler = make_scheduler(8, 4, {"a": (8, 8)}, policy=policy)
     step(scheduler)
     with pytest.raises(NeverFits):
         scheduler.add(request_of("huge", 40))
@@ -121,10 +119,8 @@ def test_P6_no_cascade_of_preemptions(make_scheduler, request_of, run):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_P7_a_partial_last_block_takes_new_tokens_in_a_full_pool(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(4, 4, policy=policy, prefix_caching=False, max_model_len=8)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 5, max_tokens=3))
+def test_P7_a_partial_last_block_takes_new_tokens_in_a_full_pool(make_scheduler, step, policy):
+    scheduler = make_scheduler(4, 4, {"a": (5, 3), "b": (5, 3)}, policy=policy, prefix_caching=False, max_model_len=8)
     step(scheduler)
     assert scheduler.manager.device.num_available == 0
     for _ in range(2):
@@ -133,14 +129,11 @@ def test_P7_a_partial_last_block_takes_new_tokens_in_a_full_pool(make_scheduler,
     assert not scheduler.has_unfinished
 
 
-def test_P8_a_sequence_that_ends_in_its_last_block_needs_no_further_one(make_scheduler, request_of, run):
+def test_P8_a_sequence_that_ends_in_its_last_block_needs_no_further_one(make_scheduler, run):
     # The last output's KV is never computed: 7 + 2 tokens need 2 blocks of 4.
-    scheduler = make_scheduler(4, 4, policy="vllm", prefix_caching=False)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 7, max_tokens=2))
+    scheduler = make_scheduler(4, 4, {"a": (7, 2), "b": (7, 2)}, policy="vllm", prefix_caching=False)
     steps = run(scheduler)
-    assert len(steps) == 2
-    assert scheduler.stats().max_preemptions == 0
+    assert (len(steps), scheduler.stats().max_preemptions) == (2, 0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -158,8 +151,7 @@ def test_P9_a_step_of_one_token_still_gets_everybody_through(make_scheduler, req
 def test_P10_a_request_that_waits_for_its_caller_does_not_stop_the_others(
     make_scheduler, request_of, run, step, policy, host_blocks
 ):
-    scheduler = make_scheduler(4, 4, policy=policy, host_blocks=host_blocks)
-    scheduler.add(request_of("idle", 13, max_tokens=3))
+    scheduler = make_scheduler(4, 4, {"idle": (13, 3)}, policy=policy, host_blocks=host_blocks)
     scheduler.update(scheduler.schedule(), [], [0])
     scheduler.add(request_of("other", 4, max_tokens=2))
     for _ in range(6):
@@ -183,8 +175,7 @@ def test_P11_a_group_whose_worst_case_is_over_the_pool_ends_all_the_same(make_sc
 
 
 def test_P12_tokens_computed_elsewhere_wait_for_room_like_any_other(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4)
-    scheduler.add(request_of("runs", 9, max_tokens=2))
+    scheduler = make_scheduler(4, 4, {"runs": (9, 2)})
     step(scheduler)
     scheduler.add(request_of("loads", 13, num_computed=12))
     assert step(scheduler).tokens == {"runs": 1}

@@ -7,7 +7,6 @@ import pytest
 
 from paged import Costs, LayerGroup, Policy
 from paged.errors import OutOfBlocks, RowSwapped
-from paged.testing.snapshots import snapshot
 
 GROUPS = (LayerGroup("full", pages=2), LayerGroup("window", 3), LayerGroup("state", pages=3))
 SWAPS = Policy(name="swaps", take="whole", preemption="swap")
@@ -19,9 +18,8 @@ def pages_of(manager, row):
     return [page for table in tables for page in table.reshape(-1).tolist() if page >= 0]
 
 
-def test_Q_a_swap_takes_every_page_that_the_groups_still_need(make_manager, fill):
-    manager = make_manager(40, 2, groups=GROUPS, host_blocks=12, prefix_caching=False)
-    row = fill(manager, range(8))
+def test_Q_a_swap_takes_every_page_that_the_groups_still_need(filled):
+    manager, row = filled(40, 2, range(8), groups=GROUPS, host_blocks=12, prefix_caching=False)
     is_there = [manager.group_pages(number, row) >= 0 for number in range(3)]
     before = pages_of(manager, row)
     # Four full blocks of two pages, the window's last one, and a state.
@@ -37,18 +35,15 @@ def test_Q_a_swap_takes_every_page_that_the_groups_still_need(make_manager, fill
     assert (manager.rows.num_computed[row], manager.host.num_used) == (8, 0)
 
 
-def test_a_full_block_that_is_on_the_device_comes_back_without_a_copy(make_manager, fill):
-    manager = make_manager(40, 2, groups=GROUPS, host_blocks=20)
-    row = fill(manager, range(8))
-    assert len(manager.swap_out(row).device_to_host) == 8 + 1 + 3
-    assert manager.device.num_used == 0
+def test_a_full_block_that_is_on_the_device_comes_back_without_a_copy(filled):
+    manager, row = filled(40, 2, range(8), groups=GROUPS, host_blocks=20)
+    assert (len(manager.swap_out(row).device_to_host), manager.device.num_used) == (8 + 1 + 3, 0)
     # Four nodes are there still; the window and the state are its own.
     assert len(manager.swap_in(row).host_to_device) == 1 + 3
 
 
-def test_a_tail_goes_with_its_windows_and_the_state_stays(make_manager, fill):
-    manager = make_manager(40, 2, groups=GROUPS, host_blocks=20, prefix_caching=False)
-    row = fill(manager, range(8))
+def test_a_tail_goes_with_its_windows_and_the_state_stays(filled):
+    manager, row = filled(40, 2, range(8), groups=GROUPS, host_blocks=20, prefix_caching=False)
     state = manager.group_pages(2, row).tolist()
     assert len(manager.swap_out(row, keep=2).device_to_host) == 2 * 2 + 1
     assert manager.group_pages(2, row).tolist() == state
@@ -66,8 +61,7 @@ def test_a_window_passes_blocks_that_lie_on_the_host(make_manager):
     assert manager.host.num_used == 4 * 2 + 4
     manager.confirm()
     # Tokens 6 and 7 are what the next one attends to.
-    assert manager.host.num_used == 4 * 2 + 1
-    assert len(manager.swap_in(row).host_to_device) == 4 * 2 + 1
+    assert (manager.host.num_used, len(manager.swap_in(row).host_to_device)) == (4 * 2 + 1, 4 * 2 + 1)
     assert (manager.group_pages(1, row)[:, 0] >= 0).tolist() == [False] * 3 + [True]
 
 
@@ -108,31 +102,25 @@ def test_a_cancel_sets_a_row_without_states_back_on_the_host(make_manager):
     assert (manager.rows.num_launched[row], manager.host.num_used) == (6, 3 * 2 + 3)
 
 
-def test_a_host_that_is_too_small_by_a_page_changes_nothing(make_manager, fill):
-    manager = make_manager(40, 2, groups=GROUPS, host_blocks=11, prefix_caching=False)
-    row = fill(manager, range(8))
-    before = snapshot(manager)
-    with pytest.raises(OutOfBlocks, match="12 blocks wanted, 11 free on the host"):
+def test_a_host_that_is_too_small_by_a_page_changes_nothing(unchanged, filled):
+    manager, row = filled(40, 2, range(8), groups=GROUPS, host_blocks=11, prefix_caching=False)
+    with unchanged(manager), pytest.raises(OutOfBlocks, match="12 blocks wanted, 11 free on the host"):
         manager.swap_out(row)
-    assert snapshot(manager) == before
 
 
-def test_a_device_that_is_too_full_by_a_page_changes_nothing(make_manager, fill):
-    manager = make_manager(17, 2, groups=GROUPS, host_blocks=12, prefix_caching=False)
-    row = fill(manager, range(8))
+def test_a_device_that_is_too_full_by_a_page_changes_nothing(fill, unchanged, filled):
+    manager, row = filled(17, 2, range(8), groups=GROUPS, host_blocks=12, prefix_caching=False)
     manager.swap_out(row)
     fill(manager, [100])
-    before = snapshot(manager)
-    with pytest.raises(OutOfBlocks, match="12 blocks wanted, 11 free on the device"):
-        manager.swap_in(row)
-    with pytest.raises(RowSwapped):
-        manager.fork(row)
-    assert snapshot(manager) == before
+    with unchanged(manager):
+        with pytest.raises(OutOfBlocks, match="12 blocks wanted, 11 free on the device"):
+            manager.swap_in(row)
+        with pytest.raises(RowSwapped):
+            manager.fork(row)
 
 
-def test_forks_share_windows_on_the_host_and_have_a_state_each(make_manager, fill):
-    manager = make_manager(60, 2, groups=GROUPS, host_blocks=30, prefix_caching=False)
-    row = fill(manager, range(7))
+def test_forks_share_windows_on_the_host_and_have_a_state_each(filled):
+    manager, row = filled(60, 2, range(7), groups=GROUPS, host_blocks=30, prefix_caching=False)
     child = manager.fork(row)
     # Four full blocks and two of the window, once; the state that both would read, twice.
     assert len(manager.swap_out([row, child]).device_to_host) == 4 * 2 + 2 + 2 * 3
@@ -158,9 +146,8 @@ def test_a_row_that_ends_on_the_host_gives_up_the_pages_of_all_groups(make_manag
 
 @pytest.mark.parametrize("groups", [[LayerGroup("window", 3, pages=2)], [LayerGroup("state", pages=2)]])
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_without_full_layers_only_what_they_keep_is_copied(make_manager, fill, groups, prefix_caching):
-    manager = make_manager(20, 2, groups=groups, host_blocks=8, prefix_caching=prefix_caching)
-    row = fill(manager, range(9))
+def test_without_full_layers_only_what_they_keep_is_copied(groups, prefix_caching, filled):
+    manager, row = filled(20, 2, range(9), groups=groups, host_blocks=8, prefix_caching=prefix_caching)
     assert len(manager.swap_out(row).device_to_host) == len(manager.swap_in(row).host_to_device) <= 3 * 2
     assert manager.rows.num_blocks[row] == 5
 

@@ -49,11 +49,9 @@ def test_who_waits_for_its_token_keeps_its_place_in_the_queue(make_scheduler, re
     assert scheduler.schedule().ids.tolist() == ["b", "c"]
 
 
-def test_a_row_whose_block_was_switched_is_left_out_until_its_token_is_known(make_scheduler, request_of):
+def test_a_row_whose_block_was_switched_is_left_out_until_its_token_is_known(make_scheduler):
     # Both know and say the same, and what both computed is kept once: one of them gets the other's block.
-    scheduler = make_scheduler(20, 2, resumes_known=True)
-    scheduler.add(request_of("a", [1, 2, 3], max_tokens=8))
-    scheduler.add(request_of("b", [1, 2, 3], max_tokens=8))
+    scheduler = make_scheduler(20, 2, {"a": ([1, 2, 3], 8), "b": ([1, 2, 3], 8)}, resumes_known=True)
     out, alone = [scheduler.schedule()], 0
     while scheduler.has_unfinished:
         batch = scheduler.schedule()
@@ -81,14 +79,11 @@ def test_a_row_that_a_batch_left_out_computes_its_token_when_it_is_known(make_sc
     scheduler.update(first, [7])
     scheduler.update(second, [8])
     fifth = scheduler.schedule()
-    assert fifth.ids.tolist() == ["a", "b"]
-    assert fifth.token_ids.tolist() == [-1, 8 if resumes_known else -1]
+    assert (fifth.ids.tolist(), fifth.token_ids.tolist()) == (["a", "b"], [-1, 8 if resumes_known else -1])
 
 
-def test_rows_that_go_on_are_in_every_batch(make_scheduler, request_of):
-    scheduler = make_scheduler(40, 4, resumes_known=True)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 4, max_tokens=9))
+def test_rows_that_go_on_are_in_every_batch(make_scheduler):
+    scheduler = make_scheduler(40, 4, {"a": (4, 9), "b": (4, 9)}, resumes_known=True)
     out = [scheduler.schedule()]
     for _ in range(8):
         out.append(scheduler.schedule())

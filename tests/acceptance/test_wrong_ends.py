@@ -7,61 +7,49 @@ import pytest
 
 from paged import PagedError
 from paged.errors import BatchEnded, BatchOutOfOrder, ForeignBatch, InvalidRequest, RequestInFlight, WrongTokens
-from paged.testing.snapshots import snapshot
-
-
-def whole_state(scheduler):
-    return snapshot(scheduler.manager), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
 
 
 @pytest.fixture
-def two_out(make_scheduler, request_of):
+def two_out(make_scheduler):
     """A scheduler with two batches outstanding, 4 tokens each."""
-    scheduler = make_scheduler(8, 4, max_tokens_per_step=4)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 4))
+    scheduler = make_scheduler(8, 4, {"a": 4, "b": 4}, max_tokens_per_step=4)
     return scheduler, scheduler.schedule(), scheduler.schedule()
 
 
-def test_a_batch_cannot_be_ended_twice(two_out):
+def test_a_batch_cannot_be_ended_twice(two_out, unchanged):
     scheduler, first, second = two_out
     scheduler.update(first, [7])
-    before = whole_state(scheduler)
-    for call in (lambda: scheduler.update(first, [7]), lambda: scheduler.cancel(first)):
-        with pytest.raises(BatchEnded):
-            call()
-    assert whole_state(scheduler) == before
+    with unchanged(scheduler):
+        for call in (lambda: scheduler.update(first, [7]), lambda: scheduler.cancel(first)):
+            with pytest.raises(BatchEnded):
+                call()
     scheduler.cancel(second)
-    before = whole_state(scheduler)
-    for call in (lambda: scheduler.update(second, [7]), lambda: scheduler.cancel(second, moved=True)):
-        with pytest.raises(BatchEnded):
-            call()
-    assert whole_state(scheduler) == before
+    with unchanged(scheduler):
+        for call in (lambda: scheduler.update(second, [7]), lambda: scheduler.cancel(second, moved=True)):
+            with pytest.raises(BatchEnded):
+                call()
 
 
-def test_updates_go_oldest_first_and_cancels_latest_first(two_out):
+def test_updates_go_oldest_first_and_cancels_latest_first(two_out, unchanged):
     scheduler, first, second = two_out
-    before = whole_state(scheduler)
-    with pytest.raises(BatchOutOfOrder):
-        scheduler.update(second, [7])
-    with pytest.raises(BatchOutOfOrder):
-        scheduler.cancel(first)
-    assert whole_state(scheduler) == before
+    with unchanged(scheduler):
+        with pytest.raises(BatchOutOfOrder):
+            scheduler.update(second, [7])
+        with pytest.raises(BatchOutOfOrder):
+            scheduler.cancel(first)
     scheduler.cancel(second)
     scheduler.cancel(first)
     assert scheduler.manager.device.num_used == 0
 
 
-def test_another_schedulers_batch_is_refused(two_out, make_scheduler, request_of):
+def test_another_schedulers_batch_is_refused(two_out, make_scheduler, unchanged):
     scheduler, first, second = two_out
-    other = make_scheduler(8, 4)
-    other.add(request_of("a", 4))
+    other = make_scheduler(8, 4, {"a": 4})
     mine = other.schedule()
-    before = whole_state(other)
-    for call in (lambda: other.update(first, [7]), lambda: other.cancel(second)):
-        with pytest.raises(ForeignBatch):
-            call()
-    assert whole_state(other) == before
+    with unchanged(other):
+        for call in (lambda: other.update(first, [7]), lambda: other.cancel(second)):
+            with pytest.raises(ForeignBatch):
+                call()
     other.update(mine, [7])
     scheduler.update(first, [7])
     scheduler.update(second, [7])
@@ -85,39 +73,31 @@ def test_another_schedulers_batch_is_refused(two_out, make_scheduler, request_of
     ],
 )
 def test_tokens_that_do_not_fit_the_batch_are_refused_and_it_can_still_be_ended(
-    make_scheduler, request_of, tokens, counts
+    make_scheduler, tokens, counts, unchanged
 ):
     # Two rows that sample, and a chunk that does not.
-    scheduler = make_scheduler(16, 4, max_tokens_per_step=16)
-    for name, length in (("a", 4), ("b", 4), ("chunk", 20)):
-        scheduler.add(request_of(name, length))
+    scheduler = make_scheduler(16, 4, {"a": 4, "b": 4, "chunk": 20}, max_tokens_per_step=16)
     batch = scheduler.schedule()
     assert batch.samples.tolist() == [True, True, False]
-    before = whole_state(scheduler)
-    with pytest.raises(WrongTokens):
+    with unchanged(scheduler), pytest.raises(WrongTokens):
         scheduler.update(batch, tokens, counts)
-    assert whole_state(scheduler) == before
     outputs = {output.id: output.token_ids for output in scheduler.update(batch, [5, 6])}
     assert (outputs["a"], outputs["b"]) == ([5], [6])
 
 
-def test_tokens_outside_the_vocabulary_are_refused_in_update(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4, vocabulary_size=5000)
-    scheduler.add(request_of("a", 4))
+def test_tokens_outside_the_vocabulary_are_refused_in_update(make_scheduler):
+    scheduler = make_scheduler(8, 4, {"a": 4}, vocabulary_size=5000)
     batch = scheduler.schedule()
     with pytest.raises(WrongTokens, match="5000|5,000"):
         scheduler.update(batch, [5000])
     scheduler.update(batch, [4999])
 
 
-def test_tokens_are_not_appended_to_a_request_in_flight_nor_to_one_that_ended(make_scheduler, request_of, step):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("a", 4, max_tokens=2))
+def test_tokens_are_not_appended_to_a_request_in_flight_nor_to_one_that_ended(make_scheduler, step, unchanged):
+    scheduler = make_scheduler(8, 4, {"a": (4, 2)})
     batch = scheduler.schedule()
-    before = whole_state(scheduler)
-    with pytest.raises(RequestInFlight, match='"a"'):
+    with unchanged(scheduler), pytest.raises(RequestInFlight, match='"a"'):
         scheduler.append("a", [5])
-    assert whole_state(scheduler) == before
     scheduler.update(batch, [7])
     for bad in ([-1], [1.5], ["a"]):
         with pytest.raises(PagedError):
@@ -127,19 +107,19 @@ def test_tokens_are_not_appended_to_a_request_in_flight_nor_to_one_that_ended(ma
         scheduler.append("a", [5])
 
 
-def test_loaded_is_refused_for_a_request_that_loads_nothing_and_for_more_than_was_asked(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4)
-    scheduler.add(request_of("plain", 4))
+def test_loaded_is_refused_for_a_request_that_loads_nothing_and_for_more_than_was_asked(
+    make_scheduler, request_of, unchanged
+):
+    scheduler = make_scheduler(8, 4, {"plain": 4})
     scheduler.add(request_of("loads", 12, num_computed=8))
     with pytest.raises(PagedError):
         scheduler.loaded("plain", 4)
     batch = scheduler.schedule()
     scheduler.update(batch, [7])
-    before = whole_state(scheduler)
-    for count in (-1, 9):
-        with pytest.raises(PagedError):
-            scheduler.loaded("loads", count)
-    assert whole_state(scheduler) == before
+    with unchanged(scheduler):
+        for count in (-1, 9):
+            with pytest.raises(PagedError):
+                scheduler.loaded("loads", count)
     scheduler.loaded("loads", 8)
     with pytest.raises(PagedError):
         scheduler.loaded("loads", 8)
@@ -151,21 +131,6 @@ def test_whether_moves_ran_is_true_or_false(two_out, moved):
     with pytest.raises(InvalidRequest, match="moved has to be True or False"):
         scheduler.cancel(second, moved=moved)
     scheduler.cancel(second, moved=np.bool_(False))
-
-
-def test_counts_whose_sum_wraps_are_refused(make_scheduler, request_of):
-    scheduler = make_scheduler(16, 4)
-    for name in ("a", "b", "c", "d"):
-        scheduler.add(request_of(name, 4))
-    batch = scheduler.schedule()
-    before = whole_state(scheduler)
-    for counts in ([2**62] * 4, np.full(4, 2**62, np.uint64)):
-        with pytest.raises(
-            WrongTokens, match="counts have to be from 0 to the 0 tokens that came; got 4611686018427387904"
-        ):
-            scheduler.update(batch, [], counts)
-    assert whole_state(scheduler) == before
-    scheduler.update(batch, [7] * 4)
 
 
 @pytest.mark.parametrize("row", ["x", None, 1.0, -1, 10**30])
@@ -186,13 +151,12 @@ def test_any_kind_of_integer_names_a_sequence_and_a_count(make_scheduler, reques
 
 
 @pytest.mark.parametrize("no_batch", [None, 0, "batch", []])
-def test_what_is_no_batch_ends_nothing(two_out, no_batch):
+def test_what_is_no_batch_ends_nothing(two_out, no_batch, unchanged):
     scheduler, first, second = two_out
-    before = whole_state(scheduler)
-    for call in (lambda: scheduler.update(no_batch, [7]), lambda: scheduler.cancel(no_batch)):
-        with pytest.raises(InvalidRequest, match="a Batch is needed"):
-            call()
-    assert whole_state(scheduler) == before
+    with unchanged(scheduler):
+        for call in (lambda: scheduler.update(no_batch, [7]), lambda: scheduler.cancel(no_batch)):
+            with pytest.raises(InvalidRequest, match="a Batch is needed"):
+                call()
     scheduler.cancel(second)
     scheduler.cancel(first)
 

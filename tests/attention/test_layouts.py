@@ -119,6 +119,5 @@ def test_tokens_that_go_nowhere_are_not_written():
     )
     slots = torch.tensor([[0, 2], [-1, -1], [1, 3]])
     pool.write_kv(0, slots, numbers(3, 1, 1), 10 * numbers(3, 1, 1))
-    assert pool.keys(0)[0].flatten().tolist() == [1, 3]
-    assert pool.values(0)[1].flatten().tolist() == [10, 30]
+    assert (pool.keys(0)[0].flatten().tolist(), pool.values(0)[1].flatten().tolist()) == ([1, 3], [10, 30])
     assert not pool.pages.on_device[:, 8:].any() and not pool.pages.on_device[2].any()

@@ -24,8 +24,7 @@ def test_every_announced_name_exists_and_type_checkers_see_it_where_it_is_loaded
     tree = ast.parse(Path(attention.__file__).read_text())
     guard = next(node for node in tree.body if isinstance(node, ast.If) and isinstance(node.body[0], ast.ImportFrom))
     seen = {alias.name: f"paged.attention.{node.module}" for node in guard.body for alias in node.names}
-    assert seen == attention._HOMES
-    assert sorted(seen) == sorted(attention.__all__)
+    assert (seen, sorted(seen)) == (attention._HOMES, sorted(attention.__all__))
     assert [name for name in seen if getattr(attention, name, None) is None] == []
     assert set(seen) <= set(dir(attention))
     with pytest.raises(AttributeError, match="^module 'paged.attention' has no attribute 'KVPoll'$"):

@@ -33,8 +33,7 @@ def step():
 
 def test_slots_follow_the_table_and_a_full_block_takes_no_other_one_with_it(step):
     assert step.slots_of(0, 7).tolist() == [28, 29, 30, 31, 8, 9, 10]
-    assert step.slots_of(0, 4).tolist() == [28, 29, 30, 31]
-    assert step.slots_of(0, 0).tolist() == []
+    assert (step.slots_of(0, 4).tolist(), step.slots_of(0, 0).tolist()) == ([28, 29, 30, 31], [])
 
 
 def test_slots_do_not_overflow_where_block_ids_are_large(step):
@@ -49,8 +48,7 @@ def test_the_slot_mapping_is_a_tensor_of_64_bits(step):
 
 def test_a_part_leaves_the_step_as_it_was_and_has_padding_of_its_own(step):
     assert (step.part(0, 2).num_padded, step.part(0, 2, 30).num_padded) == (0, 30)
-    assert step.seq_lens.tolist() == [8, 2]
-    assert step.query_start_loc.tolist() == [0, 3, 5]
+    assert (step.seq_lens.tolist(), step.query_start_loc.tolist()) == ([8, 2], [0, 3, 5])
 
 
 @st.composite

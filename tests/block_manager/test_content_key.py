@@ -50,12 +50,6 @@ def test_a_key_is_one_namespace_or_one_node_and_one_block(one, other):
     assert (keys[0] == keys[1]) == (one == other)
 
 
-@pytest.mark.parametrize("namespace", [1.0, [1], {1}, (1, (2, 3.0))])
-def test_another_type_is_refused(namespace):
-    with pytest.raises(InvalidNamespace, match="built of None, bool, int, str, bytes and tuples"):
-        root_prefix(namespace)
-
-
 def test_a_namespace_without_a_bottom_is_refused():
     namespace: tuple = ()
     for _ in range(100_000):

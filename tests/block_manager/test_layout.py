@@ -19,8 +19,7 @@ def hybrid():
 
 
 def test_the_full_group_has_the_first_table_wherever_it_stands(hybrid):
-    assert [*hybrid.table_of] == [1, 0, 2]
-    assert hybrid.num_tables == 3
+    assert ([*hybrid.table_of], hybrid.num_tables) == ([1, 0, 2], 3)
     assert [(side.kind, side.table, side.pages) for side in hybrid.sides] == [("window", 1, 1), ("state", 2, 3)]
 
 
@@ -89,10 +88,8 @@ def test_a_row_that_computes_a_block_at_a_time_never_holds_more_than_is_counted(
 
 def test_without_full_attention_positions_cost_nothing():
     layout = Layout([WINDOW], 4)
-    assert layout.full_pages == 0
-    assert layout.num_main_blocks(8) == 8 * 1024
-    assert layout.num_main_blocks(10**6) == 2**20
-    assert Layout([FULL], 4).num_main_blocks(8) == 8
+    assert (layout.full_pages, layout.num_main_blocks(8)) == (0, 8 * 1024)
+    assert (layout.num_main_blocks(10**6), Layout([FULL], 4).num_main_blocks(8)) == (2**20, 8)
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,14 @@ def pages(pool, blocks, count):
 
 def test_a_block_is_its_pages_in_the_order_in_which_they_were_drawn(pool):
     blocks = pool.draw(2, 3)
-    assert blocks.tolist() == [0, 3]
-    assert pages(pool, blocks, 3) == [[0, 1, 2], [3, 4, 5]]
+    assert (blocks.tolist(), pages(pool, blocks, 3)) == ([0, 3], [[0, 1, 2], [3, 4, 5]])
     assert pool.draw(1).tolist() == [6]
     assert (pool.num_free, pool.num_used) == (3, 7)
 
 
 def test_where_there_is_no_block_there_is_no_page(pool):
     pool.draw(1, 2)
-    assert pages(pool, [[-1, 0]], 2) == [[[-1, -1], [0, 1]]]
-    assert pages(pool, [-1], 1) == [[-1]]
+    assert (pages(pool, [[-1, 0]], 2), pages(pool, [-1], 1)) == ([[[-1, -1], [0, 1]]], [[-1]])
 
 
 def test_all_pages_of_blocks_of_several_widths_come_block_by_block(pool):
@@ -49,8 +47,7 @@ def test_all_pages_of_a_block_go_back_and_may_become_others(pool):
     again = pool.draw(2, 2)
     assert sorted(page for block in pages(pool, again, 2) for page in block) == [2, 3, 4, 5]
     pool.release(np.array([*again, *blocks[1:], 0]))
-    assert pool.num_free == 10
-    assert sorted(pool.free_blocks().tolist()) == list(range(10))
+    assert (pool.num_free, sorted(pool.free_blocks().tolist())) == (10, list(range(10)))
 
 
 def test_a_block_that_is_held_twice_keeps_its_pages(pool):

@@ -68,8 +68,7 @@ def test_less_memory_costs_each_policy_throughput(said):
 
 def test_a_policy_of_ones_own_swaps_where_it_says_so(said):
     mine, paged, vllm = map(str.split, said("own_policy"))
-    assert [line[0] for line in (mine, paged, vllm)] == ["mine", "paged", "vllm"]
-    assert mine[3] == "0"
+    assert ([line[0] for line in (mine, paged, vllm)], mine[3]) == (["mine", "paged", "vllm"], "0")
     assert int(mine[5]) > 0
     assert int(vllm[3]) > 0
 
@@ -113,8 +112,7 @@ def test_under_pressure_each_request_gets_the_tokens_of_the_formula(embed, serve
 
 def test_nothing_is_left_behind(served):
     _, scheduler = served
-    assert scheduler.manager.device.num_used == 0
-    assert scheduler.check() == []
+    assert (scheduler.manager.device.num_used, scheduler.check()) == (0, [])
 
 
 def test_with_one_kind_of_move_forgotten_the_tokens_differ(embed, served, monkeypatch):

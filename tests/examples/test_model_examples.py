@@ -44,5 +44,4 @@ def test_llamas_generate_repeats_the_prompt_and_says_how_likely_all_of_it_was(ex
         assert text.startswith(prompt) and len(text) > len(prompt)
         assert values[0] is None and all(value <= 0 for value in values[1:])
     out = capsys.readouterr().out
-    assert out.count("\n") == 4
-    assert module.main() == answers
+    assert (out.count("\n"), module.main()) == (4, answers)

@@ -56,42 +56,22 @@ _OF_SEVERAL_KINDS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**_WITH_MLP, **_LATENT, **_EXPERTS, "num_key_value_heads": 4, "first_k_dense_replace": 1},
     "gemma3_text": {**_GEMMA, **_WINDOWED, "num_hidden_layers": 3, "layer_types": _PATTERN},
     "gemma3n_text": {
-        **_GEMMA,
-        **_WINDOWED,
-        **_SHARING,
-        "layer_types": _PATTERN * 2,
-        "intermediate_size": [80] * 6,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.0] * 6,
+        **_GEMMA, **_WINDOWED, **_SHARING, "layer_types": _PATTERN * 2, "intermediate_size": [80] * 6,
+        "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 6,
     },
     "gemma4_text": {
-        **_GEMMA,
-        **_WINDOWED,
-        **_SHARING,
-        "layer_types": _PATTERN * 2,
-        "global_head_dim": 24,
+        **_GEMMA, **_WINDOWED, **_SHARING, "layer_types": _PATTERN * 2, "global_head_dim": 24,
         "vocab_size_per_layer_input": VOCABULARY,
     },
     "llama4_text": {
-        **_GEMMA,
-        "num_hidden_layers": 4,
-        "intermediate_size_mlp": 80,
-        "num_local_experts": 2,
-        "attention_chunk_size": 8,
-        "floor_scale": 6,
-        "no_rope_layers": [1, 1, 0, 1],
+        **_GEMMA, "num_hidden_layers": 4, "intermediate_size_mlp": 80, "num_local_experts": 2,
+        "attention_chunk_size": 8, "floor_scale": 6, "no_rope_layers": [1, 1, 0, 1],
     },
     "mimo_v2_flash": {
-        **_GROUPED,
-        **_EXPERTS,
-        **_WINDOWED,
-        "num_hidden_layers": 3,
-        "layer_types": _PATTERN,
-        "v_head_dim": 8,
+        **_GROUPED, **_EXPERTS, **_WINDOWED, "num_hidden_layers": 3, "layer_types": _PATTERN, "v_head_dim": 8,
         "num_key_value_heads": 1,
     },
-}
+}  # fmt: skip
 
 _FOUR = {**_GROUPED, "head_dim": 16, "num_hidden_layers": 4}
 _MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8}
@@ -107,33 +87,19 @@ _WITH_STATES: dict[str, dict[str, Any]] = {
     "jamba": {**_FOUR, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "num_experts": 4},
     "lfm2": {**_FOUR, "full_attn_idxs": [1, 3]},
     "mamba2": {
-        **_SPECIAL,
-        "hidden_size": 48,
-        "num_hidden_layers": 3,
-        "state_size": 16,
-        "num_heads": 8,
-        "head_dim": 12,
-        "n_groups": 2,
-        "chunk_size": 8,
+        **_SPECIAL, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 16, "num_heads": 8, "head_dim": 12,
+        "n_groups": 2, "chunk_size": 8,
     },
     "minimax": {**_FOUR, "layer_types": _IN_TURN, "block_size": 8},
     "qwen3_next": {
-        **_FOUR,
-        **_DELTA,
-        "layer_types": _IN_TURN,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
+        **_FOUR, **_DELTA, "layer_types": _IN_TURN, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     },
     "recurrent_gemma": {
-        **_DECODER,
-        "num_hidden_layers": 4,
-        "attention_window_size": WINDOW,
-        "block_types": ["recurrent", "attention"],
-        "intermediate_size": 96,
+        **_DECODER, "num_hidden_layers": 4, "attention_window_size": WINDOW,
+        "block_types": ["recurrent", "attention"], "intermediate_size": 96,
     },
-}
+}  # fmt: skip
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,

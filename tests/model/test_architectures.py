@@ -13,19 +13,9 @@ from paged.model.runner import Runner
 
 # Full, window, both in turn, layers that share the KV of others, latents, sinks, experts, caps, positions that are learned.
 DOZEN = [
-    "llama",
-    "mistral",
-    "qwen3 windows",
-    "gemma2",
-    "lfm2",
-    "gpt_oss",
-    "gpt2 scaled",
-    "olmo3",
-    "cohere2",
-    "granitemoe",
-    "longcat_flash one-width",
-    "modernbert-decoder",
-]
+    "llama", "mistral", "qwen3 windows", "gemma2", "lfm2", "gpt_oss", "gpt2 scaled", "olmo3", "cohere2",
+    "granitemoe", "longcat_flash one-width", "modernbert-decoder",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

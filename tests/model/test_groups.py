@@ -21,17 +21,9 @@ from paged.model.layer_plan import front
 from paged.model.runner import runner_for
 
 ARCHITECTURES = [
-    "cohere2",
-    "deepseek_v3",
-    "gemma2",
-    "gemma3_text",
-    "gemma3n_text",
-    "gemma4_text",
-    "gpt_oss",
-    "llama4_text",
-    "mimo_v2_flash",
-    "mistral",
-]
+    "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
+    "mimo_v2_flash", "mistral",
+]  # fmt: skip
 WITH_STATES = ["falcon_h1", "jamba", "lfm2", "mamba2", "minimax", "qwen3_next", "recurrent_gemma"]
 MAX_TOKENS = 12
 

@@ -1,17 +1,22 @@
 """What a configuration's layers keep is what transformers' own cache holds after a forward pass of the model."""
 
+import json
 import warnings
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from paged.errors import InvalidConfig, MissingExtra, UnknownLayers
 from paged.model.kept_layers import _KINDS, config_of, kept_layers
 from paged.model.shrinking import shrunk
+from paged.study.hardware import model_named
+from paged.study.hardware.hf_kinds import KINDS
+
+from ..shown import assert_shown, shown_in  # noqa: TID252
 
 TOKENS = 40
 PLAIN = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
@@ -42,17 +47,9 @@ SHRUNK = [
 TINY = {
     "falcon_h1": {**FEW, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2},
     "kimi_linear": {
-        **SMALL,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "linear_head_dim": 16,
-        "linear_num_heads": 4,
-        "pad_token_id": 0,
+        **SMALL, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "linear_head_dim": 16,
+        "linear_num_heads": 4, "pad_token_id": 0,
     },
     "mamba2": {**SMALL, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "ministral": {**FEW, **WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2},
@@ -66,31 +63,17 @@ TINY = {
         "ssm_state_size": 16,
     },
     "zamba": {
-        **SMALL,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "n_mamba_heads": 2,
-        "attn_layer_period": 3,
-        "attn_layer_offset": 1,
-        "mamba_d_state": 16,
-        "mamba_dt_rank": 8,
+        **SMALL, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 2,
+        "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 8,
     },
     "zamba2": {
-        **SMALL,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "n_mamba_heads": 8,
-        "mamba_headdim": 16,
-        "mamba_d_state": 16,
-        "mamba_ngroups": 2,
-        "num_mem_blocks": 1,
+        **SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 8,
+        "mamba_headdim": 16, "mamba_d_state": 16, "mamba_ngroups": 2, "num_mem_blocks": 1,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
     },
     "qwen2_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
     "qwen2_5_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
-}
+}  # fmt: skip
 """In full, where what is made small does not run."""
 WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv", "xlstm"}
 """Their states lie elsewhere; test_states.py looks there."""
@@ -188,40 +171,27 @@ KIMI = {"model_type": "kimi_linear", "num_hidden_layers": 4}
 BAMBA = {**PLAIN, "model_type": "bamba"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({**PLAIN, "layer_types": ["full_attention"]}, "layer_types"),
-        ({**PLAIN, "layer_types": ["linear_attention"] * 4}, "llama is known without layers that keep a state"),
-        ({**PLAIN, "layer_types": ["full"] * 3 + ["other"]}, "other"),
-        ({**PLAIN, "num_key_value_heads": 3}, "4 heads cannot share so many evenly"),
-        ({**PLAIN, "num_attention_heads": -4}, "num_attention_heads is -4"),
-        ({**PLAIN, "num_attention_heads": True}, "num_attention_heads"),
-        ({**PLAIN, "hidden_size": "64"}, "hidden_size"),
-        ({**PLAIN, "num_hidden_layers": 0}, "no layer keeps anything"),
-        ({**PLAIN, "num_hidden_layers": 1 << 30}, "no model has more than"),
-        ({**G4, "num_kv_shared_layers": "2"}, "num_kv_shared_layers"),
-        ({**G4, "num_kv_shared_layers": -2}, "transformers cannot read it"),
-        ({**G4, "num_kv_shared_layers": 3}, "different than the set of layer types using them"),
-        ({**G4, "per_layer_config": [{"head_dim": 5}]}, "transformers cannot read it"),
-        ({**G4, "per_layer_config": {"0": 5}}, "transformers cannot read it"),
-        ({**G4, "sliding_window": -1}, "window layers: reach is -1"),
-        ({**LFM2, "layer_types": 5}, "layer_types"),
-        ({**LFM2, "layer_types": [["conv"]] * 4}, "transformers cannot read it"),
-        ({**LFM2, "layer_types": ["compressed_sparse_attention"] * 4}, "what compressed_sparse_attention keeps is not"),
-        ({**LFM2, "text_config": {"num_hidden_layers": 1 << 30}}, "no model has more than"),
-        ({**LFM2, "text_config": {}}, "layers of None keep"),
-        ({**LFM2, "conv_L_cache": "3"}, "conv_L_cache"),
-        ({**LFM2, "conv_L_cache": -3}, "conv_L_cache is -3"),
-        ({**LFM2, "head_dim": 0}, "head_dim is 0"),
-        ({**LFM2, "hidden_size": 255}, "no multiple of 4 heads"),
-        ({**KIMI, "linear_attn_config": []}, "transformers cannot read it"),
-        ({**KIMI, "linear_attn_config": {"full_attn_layers": [40], "kda_layers": []}}, "transformers cannot read it"),
-        ({**BAMBA, "attn_layer_indices": 1}, "attn_layer_indices"),
-        ({**PLAIN, "model_type": "jamba", "attn_layer_period": 0}, "transformers cannot read it"),
-        ({**PLAIN, "model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "transformers cannot read it"),
-    ],
-)
-def test_a_configuration_that_contradicts_itself_is_refused(fields, words):
-    with pytest.raises(InvalidConfig, match=words):
-        kept_layers(config_of(fields))
+@pytest.mark.parametrize(("fields", "shown"), shown_in("model/refused_configurations.txt", ">>>"))
+def test_a_configuration_that_contradicts_itself_is_refused(fields, shown):
+    with pytest.raises(InvalidConfig) as refused:
+        kept_layers(config_of(eval(fields)))
+    assert_shown(f"{' '.join(str(refused.value).split())}\n", shown)
+
+
+# What transformers' own defaults lack, or have twice.
+GIVEN = {
+    "deepseek_v2": {"q_lora_rank": None, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "glm4_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+}
+IMAGES_TOO = {kind for kind in KINDS if "_vl" in kind}
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - IMAGES_TOO))
+def test_a_configuration_has_the_parameters_of_its_module(kind, tmp_path):
+    config = AutoConfig.for_model(kind, **GIVEN.get(kind, {}))
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    counted = sum({id(each): each.numel() for each in module.parameters()}.values())
+    assert model_named(str(tmp_path)).parameters == pytest.approx(counted, rel=0.0005)

@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.errors import InvalidConfig, NoPagePlan
+from paged.errors import NoPagePlan
 from paged.model.layer_plan import LENGTHS, MOST_PAGES, MOST_WASTE, LayerPlan, Layers, Part, num_pages, plan_layers
 from paged.study.hardware import layers_named, published_layers
 
@@ -106,35 +106,10 @@ def test_a_model_of_one_kind_has_one_page_a_block_and_wastes_nothing():
     assert (plan.block_size, plan.page_bytes, plan.pages_of_block, plan.waste) == (16, 16 * 131_072, 1, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"kind": "window", "count": 1, "entry": (8,)}, "window layers: reach is 0"),
-        ({"kind": "full", "count": 1, "entry": (8,), "reach": 4}, "only windows and chunks have one"),
-        ({"kind": "full", "count": 0, "entry": (8,)}, "count is 0"),
-        ({"kind": "full", "count": 1}, "states have parts, and all others an entry"),
-        ({"kind": "state", "count": 1}, "states have parts, and all others an entry"),
-        ({"kind": "full", "count": 1, "entry": (8, True)}, "entry is True"),
-        ({"kind": "state", "count": 1, "parts": (Part(units=0, unit_bytes=1),)}, "parts: units is 0"),
-    ],
-)
-def test_layers_that_contradict_themselves_are_refused(fields, words):
-    with pytest.raises(InvalidConfig, match=words):
-        Layers(**fields)
-
-
 def test_a_page_that_holds_no_unit_is_refused_with_what_would_do():
     with pytest.raises(NoPagePlan, match="Take at least 256") as refused:
         plan_layers([Layers(kind="full", count=1, entry=(16,))], block_size=16, page_bytes=255)
     assert (refused.value.page_bytes, refused.value.needed, refused.value.block_size) == (255, 256, 16)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"), [(([],), "got none"), (([FULL],), "block_size is 0")], ids=["no layers", "no block"]
-)
-def test_a_plan_of_nothing_is_refused(arguments, words):
-    with pytest.raises(InvalidConfig, match=words):
-        plan_layers(*arguments, block_size=0 if "block" in words else None)
 
 
 def test_the_code_of_the_page_on_models_runs(repository):

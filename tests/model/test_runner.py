@@ -70,8 +70,7 @@ def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded
     monkeypatch.setattr(runner.backend, "attend", noted)
     torch.set_num_threads(3)
     logits_of(runner, whole_prompt([5, 6]), [5, 6], [False, True])
-    assert set(seen) == {1}
-    assert torch.get_num_threads() == 3
+    assert (set(seen), torch.get_num_threads()) == ({1}, 3)
     torch.set_num_threads(1)
 
 

@@ -66,8 +66,7 @@ def test_a_clock_that_goes_by_prices_gives_a_profile_with_those_prices(three_rou
     found = three_rounds.profile("made up")
     assert {name: getattr(found, f"seconds_per_{name}") for name in PRICES} == pytest.approx(PRICES, abs=1e-9)
     assert found.held_out.p90 < 1e-9
-    assert set(found.by_kind) == set(KINDS)
-    assert found.steps + found.held_out.steps == len(three_rounds.steps)
+    assert (set(found.by_kind), found.steps + found.held_out.steps) == (set(KINDS), len(three_rounds.steps))
     assert (found.tiling.places, found.tiling.piece, found.about) == (32, 64, "made up")
     model = found.model
     assert (model.layers, model.heads, model.kv_heads, model.head_dim, model.vocab) == (2, 2, 1, 8, 32)

@@ -39,8 +39,7 @@ def test_a_core_that_others_use_is_not_free(by_all, by_us, free):
 def test_who_comes_and_who_goes_is_noticed_and_all_are_free_where_nobody_says():
     found = readings((2.0, 2.0), (2.0, 1.0), (2.0, 1.0), (1.0, 1.0))
     cores = FreeCores(lambda: next(found), cores=2)
-    assert [cores.count() for _ in range(4)] == [2, 1, 1, 2]
-    assert FreeCores(lambda: None, cores=3).count() == 3
+    assert ([cores.count() for _ in range(4)], FreeCores(lambda: None, cores=3).count()) == ([2, 1, 1, 2], 3)
 
 
 def test_a_reading_is_used_for_half_a_second():

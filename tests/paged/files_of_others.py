@@ -16,25 +16,14 @@ from paged.study.traces import Trace
 # What published configurations say of a model's shape, by name.
 CONFIGS = json.loads((Path(__file__).parent / "fixtures" / "model_configs.json").read_text(encoding="utf-8"))
 TINY = {
-    "name": "tiny",
-    "hidden": 8,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 2,
-    "intermediate": 16,
-    "vocab": 10,
-    "max_length": 64,
-}
+    "name": "tiny", "hidden": 8, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 2, "intermediate": 16,
+    "vocab": 10, "max_length": 64,
+}  # fmt: skip
 BOX = {"name": "box", "memory_bytes": 1000, "bandwidth": 100.0, "peak_flops": {"bf16": 1e3}, "host_link": 10.0}
 PRICES = Profile(
-    seconds_per_step=2e-3,
-    seconds_per_computed_token=3e-5,
-    seconds_per_sampled_row=1e-5,
-    seconds_per_context_token=2e-8,
-    seconds_per_attended_pair=5e-9,
-    seconds_per_moved_token=4e-7,
-)
+    seconds_per_step=2e-3, seconds_per_computed_token=3e-5, seconds_per_sampled_row=1e-5,
+    seconds_per_context_token=2e-8, seconds_per_attended_pair=5e-9, seconds_per_moved_token=4e-7,
+)  # fmt: skip
 
 
 def without(config, *names):
@@ -48,14 +37,11 @@ META = {
     "model": "meta-llama/Llama-3.1-8B",
     "vllm_version": "0.19.0",
     "engine_kwargs": {
-        "dtype": "bfloat16",
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 1024,
-        "tensor_parallel_size": 1,
+        "dtype": "bfloat16", "max_num_seqs": 64, "max_num_batched_tokens": 1024, "tensor_parallel_size": 1,
     },
     "kv_cache": {"num_gpu_blocks": 401, "block_size": 16, "enable_prefix_caching": True},
     "hardware": {"device_name": "NVIDIA GeForce RTX 4090"},
-}
+}  # fmt: skip
 
 
 def meta_of(model="meta-llama/Llama-3.1-8B", device="NVIDIA RTX PRO 6000 Blackwell", **fields):

@@ -27,17 +27,9 @@ from paged.study.hardware import ModelShape, StepWork
 from paged.study.traces import Trace
 
 SHAPE = ModelShape(
-    name="tiny",
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    vocab=64,
-    max_length=128,
+    name="tiny", hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=64, max_length=128,
     tied_embeddings=True,
-)
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -58,11 +50,9 @@ def test_every_run_has_the_workloads_tokens_and_its_figures_follow_from_one_anot
     asked = workload("offline", limit=6, scale=8)
     assert (found.model, found.workload, found.requests) == ("embedded", "offline", 6)
     assert found.prompt_tokens == asked.prompt_tokens.sum()
-    assert found.output_tokens == asked.output_tokens.sum()
-    assert len(found.runs) == 2
+    assert (found.output_tokens, len(found.runs)) == (asked.output_tokens.sum(), 2)
     for run in found.runs:
-        assert run.output_tokens == found.output_tokens
-        assert run.computed_prompt_tokens == found.prompt_tokens
+        assert (run.output_tokens, run.computed_prompt_tokens) == (found.output_tokens, found.prompt_tokens)
         # All come at once and none waits: a first step, and one for each further token of the longest.
         assert run.steps == asked.output_tokens.max()
         assert run.tokens_per_s == pytest.approx(found.output_tokens / run.seconds)
@@ -77,8 +67,7 @@ def test_every_run_has_the_workloads_tokens_and_its_figures_follow_from_one_anot
 def test_a_shared_prefix_is_computed_once_and_so_is_each_prompts_own_part(bench):
     found = bench("--workload", "shared_prefix", "--limit", 16, "--scale", 8, "--runs", 1)
     (run,) = found.runs
-    assert found.prompt_tokens == 16 * (64 + 4)
-    assert run.computed_prompt_tokens == 4 * 64 + 16 * 4
+    assert (found.prompt_tokens, run.computed_prompt_tokens) == (16 * (64 + 4), 4 * 64 + 16 * 4)
 
 
 def test_the_three_workloads_are_as_they_are_described():
@@ -99,8 +88,7 @@ def test_what_preemptions_cost_is_counted_beside_the_prompts(model):
     trace = Trace.from_lengths(np.zeros(8), np.full(8, 16), np.full(8, 120))
     run = engine_run(Serving(num_blocks=20).engine(model), trace)
     assert run.preemptions > 0 and run.recomputed_tokens > 0
-    assert run.computed_prompt_tokens == 8 * 16
-    assert run.output_tokens == 8 * 120
+    assert (run.computed_prompt_tokens, run.output_tokens) == (8 * 16, 8 * 120)
     assert (run.floor_s, run.times_floor) == (None, None)
 
 
@@ -164,8 +152,7 @@ def test_an_interrupt_shows_the_runs_that_had_ended(paged, monkeypatch):
 
     monkeypatch.setattr(EngineBench, "run", third_is_interrupted)
     status, out, err = paged("bench", "engine", "--limit", 2, "--scale", 8, "--runs", 5, "--json")
-    assert status == 130
-    assert len(json.loads(out)["runs"]) == 1
+    assert (status, len(json.loads(out)["runs"])) == (130, 1)
     assert err == "paged: interrupted; 1 of 5 runs had ended\n"
 
 
@@ -249,8 +236,7 @@ def test_steps_are_the_last_tokens_of_sequences_whose_blocks_lie_anywhere():
     lengths = {name: np.diff(step.query_start_loc).tolist() for name, step in bench.steps.items()}
     assert lengths == {"decode": [1, 1, 1], "prefill": [3, 3, 3], "mixed": [1, 1, 3]}
     mixed = bench.steps["mixed"]
-    assert mixed.positions.tolist() == [9, 9, 7, 8, 9]
-    assert mixed.seq_lens.tolist() == [10, 10, 10]
+    assert (mixed.positions.tolist(), mixed.seq_lens.tolist()) == ([9, 9, 7, 8, 9], [10, 10, 10])
     assert sorted(mixed.block_tables.ravel().tolist()) == list(range(9))
     assert mixed.slot_mapping.tolist() == [
         int(mixed.slots_of(i, 10)[p]) for i, p in zip((0, 1, 2, 2, 2), mixed.positions)
@@ -283,8 +269,7 @@ def test_an_interrupt_shows_the_measurements_that_had_ended(paged, monkeypatch):
 
     monkeypatch.setattr(attention, "attention_times", second_is_interrupted)
     status, out, err = paged("bench", "attention", *ATTENTION, "--shapes", "4/2/16,2/1/8", "--json")
-    assert status == 130
-    assert msgspec.json.decode(out, type=list[AttentionTimes]) == done[0]
+    assert (status, msgspec.json.decode(out, type=list[AttentionTimes])) == (130, done[0])
     assert err == "paged: interrupted; 1 of 2 measurements had ended\n"
 
 

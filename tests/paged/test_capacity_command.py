@@ -120,14 +120,9 @@ def test_a_step_reads_the_experts_as_they_are_published():
 
 
 LFM2 = {
-    "model_type": "lfm2",
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "conv_L_cache": 3,
-    "layer_types": ["conv", "full_attention"],
-}
+    "model_type": "lfm2", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 64, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"],
+}  # fmt: skip
 
 
 @pytest.fixture

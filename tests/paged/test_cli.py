@@ -261,15 +261,13 @@ def test_a_reader_that_goes_away_gets_no_complaint():
     command = [sys.executable, "-m", "paged", "simulate", "azure", *TINY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(timeout=600) == 1
+        assert (process.stderr.read(), process.wait(timeout=600)) == (b"", 1)
 
 
 @pytest.mark.parametrize("library", ["typer", "rich"])
 def test_without_its_extra_the_command_line_is_one_line_that_says_what_brings_it(run_python, library):
     process = run_python("-c", f"import sys; sys.modules['{library}'] = None\nfrom paged.__main__ import main; main()")
-    assert process.returncode == 2
-    assert process.stdout == ""
+    assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr == (
         f"paged: paged.cli needs {library}, which is not installed; `pip install '.[cli]'` in a checkout of paged brings it.\n"
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ..shown import assert_shown, shown_in  # noqa: TID252
 from .files_of_others import write_folder, write_run  # noqa: TID252
-from .shown import assert_shown, shown_in  # noqa: TID252
 
 RUN_A_MODEL = ("generate", "profile", "bench attention", "bench engine", "bench step")
 
@@ -28,13 +28,13 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("command", "shown"), shown_in("printed.txt", "$ paged"))
+@pytest.mark.parametrize(("command", "shown"), shown_in("paged/fixtures/printed.txt", "$ paged"))
 def test_a_command_prints_these_lines(printed, folder, monkeypatch, command, shown):
     monkeypatch.chdir(folder)
     assert_shown(printed(*command.split()), shown)
 
 
-@pytest.mark.parametrize(("command", "shown"), shown_in("refused_commands.txt", "$ paged"))
+@pytest.mark.parametrize(("command", "shown"), shown_in("paged/fixtures/refused_commands.txt", "$ paged"))
 def test_a_command_that_is_refused_says_why_in_a_line_and_writes_nothing(refused, folder, monkeypatch, command, shown):
     if command.startswith(RUN_A_MODEL):
         pytest.importorskip("torch")

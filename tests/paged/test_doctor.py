@@ -48,16 +48,9 @@ def test_every_backend_that_works_gives_the_same_answer(found):
 
 
 SHOWN = [
-    "paged",
-    "extra engine",
-    "processor",
-    "native code uses",
-    "cores",
-    "memory",
-    "a large copy",
-    "C compiler",
+    "paged", "extra engine", "processor", "native code uses", "cores", "memory", "a large copy", "C compiler",
     "native code",
-]
+]  # fmt: skip
 
 
 def test_the_command_prints_a_figure_a_line_and_a_verdict_and_no_table_wider_than_a_terminal(printed, terminal):

@@ -23,7 +23,6 @@ WISHES = {
     "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.3},
     "several": {"n": 2, "temperature": 0.8, "seed": 2},
 }
-KINDS = ["lookup", "lookahead", "draft"]
 TOKENS = 32
 
 
@@ -49,10 +48,14 @@ def plain(model):
     return run(model, num_blocks=400)[:2]
 
 
+AMPLE, SHORT_OF_BLOCKS, WITH_HOST = {"num_blocks": 400}, {"num_blocks": 24}, {"num_blocks": 24, "host_blocks": 30}
+
+
 @pytest.mark.parametrize(
-    "options", [{"num_blocks": 400}, {"num_blocks": 24}, {"num_blocks": 24, "host_blocks": 30}], ids=str
+    ("kind", "options"),
+    [("lookup", AMPLE), ("lookup", SHORT_OF_BLOCKS), ("lookahead", WITH_HOST), ("draft", AMPLE), ("draft", WITH_HOST)],
+    ids=str,
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_answers_and_logits_are_those_of_plain_decoding(model, plain, kind, options):
     tokens, logits, engine = run(model, speculate=kind, **options)
     expected, their_logits = plain

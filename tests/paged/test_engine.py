@@ -1,6 +1,5 @@
 """The engine and LLM on the model that ships: answers, streams, failures of a step, and what bad input gets."""
 
-import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -8,7 +7,6 @@ pytest.importorskip("transformers")
 
 from paged import LLM, Engine, SamplingParams
 from paged.errors import BudgetTooSmall, DuplicateRequest, InvalidRequest, UnknownRequest
-from paged.model.checkpoint import checkpoint_path
 
 PROMPT = "The with statement"
 
@@ -42,8 +40,7 @@ def test_what_ends_a_sequence_is_no_text_of_it(model):
     engine.add_request(PROMPT, SamplingParams(max_tokens=20, stop_token_ids=(stop,)), id="a")
     outputs = run(engine)["a"]
     tokens = [token for output in outputs for token in output.token_ids]
-    assert outputs[-1].finish_reason == "stop"
-    assert tokens == first.token_ids[: first.token_ids.index(stop) + 1]
+    assert (outputs[-1].finish_reason, tokens) == ("stop", first.token_ids[: first.token_ids.index(stop) + 1])
     assert "".join(output.text for output in outputs) == model.tokenizer.decode(tokens[:-1])
 
 
@@ -108,8 +105,7 @@ def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason
     failing(engine, 2)
     outputs = run(engine)["a"]
     assert [output.finish_reason for output in outputs] == ["error"]
-    assert outputs[0].error == "MemoryError: 48 GiB wanted"
-    assert engine.scheduler.manager.device.num_used == 0
+    assert (outputs[0].error, engine.scheduler.manager.device.num_used) == ("MemoryError: 48 GiB wanted", 0)
     engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
     assert run(engine)["a"][-1].finish_reason == "length"
 
@@ -130,13 +126,6 @@ def test_a_byte_budget_says_how_much_would_do(model):
         Engine(model, kv_cache_bytes=10**6, max_model_len=1024)
     assert Engine(model, kv_cache_bytes=caught.value.wanted, max_model_len=1024).pool.num_blocks == 64
     assert Engine(model, kv_cache_bytes=10**6).pool.num_blocks == 30
-
-
-def test_the_checkpoint_that_ships_is_small_and_says_how_well_it_does():
-    folder = checkpoint_path()
-    assert sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) <= 2_000_000
-    report = msgspec.json.decode((folder / "training.json").read_bytes())
-    assert report["training_loss"] < 0.5 < report["held_out_loss"]
 
 
 def test_paragraphs_are_encoded_alike_together_and_one_by_one(model):

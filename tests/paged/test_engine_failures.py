@@ -160,8 +160,7 @@ def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone():
     found, _ = drained(engine)
     assert found["1"][-1].finish_reason == "error"
     assert "a logit is NaN" in found["1"][-1].error
-    assert [tokens(found[id]) for id in ("0", "2")] == tokens_of()[::2]
-    assert engine.manager.device.num_used == 0
+    assert ([tokens(found[id]) for id in ("0", "2")], engine.manager.device.num_used) == (tokens_of()[::2], 0)
 
 
 def test_copies_that_fail_midway_end_all_requests_and_the_next_ones_read_nothing_of_them():

@@ -168,8 +168,7 @@ def test_where_attention_cannot_be_compiled_a_line_says_so_once(run_python, tmp_
     asked = ("-m", "paged", "generate", "--prompt", PROMPT, "--prompt", "Return", "--max-tokens", "4", "--json")
     env = {"CC": "/nonexistent", "PAGED_CACHE": str(tmp_path), "PYTHONPATH": str(repository)}
     done = run_python(*asked, env=env)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["backend"] == "torch_gather"
+    assert (done.returncode, json.loads(done.stdout)["backend"]) == (0, "torch_gather")
     assert done.stderr == (
         'paged: attention runs in torch, which is slower, because "native" cannot be compiled: '
         "CC names '/nonexistent', and there is no such compiler.\n"

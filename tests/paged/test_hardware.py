@@ -87,5 +87,4 @@ def test_a_file_of_ones_own_is_a_model_or_a_device(tmp_path):
     model, device = tmp_path / "tiny.json", tmp_path / "box.json"
     model.write_text(json.dumps(TINY))
     device.write_text(json.dumps(BOX))
-    assert model_named(str(model)) == ModelShape(**TINY)
-    assert device_named(str(device)) == Device(**BOX)
+    assert (model_named(str(model)), device_named(str(device))) == (ModelShape(**TINY), Device(**BOX))

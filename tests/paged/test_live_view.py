@@ -81,14 +81,8 @@ def test_pages_of_each_kind_of_layer_are_told_where_there_are_several():
 
 
 COUNTS = [
-    "waiting 21",
-    "running 9",
-    "paused 2",
-    "swapped 3",
-    "57 of 160 requests ended",
-    "14 by recompute",
-    "22 by swap",
-]
+    "waiting 21", "running 9", "paused 2", "swapped 3", "57 of 160 requests ended", "14 by recompute", "22 by swap",
+]  # fmt: skip
 
 
 def test_the_counts_are_on_the_screen_and_the_latest_events_last():

@@ -9,24 +9,60 @@ from msgspec.structs import replace
 
 from paged import (
     BeamSearchParams,
+    BlockManager,
     ContrastiveSearchParams,
+    Costs,
     EngineConfig,
+    LayerGroup,
     PagedError,
+    Policy,
+    Request,
+    Retention,
     SamplingParams,
+    Scheduler,
     StructuredOutputsParams,
 )
+from paged.base.arguments import token_array
+from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.sampling import seed_of
+from paged.study import tgi
 from paged.study.hardware import Faster, Profile, Roofline, StepWork, Tiling, capacity_of, device_named, model_named
 from paged.study.hardware.link import Link, link_of
 from paged.study.profiling import designed
 from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, engine_named, plans
 from paged.study.traces import LogNormal, Trace, open_trace, superposed, synthetic
 
-from .shown import assert_shown, shown_in  # noqa: TID252
+from ..shown import assert_shown, shown_in  # noqa: TID252
 
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
     return Roofline(model=model_named(model), device=device_named(device), **options)
+
+
+def scheduler(**limits):
+    """A scheduler on a manager of its own, which one that is refused has not claimed."""
+    manager = BlockManager(8, 4)
+    try:
+        return Scheduler(manager, **limits)
+    except PagedError:
+        assert Scheduler(manager).check() == []
+        raise
+
+
+class Unspeakable:
+    """Says that it is an integer, and cannot say which."""
+
+    def __index__(self):
+        raise ValueError("which?")
+
+
+def added(**fields):
+    """Add such a request; a scheduler that refuses it is as before."""
+    empty = scheduler()
+    try:
+        empty.add(Request(**{"id": "a", "prompt": [1, 2, 3]} | fields))
+    finally:
+        assert not empty.has_unfinished and empty.counts()["submitted"] == 0 and empty.manager.device.num_used == 0
 
 
 def steps(count):
@@ -44,7 +80,7 @@ def planned(find="rate", *, policy="paged", device=FORMULA, load="azure", client
     return plans(find, [scenario], Targets(ttft_s=1), **options)
 
 
-@pytest.mark.parametrize(("call", "shown"), shown_in("refused_calls.txt", ">>>"))
+@pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_calls.txt", ">>>"))
 def test_a_call_that_makes_no_sense_is_refused_with_the_reason(monkeypatch, call, shown):
     # A plan is refused before anything is simulated.
     monkeypatch.setattr(Scenario, "simulation", None)

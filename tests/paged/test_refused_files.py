@@ -15,8 +15,8 @@ from paged.study.simulator import Asked, closed_loops, read_run, validated
 from paged.study.traces import read_trace
 from paged.testing.saved import load, rerun
 
+from ..shown import assert_shown, shown_in  # noqa: TID252
 from .files_of_others import BOX, CONFIGS, PRICES as PROFILE, TINY, meta_of, table, without, write_folder, write_run  # noqa: TID252
-from .shown import assert_shown, shown_in  # noqa: TID252
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 PLAIN = "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n"
@@ -50,7 +50,7 @@ def run_of(spoil=lambda rows: rows, **fields):
     return read_run(HERE / "run")
 
 
-@pytest.mark.parametrize(("call", "shown"), shown_in("refused_files.txt", ">>>"))
+@pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_files.txt", ">>>"))
 def test_a_file_that_cannot_be_is_refused_where_it_is_wrong(tmp_path, monkeypatch, call, shown):
     def written(*lines, name="file.json"):
         """A file of text, bytes or documents, a line each."""

@@ -22,14 +22,14 @@ from paged import (
 )
 from paged.testing.tiny_model import tiny_model
 
-from .shown import assert_shown, shown_in  # noqa: TID252
+from ..shown import assert_shown, shown_in  # noqa: TID252
 
 
 def form(**description):
     return SamplingParams(structured_outputs=StructuredOutputsParams(**description))
 
 
-@pytest.mark.parametrize(("call", "shown"), shown_in("refused_requests.txt", ">>>"))
+@pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_requests.txt", ">>>"))
 def test_what_cannot_be_answered_is_refused_and_leaves_nothing(model, call, shown):
     tiny, shipped = LLM(tiny_model(), num_blocks=8), LLM(model)
     with pytest.raises(PagedError) as refusal:

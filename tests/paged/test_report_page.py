@@ -76,8 +76,7 @@ def page(outcomes, tmp_path_factory):
 
 
 def test_the_page_is_closed_html_that_loads_nothing_and_forbids_to(page):
-    assert page.open == []
-    assert page.loaded == ["data:,"]
+    assert (page.open, page.loaded) == ([], ["data:,"])
     styles = [tag for tag, _ in page.tags if tag == "style"]
     assert styles == ["style"]
     rule = next(
@@ -91,13 +90,9 @@ def test_the_page_is_closed_html_that_loads_nothing_and_forbids_to(page):
 
 
 SIMULATED = [
-    "azure_conversation.csv",
-    "llama-2-13b",
-    "a100-40g",
-    "48 blocks of 8 tokens",
-    "at most 64 tokens",
+    "azure_conversation.csv", "llama-2-13b", "a100-40g", "48 blocks of 8 tokens", "at most 64 tokens",
     "virtual seconds",
-]
+]  # fmt: skip
 
 
 def test_the_page_says_what_was_simulated_and_shows_every_figure_of_every_outcome(page, outcomes):
@@ -122,8 +117,7 @@ def test_the_plots_are_json_with_a_plot_for_each_outcome_of_a_setting_and_a_sent
     figures = json.loads(next(text for attributes, text in page.scripts if attributes.get("id") == "figures"))
     assert [setting["labels"] for setting in figures] == [["vllm", "paged", "static"]] * 2
     for setting in figures:
-        assert len(setting["memory"]) == 3
-        assert set(setting["plots"]) == PLOTS
+        assert (len(setting["memory"]), set(setting["plots"])) == (3, PLOTS)
         for name in PLOTS - {"preemptions", "cost"}:
             policies = [trace["meta"]["policy"] for trace in setting["plots"][name]["data"] if "meta" in trace]
             assert set(policies[policies.index("paged") :]) == {"paged"}
@@ -209,8 +203,7 @@ def test_parts_of_memory_add_up_to_the_pool_and_keep_the_mean_of_filled_slots(ou
 
 def test_a_distribution_ends_at_one_and_leaves_out_who_has_no_figure():
     seconds, shares = cumulative(np.array([3.0, np.nan, 1.0, 0.0, 2.0]))
-    assert seconds.tolist() == [1, 2, 3]
-    assert shares.tolist() == [0.5, 0.75, 1]
+    assert (seconds.tolist(), shares.tolist()) == ([1, 2, 3], [0.5, 0.75, 1])
     seconds, shares = cumulative(np.arange(1, 10_001) / 10)
     assert (len(seconds) < 600) and (seconds[-100:] == np.arange(9901, 10_001) / 10).all()
     assert np.allclose(shares, seconds / 1000)
@@ -240,8 +233,7 @@ def test_latency_under_load_is_a_line_a_policy_whose_seeds_are_averaged():
     runs = [run(scenario_of(rate=rate, seed=seed)) for rate in (20.0, 10.0) for seed in (1, 2)]
     runs[0] = with_result(runs[0], throughput=runs[1].result.throughput + 10)
     ttft, gap = under_load(named(runs))["data"]
-    assert ttft["text"] == ["15.1 requests/s", "30.1 requests/s"]
-    assert ttft["mode"] == "lines+markers"
+    assert (ttft["text"], ttft["mode"]) == (["15.1 requests/s", "30.1 requests/s"], "lines+markers")
     assert ttft["x"][1] == pytest.approx(runs[1].result.throughput + 5)
     assert ttft["error_x"]["array"][1] == pytest.approx(5)
     assert gap["yaxis"] == "y2"

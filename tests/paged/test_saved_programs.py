@@ -126,8 +126,7 @@ def test_what_was_found_is_found_again_and_not_in_another_manager(failure):
     assert saved.build == "their_engine:build"
     again = rerun(saved)
     assert again is not None
-    assert again.found == saved.found
-    assert again.program == saved.program
+    assert (again.found, again.program) == (saved.found, saved.program)
     assert rerun(saved, build=lambda world: BlockManager(world.num_blocks, world.block_size)) is None
 
 

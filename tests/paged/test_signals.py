@@ -63,11 +63,9 @@ def test_an_interrupted_study_prints_what_had_ended_and_writes_no_file(tmp_path)
         begun = process.stderr.readline()
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=LIMIT_S)
-    assert begun == "the second\n"
-    assert process.returncode == 130
+    assert (begun, process.returncode) == ("the second\n", 130)
     assert "paged" in said and "vllm" not in said
-    assert errors == "paged: interrupted; 1 of 2 simulations had ended\n"
-    assert list(tmp_path.iterdir()) == []
+    assert (errors, list(tmp_path.iterdir())) == ("paged: interrupted; 1 of 2 simulations had ended\n", [])
 
 
 ENDLESS = """

@@ -76,8 +76,7 @@ def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
     scheduler = scheduler_of(pool, block_size, max_tokens_per_step=200_000)
     result = simulate(apart, scheduler, SECOND_A_STEP)
     assert expected > 200_000
-    assert result.hit_tokens == expected
-    assert scheduler.manager.device.num_used == 0
+    assert (result.hit_tokens, scheduler.manager.device.num_used) == (expected, 0)
 
 
 def test_the_same_trace_gives_the_same_figures():
@@ -92,8 +91,7 @@ def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
     monkeypatch.setattr(scheduler, "check", lambda: ["block 3 is lost"])
     result = simulate(trace_of("0,5,20,,"), scheduler, check=True)
     assert result.violations == 2 * result.steps == 40
-    assert len(result.violation_messages) == 10
-    assert result.violation_messages[0] == "step 1: block 3 is lost"
+    assert (len(result.violation_messages), result.violation_messages[0]) == (10, "step 1: block 3 is lost")
 
 
 def test_a_scheduler_that_does_nothing_is_reported_and_not_waited_for(trace_of, monkeypatch):
@@ -130,10 +128,8 @@ def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
     latencies.tokens(np.array([0]), 3.0)
     latencies.tokens(np.array([0, 1]), 7.0)
     latencies.finished(np.array([0]), 7.0)
-    assert latencies.ttft() == Percentiles(1, 2, 2, 2)
-    assert latencies.itl() == Percentiles(4, 5, 5, 5)
-    assert latencies.longest_gap() == Percentiles(4, 5, 5, 5)
-    assert latencies.e2e() == Percentiles(7, 7, 7, 7)
+    assert (latencies.ttft(), latencies.itl()) == (Percentiles(1, 2, 2, 2), Percentiles(4, 5, 5, 5))
+    assert (latencies.longest_gap(), latencies.e2e()) == (Percentiles(4, 5, 5, 5), Percentiles(7, 7, 7, 7))
 
 
 def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one_and_of_none_there_are_none():
@@ -204,8 +200,7 @@ def test_in_a_closed_loop_the_next_request_comes_when_one_has_ended(trace_of):
     for _ in simulation.steps():
         pass
     result = simulation.result()
-    assert result.makespan_s == 10
-    assert result.ttft_s == Percentiles(1, 1, 1, 1)
+    assert (result.makespan_s, result.ttft_s) == (10, Percentiles(1, 1, 1, 1))
     assert result.e2e_s == Percentiles(3, 10, 10, 10)
 
 

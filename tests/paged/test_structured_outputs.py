@@ -140,8 +140,7 @@ def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatc
     while engine.has_unfinished:
         engine.step()
         assert engine.check() == []
-    assert good.completion().finish_reason == "length"
-    assert bad.completion().finish_reason == "error"
+    assert (good.completion().finish_reason, bad.completion().finish_reason) == ("length", "error")
     assert bad.completion().error.startswith(f"{GrammarFailed.__name__}: the grammar cannot be followed: ")
 
 

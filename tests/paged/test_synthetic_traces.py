@@ -101,8 +101,7 @@ def test_a_seed_is_a_trace_and_another_rate_leaves_its_lengths():
 
 def test_nobody_shares_anything_without_turns_and_system_tokens():
     trace = synthetic(requests=40)
-    assert set(trace.segment_ids.tolist()) == {-1}
-    assert len({int(trace.prompt(i)[0]) for i in range(40)}) == 40
+    assert (set(trace.segment_ids.tolist()), len({int(trace.prompt(i)[0]) for i in range(40)})) == ({-1}, 40)
 
 
 def test_all_prompts_begin_with_the_system_tokens_and_then_differ():

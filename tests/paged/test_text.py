@@ -129,8 +129,7 @@ def test_a_character_is_told_with_its_last_byte(text):
     stream = TextStream(BYTES, [])
     for character in text:
         *first, last = byte_ids(character.encode())
-        assert [stream.push([id]) for id in first] == [""] * len(first)
-        assert stream.push([last]) == character
+        assert ([stream.push([id]) for id in first], stream.push([last])) == ([""] * len(first), character)
 
 
 FIRST, REST = byte_ids("你".encode()[:1]), byte_ids("你".encode()[1:])

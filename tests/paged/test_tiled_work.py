@@ -10,17 +10,10 @@ from paged.study.traces import Trace
 
 SMALL = Tiling(places=4, piece=8)
 PROFILE = Profile(
-    seconds_per_step=1e-3,
-    seconds_per_computed_token=0,
-    seconds_per_sampled_row=1e-5,
-    seconds_per_context_token=0,
-    seconds_per_attended_pair=1e-7,
-    seconds_per_moved_token=0,
-    seconds_per_tile=7e-3,
-    seconds_per_sampling_tile=3e-3,
-    seconds_per_tile_position=1.3e-5,
-    tiling=SMALL,
-)
+    seconds_per_step=1e-3, seconds_per_computed_token=0, seconds_per_sampled_row=1e-5,
+    seconds_per_context_token=0, seconds_per_attended_pair=1e-7, seconds_per_moved_token=0,
+    seconds_per_tile=7e-3, seconds_per_sampling_tile=3e-3, seconds_per_tile_position=1.3e-5, tiling=SMALL,
+)  # fmt: skip
 
 
 def batches(prompts, max_tokens=3, budget=9):

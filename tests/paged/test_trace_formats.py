@@ -50,8 +50,7 @@ def test_azure_prompts_differ_from_their_first_token_on_and_depend_on_the_seed(t
 
 def test_mooncake_milliseconds_are_seconds_and_the_last_id_is_what_is_left(trace_of):
     trace = trace_of(MOONCAKE + MOONCAKE.replace(": 0", ": 1500"))
-    assert trace.arrival_s.tolist() == [0.0, 1.5]
-    assert trace.prompt_tokens.tolist() == [600, 600]
+    assert (trace.arrival_s.tolist(), trace.prompt_tokens.tolist()) == ([0.0, 1.5], [600, 600])
     assert trace.segment_lengths.tolist() == [512, 88, 512, 88]
 
 
@@ -76,8 +75,7 @@ def test_prompts_are_token_ids_int32_and_not_negative():
     trace = read_trace(excerpt_path("mooncake"))
     for i in range(0, len(trace), 17):
         prompt = trace.prompt(i)
-        assert prompt.dtype == np.int32
-        assert len(prompt) == trace.prompt_tokens[i]
+        assert (prompt.dtype, len(prompt)) == (np.int32, trace.prompt_tokens[i])
         assert prompt.min() >= 0
 
 
@@ -101,8 +99,7 @@ def test_a_limit_reads_no_further(trace_of):
 def test_scaling_keeps_what_was_shared_and_leaves_no_length_at_zero(trace_of):
     other = '{"timestamp": 3000, "input_length": 1030, "output_length": 1, "hash_ids": [4, 9, 5]}\n'
     scaled = trace_of(MOONCAKE + other).scaled(rate=2, prompts=1 / 32, outputs=1 / 8)
-    assert scaled.arrival_s.tolist() == [0.0, 1.5]
-    assert scaled.segment_lengths.tolist() == [16, 3, 16, 16, 1]
+    assert (scaled.arrival_s.tolist(), scaled.segment_lengths.tolist()) == ([0.0, 1.5], [16, 3, 16, 16, 1])
     assert scaled.output_tokens.tolist() == [1, 1]
     assert np.array_equal(scaled.prompt(0)[:19], scaled.prompt(1)[:19])
 

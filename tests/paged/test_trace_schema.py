@@ -31,18 +31,15 @@ def test_segments_with_one_id_are_the_same_tokens_wherever_they_stand(trace_of):
 
 def test_what_is_declared_is_read_and_what_is_not_said_is_nothing(trace_of):
     trace = trace_of(ROW | {"max_tokens": 9, "priority": -2, "tenant": " acme ", "output_id": 5}, ROW)
-    assert trace.max_tokens.tolist() == [9, 0]
-    assert trace.priority.tolist() == [-2, 0]
-    assert trace.tenant.tolist() == ["acme", ""]
-    assert trace.output_ids.tolist() == [5, -1]
+    assert (trace.max_tokens.tolist(), trace.priority.tolist()) == ([9, 0], [-2, 0])
+    assert (trace.tenant.tolist(), trace.output_ids.tolist()) == (["acme", ""], [5, -1])
 
 
 def test_csv_has_the_same_columns_but_segments(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens,max_tokens,priority,tenant\n0,5,4,9,1,acme\n1,5,4,,,\n")
     trace = read_trace(path)
-    assert trace.max_tokens.tolist() == [9, 0]
-    assert trace.priority.tolist() == [1, 0]
+    assert (trace.max_tokens.tolist(), trace.priority.tolist()) == ([9, 0], [1, 0])
     assert trace.tenant.tolist() == ["acme", ""]
 
 

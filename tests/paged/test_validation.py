@@ -118,8 +118,7 @@ def test_a_result_of_bench_serve_is_a_run(tmp_path):
     (tmp_path / "bench.json").write_text(json.dumps(found))
     run = read_run(tmp_path / "bench.json")
     # In order of arrival; who has no token is left out.
-    assert run.arrival.tolist() == [0, 1]
-    assert run.prompt_tokens.tolist() == [200, 100]
+    assert (run.arrival.tolist(), run.prompt_tokens.tolist()) == ([0, 1], [200, 100])
     assert run.last == pytest.approx([0.24, 1.15])
     assert validated(run, Asked(device="h100")).measured["tpot"].mean == pytest.approx((0.04 + 0.025) / 2)
     del found["start_times"]

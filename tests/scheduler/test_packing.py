@@ -66,21 +66,6 @@ def test_decodes_alone_are_one_token_each(scheduler, last):
     assert (batch.seq_lens.tolist(), batch.samples.tolist()) == ([6, 9], [True, True])
 
 
-def test_dtypes_are_those_promised(batch):
-    dtypes = {name: getattr(batch, name).dtype for name in ARRAYS}
-    int64, int32 = np.dtype(np.int64), np.dtype(np.int32)
-    assert dtypes == {
-        **dict.fromkeys(ARRAYS, int64),
-        **dict.fromkeys(("token_ids", "table_blocks", "loads"), int32),
-        "samples": np.dtype(np.bool_),
-    }
-
-
-def test_a_batch_without_anything_has_empty_arrays():
-    batch = Scheduler(BlockManager(4, 4)).schedule()
-    assert (batch.is_empty, batch.query_start_loc.tolist(), len(batch.token_ids), len(batch.rows)) == (True, [0], 0, 0)
-
-
 class Scribbled(Scheduler):
     """Gives copies of its batches away, and overwrites what a careless engine could have of its own, before they come back."""
 
@@ -114,3 +99,22 @@ def test_an_engine_that_scribbles_over_batches_changes_nothing_later():
 def test_arrays_that_may_be_shared_are_read_only_in_a_step_of_decodes(scheduler, last, name):
     scheduler.update(last, [52, 60])
     assert not getattr(scheduler.schedule(), name).flags.writeable
+
+
+@pytest.mark.parametrize(("lengths", "num_sequences"), [((60, 100), 1), ((64, 64), 1), ((60, 61), 2)])
+def test_replaying_what_is_told_once_gives_the_tables(lengths, num_sequences):
+    manager = BlockManager(256, 1)
+    scheduler = Scheduler(manager)
+    for token, length in enumerate(lengths):
+        scheduler.add(Request(id=str(token), prompt=[token] * length, max_tokens=12, num_sequences=num_sequences))
+    copy, told = np.full((64, 256), -1, np.int64), []
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        for row, column, block in zip(batch.table_rows, batch.table_columns, batch.table_blocks, strict=True):
+            told.append((int(row), int(column), int(block)))
+            copy[row, column] = block
+        for row in manager.rows.live.tolist():
+            table = manager.table(row).tolist()
+            assert copy[row, : len(table)].tolist() == table
+        scheduler.update(batch, [7] * int(batch.samples.sum()))
+    assert len(told) == len(set(told))

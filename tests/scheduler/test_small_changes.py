@@ -108,8 +108,7 @@ def test_what_was_loaded_once_is_not_asked_for_again():
             scheduler.loaded("a", 4)
         scheduler.update(batch, [7] * int(batch.samples.sum()))
         assert scheduler.check() == []
-    assert scheduler.stats().preemptions_recompute == 1
-    assert [count for count in asked if count] == [2]
+    assert (scheduler.stats().preemptions_recompute, [count for count in asked if count]) == (1, [2])
 
 
 def test_a_row_for_which_just_enough_is_free_is_not_told_that_it_lacks_blocks():

@@ -47,8 +47,7 @@ def test_the_image_begins_a_server_that_the_command_knows(dockerfile, entry, set
 
 def test_the_image_runs_as_no_root_and_holds_what_is_there(dockerfile, repository):
     stages = re.split(r"^FROM ", dockerfile, flags=re.MULTILINE)[1:]
-    assert len(stages) == 2
-    assert re.findall(r"^USER (.*)$", stages[-1], flags=re.MULTILINE) == ["paged"]
+    assert (len(stages), re.findall(r"^USER (.*)$", stages[-1], flags=re.MULTILINE)) == (2, ["paged"])
     copied = [line.split()[1:-1] for line in dockerfile.splitlines() if re.match(r"COPY (?!.*--from)", line)]
     assert [path for paths in copied for path in paths if not (repository / path).exists()] == []
     extras = re.search(r"pip install --no-cache-dir '\.\[(.*)\]'", dockerfile)[1].split(",")

@@ -109,8 +109,7 @@ def test_nobody_is_let_in_who_would_wait_for_longer_than_may_be_waited():
     forecast = [1.0 * place for place in range(50)]
     assert [refused(door, f"r{i}", 0.0, forecast) for i in range(5)] == [None] * 5
     # It would begin in 5 s; in 2 s those who wait are so few that it begins within 3 s of then.
-    assert refused(door, "late", 0.0, forecast) == 2.0
-    assert refused(door, "later", 0.0, forecast) == 3.0
+    assert (refused(door, "late", 0.0, forecast), refused(door, "later", 0.0, forecast)) == (2.0, 3.0)
 
 
 def test_what_is_asked_and_by_whom_is_the_fingerprint():

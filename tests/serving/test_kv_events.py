@@ -218,8 +218,7 @@ def test_what_is_no_request_or_no_zeromq_is_passed_over_and_the_next_request_is_
         one.send_multipart([b"", b"12345678", b""])
         large.send_multipart([b"", b"x" * 100_000])
         # Nothing of what came before is answered.
-        assert replayed(one, 99) == []
-        assert len(replayed(one, 0)) == 1
+        assert (replayed(one, 99), len(replayed(one, 0))) == ([], 1)
 
 
 def test_a_long_answer_comes_whole_to_a_reader_that_takes_it_late():
@@ -244,8 +243,7 @@ def test_a_long_answer_comes_whole_to_a_reader_that_takes_it_late():
         numbers = []
         while (seq := received(slow)[2]) != END:
             numbers.append(int.from_bytes(seq, "big"))
-    assert numbers == list(range(num_batches))
-    assert engine.manager.device.num_used == 0
+    assert (numbers, engine.manager.device.num_used) == (list(range(num_batches)), 0)
 
 
 def test_readers_that_leave_in_the_middle_of_an_answer_are_forgotten():
@@ -373,8 +371,7 @@ def test_the_configuration_is_vllms(tmp_path):
     assert publisher is not None
     with closing(publisher):
         assert (publisher.endpoint, publisher.replay_endpoint) == (f"ipc://{tmp_path}/a_dp1", f"ipc://{tmp_path}/b_dp1")
-    assert KvEventsConfig.of(given) == config
-    assert KvEventsConfig.read("{}") == KvEventsConfig()
+    assert (KvEventsConfig.of(given), KvEventsConfig.read("{}")) == (config, KvEventsConfig())
     for off in ("{}", '{"enable_kv_cache_events": false}', '{"enable_kv_cache_events": true, "publisher": "null"}'):
         assert configured_publisher(KvEventsConfig.read(off), BlockManager(4, 4)) is None
 

@@ -148,8 +148,7 @@ def test_an_index_refuses_a_batch_before_which_others_are_missing_and_says_which
     index = KvIndex()
     assert index.apply(0, batch(0, stored(b"a")))
     assert not index.apply(3, batch(3, stored(b"d")))
-    assert index.missing == range(1, 3)
-    assert shown(index) == {"GPU": {b"a"}, "CPU": set()}
+    assert (index.missing, shown(index)) == (range(1, 3), {"GPU": {b"a"}, "CPU": set()})
     assert index.apply(1, batch(1, stored(b"b"))) and index.missing == range(0)
 
 

@@ -178,8 +178,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
         with KvSubscriber(*endpoints) as from_the_beginning:
             followed(from_the_beginning, known := KvIndex())
             seen = asyncio.run(press(server.port, asked, NUM, seed=2))
-            assert seen.wrong == []
-            assert seen.ends["lost"] == 0
+            assert (seen.wrong, seen.ends["lost"]) == ([], 0)
             assert seen.ends["whole"] > NUM / 3
             server.wait_until(lambda: not got(server, "/load").body["server_load"])
             # The latest figures come with a step, so one more is made.

@@ -130,9 +130,7 @@ def test_a_reader_that_sleeps_blocks_nobody_and_what_is_kept_and_what_is_lost_is
         stream.close()
     os.close(reader)
     *said, notice = page.result().splitlines(keepends=True)
-    assert json.loads(notice)["lost"] == lost
-    assert len(said) == number - lost
-    assert set(said) == {SAID}
+    assert (json.loads(notice)["lost"], len(said), set(said)) == (lost, number - lost, {SAID})
 
 
 LONG = replace(RECORD, prompt="x" * (MOST_BYTES // 4))
@@ -196,9 +194,7 @@ with open({str(path)!r}, "ab") as file:
     result = run_python("-c", program, env={"PYTHONPATH": str(repository)})
     assert result.returncode == 0, result.stderr
     torn, whole, notice = path.read_text().splitlines()
-    assert len(torn) == 20
-    assert json.loads(whole)["id"] == "a"
-    assert json.loads(notice)["lost"] == 1
+    assert (len(torn), json.loads(whole)["id"], json.loads(notice)["lost"]) == (20, "a", 1)
 
 
 def test_a_program_ends_although_nobody_reads_its_log(run_python, repository):

@@ -71,8 +71,7 @@ def test_a_span_lasts_from_the_requests_coming_to_its_end_and_has_its_moments_be
 
 def test_a_span_is_the_child_of_the_one_that_its_client_names():
     (span,) = spans(traceparent=PARENT, tracestate="vendor=1")
-    assert f"{span.context.trace_id:032x}" == PARENT[3:35]
-    assert f"{span.parent.span_id:016x}" == PARENT[36:52]
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (PARENT[3:35], PARENT[36:52])
     assert span.context.trace_state.get("vendor") == "1"
 
 

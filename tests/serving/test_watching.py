@@ -81,8 +81,7 @@ def test_pictures_and_stories_agree_with_a_naive_account(policy, ticks):
         for each in seen.requests:
             assert each.reason == ("" if each.status == "running" else scheduler.explain(each.id).reason)
             live = load.engine.live_request(each.id)
-            assert each.output_tokens == len(live.token_ids)
-            assert each.prompt_tokens == len(live.prompt_ids)
+            assert (each.output_tokens, each.prompt_tokens) == (len(live.token_ids), len(live.prompt_ids))
             assert each.waited_s <= each.alive_s
 
     assert preempted.total() > 0
@@ -290,8 +289,7 @@ def test_branches_of_a_search_are_their_owners(ticks):
     while load.engine.has_unfinished:
         load.step()
         numbers |= {each.number for each in load.watcher.snapshot().requests}
-    assert numbers == {1}
-    assert load.watcher.story("beams").status == "finished"
+    assert (numbers, load.watcher.story("beams").status) == ({1}, "finished")
 
 
 def test_a_block_is_retained_or_held():
@@ -304,7 +302,6 @@ def test_a_large_pool_is_shown_in_cells_of_equal_size_each_of_which_is_what_most
     load = Load(num_clients=3, num_blocks=40_000, block_size=1, max_model_len=512, clock=ticks, longest=40)
     load.step()
     blocks = load.watcher.snapshot().blocks
-    assert blocks.cell_blocks == 3
-    assert sum(count for _, count in blocks.runs) == 13_334
+    assert (blocks.cell_blocks, sum(count for _, count in blocks.runs)) == (3, 13_334)
     assert blocks.free + blocks.cached + blocks.own + blocks.shared == 40_000
     assert merged(np.array([5, FREE, 5, CACHED, CACHED, CACHED, 8], np.int64), 3).tolist() == [5, CACHED, 8]
