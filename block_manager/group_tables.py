@@ -40,10 +40,17 @@ class GroupTables:
 
     @property
     def tables(self) -> NDArray[np.int32]:
-        tables, rows, have = self._tables, self._rows, self._tables.num_blocks[self._rows]
-        width = 1 if self._group.kind == "state" else int(have.max(initial=0))
-        blocks, at = tables.blocks[self._table, rows, :width], rising(width)
-        is_there = (at >= tables.first[self._table, rows][:, None]) & (at < have[:, None])
+        tables, rows = self._tables, self._rows
+        width = 1 if self._group.kind == "state" else int(tables.num_blocks[rows].max(initial=0))
+        return self._pages(tables.blocks[self._table, rows, :width], rows[:, None], rising(width))
+
+    def at(self, rows: Rows, columns: Rows) -> NDArray[np.int32]:
+        """Of rows, int64 [m], the pages of the block that each has in a column, int64 [m]: int32 [m, pages], -1 as in `tables`."""
+        return self._pages(self._tables.blocks[self._table, rows, columns], rows, columns)
+
+    def _pages(self, blocks: NDArray[np.int32], rows: Rows, columns: Rows) -> NDArray[np.int32]:
+        tables = self._tables
+        is_there = (columns >= tables.first[self._table, rows]) & (columns < tables.num_blocks[rows])
         return self._device.pages_of(np.where(is_there, blocks, -1), self._group.pages)
 
     @property

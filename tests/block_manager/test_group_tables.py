@@ -40,6 +40,14 @@ def test_columns_end_with_the_longest_row_and_what_is_not_there_is_minus_one(man
     assert (full[2] == -1).all() and (full[0, 1:] == -1).all()
 
 
+def test_single_blocks_are_those_of_the_tables(manager):
+    rows, columns = np.array([0, 0, 1, 1, 2]), np.array([0, 3, 0, 1, 0])
+    for group in (0, 2):
+        tables = tables_of(manager, group, [0, 1, 2])
+        assert tables.at(rows, columns).tolist() == tables.tables[rows, columns].tolist()
+    assert tables.at(rows, columns).dtype == np.int32 and tables.at(rows[:0], columns[:0]).shape == (0, 2)
+
+
 def test_a_state_is_one_column_and_is_read_where_it_was_written(manager):
     state = tables_of(manager, 1, [1, 0], [1, 6])
     assert state.tables.shape == (2, 1, 2)
