@@ -65,6 +65,8 @@ class Memory:
         prefix_caching: bool,
         host_caching: bool,
         groups: Sequence[LayerGroup] = PLAIN,
+        *,
+        row_ends: bool = True,
     ) -> None:
         self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
         self.num_blocks = num_blocks
@@ -96,9 +98,9 @@ class Memory:
             self.sides = SideContent(self.tables, self.index, self.device, layout)
             if prefix_caching:
                 self.growth.content = self.sharing.sides = self.content.sides = self.sides
-        # Where rows ended within a block; None without states.
+        # Where rows ended within a block; None without states, or where no row begins there.
         self.ends: RowEnds | None = None
-        if layout.states and prefix_caching and self.sides is not None:
+        if row_ends and layout.states and prefix_caching and self.sides is not None:
             self.ends = RowEnds(self.tables, self.index, self.device, self.growth, self.sides, layout)
             self.sharing.ends = self.content.ends = self.ends
         self.batch = 1
