@@ -77,7 +77,8 @@ class BlockManager(Uncopyable):
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
-    are not full go without host_caching so far (UnsupportedByLayers).
+    are not full go without host_caching so far (UnsupportedByLayers). `row_ends`: of models with states, rows begin where
+    others ended within a block, too, which copies that block.
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -93,6 +94,7 @@ class BlockManager(Uncopyable):
         prefix_caching: bool = True,
         host_caching: bool = False,
         groups: Sequence[LayerGroup] = PLAIN,
+        row_ends: bool = True,
     ) -> None:
         num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
         block_size = checked_integer("block_size", block_size, 1, 2**31)
@@ -108,7 +110,13 @@ class BlockManager(Uncopyable):
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
         self._memory = memory = Memory(
-            num_blocks, block_size, host_blocks, prefix_caching, host_caching, _checked(groups)
+            num_blocks,
+            block_size,
+            host_blocks,
+            prefix_caching,
+            host_caching,
+            _checked(groups),
+            row_ends=checked_flag("row_ends", row_ends),
         )
         if host_caching:
             memory.layout.refuse("host_caching (content on the host)")

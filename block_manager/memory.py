@@ -61,6 +61,8 @@ class Memory:
         prefix_caching: bool,
         host_caching: bool,
         groups: Sequence[LayerGroup] = PLAIN,
+        *,
+        row_ends: bool = True,
     ) -> None:
         self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
         self.num_blocks = num_blocks
@@ -85,8 +87,8 @@ class Memory:
         # What windows, chunks and states keep; None without any.
         self.sides: SideContent | None = None
         if layout.sides:
-            self.sides = SideContent(self.tables, self.index, self.device, self.growth, layout)
-        # Where rows ended within a block; None without states.
+            self.sides = SideContent(self.tables, self.index, self.device, self.growth, layout, row_ends)
+        # Where rows ended within a block; None without states, or where no row begins there.
         self.ends = None if self.sides is None else self.sides.ends
         pools = self.device, self.host
         self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, self.sides, layout, pools)

@@ -82,11 +82,14 @@ def _last(stands: NDArray[np.bool_]) -> int:
 
 
 class SideContent:
-    def __init__(self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout) -> None:
+    def __init__(
+        self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout, row_ends: bool
+    ) -> None:
         self._tables, self._index, self._device, self._layout = tables, index, device, layout
         self._size = tables.block_size
-        # Where rows ended within a block; None without states.
-        self.ends = RowEnds(tables, index, device, growth, layout) if layout.keeps and layout.states else None
+        # Where rows ended within a block; None without states, or where no row begins there.
+        has_ends = row_ends and layout.keeps and bool(layout.states)
+        self.ends = RowEnds(tables, index, device, growth, layout) if has_ends else None
         # Pages that windows and chunks gave back in front so far, by table.
         self.passed = [0] * layout.num_tables
         # By row: its uid, where its hit ended, and whether that is counted. By side: tokens that such ends lost.

@@ -132,12 +132,17 @@ class GroupTables:
 
     @property
     def tables(self) -> NDArray[np.int32]:
-        group, table = self._layout.groups[self._number], self._layout.table_of[self._number]
-        tables, rows, have = self._tables, self._rows, self._tables.num_blocks[self._rows]
-        width = 1 if group.kind == "state" else int(have.max(initial=0))
-        blocks, at = tables.blocks[table, rows, :width], rising(width)
-        is_there = (at >= tables.first[table, rows][:, None]) & (at < have[:, None])
-        return self._device.pages_of(np.where(is_there, blocks, -1), group.pages)
+        kind, num_blocks = self._layout.groups[self._number].kind, self._tables.num_blocks[self._rows]
+        width = 1 if kind == "state" else int(num_blocks.max(initial=0))
+        return self.at(self._rows[:, None], rising(width))
+
+    def at(self, rows: Rows, columns: Rows) -> NDArray[np.int32]:
+        """Of rows, the pages of the block that each has in a column, both int64 of any shapes that go together: int32
+        [..., pages], -1 as in `tables`."""
+        tables, table = self._tables, self._layout.table_of[self._number]
+        is_there = (columns >= tables.first[table, rows]) & (columns < tables.num_blocks[rows])
+        blocks = np.where(is_there, tables.blocks[table, rows, columns], -1)
+        return self._device.pages_of(blocks, self._layout.groups[self._number].pages)
 
     @property
     def write(self) -> NDArray[np.int32]:

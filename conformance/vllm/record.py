@@ -37,7 +37,8 @@ def described(found: Any, used: tuple[str, ...]) -> dict[str, Any]:
         return {"kind": "enum", "members": {member.name: member.value for member in found}}
     fields = {name: "needed" if is_needed else "given" for name, is_needed in fields_of(found).items()}
     if is_dataclass(found):
-        return {"kind": "dataclass", "fields": fields}
+        others = sorted(name for name in used if name not in fields and hasattr(found, name))
+        return {"kind": "dataclass", "fields": fields} | ({"methods": others} if others else {})
     if hasattr(found, "__struct_fields__"):
         return {"kind": "struct", "fields": fields}
     if hasattr(found, "_fields"):

@@ -8,8 +8,7 @@ tokens until then), and a cap on chunks (its own does not hold for a request tha
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -27,7 +26,7 @@ from paged.testing.violation import Call
 from paged.testing.world import World
 
 
-def worlds(policies: Sequence[str]) -> st.SearchStrategy[World]:
+def worlds(policies: Sequence[str], resumes_known: bool) -> st.SearchStrategy[World]:
     """Sizes that vLLM's configuration takes, under these policies: a step has room for a token of each sequence."""
     return st.builds(
         World,
@@ -39,6 +38,7 @@ def worlds(policies: Sequence[str]) -> st.SearchStrategy[World]:
         max_sequences=st.sampled_from([1, 2, 4, 8]),
         max_model_len=st.sampled_from([None, None, None, 10]),
         vocabulary=st.sampled_from([2, 3]),
+        resumes_known=st.just(resumes_known),
     )
 
 
@@ -72,6 +72,7 @@ class VllmSchedulerMachine(SchedulerMachine):
     rig_class: ClassVar[type[SchedulerRig]] = OneBatchRig
     policies: ClassVar[Sequence[str]] = ("vllm",)
     resumes_known: ClassVar[bool] = False
+    worlds: ClassVar[Callable[[Sequence[str], bool], st.SearchStrategy[World]]] = staticmethod(worlds)
 
     append = None
     go_ahead = None
@@ -79,7 +80,7 @@ class VllmSchedulerMachine(SchedulerMachine):
 
     @initialize(data=st.data(), opening=st.lists(wishes(), min_size=1, max_size=4))
     def begin(self, data: st.DataObject, opening: list[Wish]) -> None:
-        world = replace(data.draw(worlds(self.policies)), resumes_known=self.resumes_known)
+        world = data.draw(type(self).worlds(self.policies, self.resumes_known))
         self.rig = self.rig_class(world, type(self).build)
         for wish in opening:
             self.add(wish, again=False)

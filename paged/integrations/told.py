@@ -8,10 +8,21 @@ somebody who needs it more. Engines keep their first blocks for themselves, so t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Due(NamedTuple):
+    """Rows of a batch whose tables an engine has to be told: their places in it, and from which column on to which. `is_wrong`: in the
+    place of what it has. int64 [n] and bool [n]."""
+
+    places: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    is_wrong: NDArray[np.bool_]
 
 
 class ToldTables:
@@ -50,19 +61,30 @@ class ToldTables:
         self._is_due[rows] = True
         self._is_wrong[rows[columns < self._num_told[rows]]] = True
 
-    def tell(self, batch: Any) -> Iterator[tuple[int, list[int], bool]]:
-        """Of each row of the batch whose table is not what the engine has: its place, the ids, as the engine counts them, that it has to
-        put behind that row's table, and whether to put them in its place."""
+    def mark_wrong(self, rows: NDArray[np.int64]) -> None:
+        """These rows, int64 [n], have another table, whatever batches say of it."""
+        self._is_due[rows] = self._is_wrong[rows] = True
+
+    def take_due(self, batch: Any) -> Due | None:
+        """The rows of the batch whose tables are not what the engine has, from now on taken to be told; None: there are none."""
         places = self._is_due[batch.rows].nonzero()[0]
         if not len(places):
-            return
-        rows, tables = batch.rows[places], batch.block_tables
+            return None
+        rows = batch.rows[places]
         wrong, stops = self._is_wrong[rows], self._manager.rows.num_blocks[rows]
         starts = np.where(wrong, 0, self._num_told[rows])
         self._num_told[rows], self._is_wrong[rows], self._is_due[rows] = stops, False, False
-        last = (tables[rows, stops - 1] + self._first_block).tolist()
-        told = zip(places.tolist(), rows.tolist(), starts.tolist(), stops.tolist(), last, wrong.tolist())
-        for place, row, start, stop, newest, is_whole in told:
+        return Due(places, rows, starts, stops, wrong)
+
+    def tell(self, batch: Any) -> Iterator[tuple[int, list[int], bool]]:
+        """Of each row of the batch whose table is not what the engine has: its place, the ids, as the engine counts them, that it has to
+        put behind that row's table, and whether to put them in its place."""
+        due = self.take_due(batch)
+        if due is None:
+            return
+        tables = batch.block_tables
+        last = (tables[due.rows, due.stops - 1] + self._first_block).tolist()
+        for place, row, start, stop, is_whole, newest in zip(*(column.tolist() for column in due), last):
             # Most have one more.
             yield (
                 place,

@@ -52,6 +52,14 @@ def test_one_who_does_not_read_begins_at_no_end(manager):
     assert manager.rows.num_computed[manager.add(range(12), reads=False)] == 0
 
 
+def test_where_no_block_can_be_copied_rows_begin_at_the_ends_of_blocks_alone():
+    manager = BlockManager(10, 4, groups=GROUPS, row_ends=False)
+    compute(manager, manager.add(range(10)))
+    assert manager.lookup(range(12)).num_tokens == 8
+    assert manager.rows.num_computed[manager.add(range(12))] == 8
+    assert not len(manager.take_moves())
+
+
 def test_an_end_is_no_content_to_readers_outside(manager):
     manager.take_events()
     row = manager.add([*range(10), 77, 78, 79])

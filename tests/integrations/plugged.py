@@ -10,7 +10,7 @@ step 7: "a" samples, and has a place without a value | step 8: the last token of
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from integrations import vllm_things
@@ -35,7 +35,7 @@ class Known:
     """What the runner keeps of a request."""
 
     prompt: list[int]
-    blocks: list[int]
+    tables: tuple[list[int], ...]
     outputs: list[int | None] = field(default_factory=list)
 
 
@@ -62,7 +62,7 @@ class Runner:
         for new in output.scheduled_new_reqs:
             if new.req_id in self.known:
                 raise UnlikeDecided(f"{new.req_id} is told as new, and is known")
-            self.known[new.req_id] = Known(list(new.prompt_token_ids), new.block_ids[0])
+            self.known[new.req_id] = Known(list(new.prompt_token_ids), new.block_ids)
             starts[new.req_id] = new.num_computed_tokens
         for id, blocks, start, num_outputs in zip(
             told.req_ids, told.new_block_ids, told.num_computed_tokens, told.num_output_tokens, strict=True
@@ -74,9 +74,10 @@ class Runner:
             if id in told.resumed_req_ids:
                 if id in self.in_batch:
                     raise UnlikeDecided(f"{id} is resumed, and is in the batch")
-                known.blocks = blocks[0]
+                known.tables = blocks
             elif blocks is not None:
-                known.blocks.extend(blocks[0])
+                for table, more in zip(known.tables, blocks, strict=True):
+                    table.extend(more)
             starts[id] = start
         self.in_batch |= set(output.num_scheduled_tokens)
         return starts
@@ -95,7 +96,40 @@ class Runner:
         known, size = self.known[id], self.block_size
         tokens = known.prompt + known.outputs + output.scheduled_spec_decode_tokens.get(id, [])
         span = range(start, start + count)
-        return [tokens[p] for p in span], list(span), [(known.blocks[p // size] - 1) * size + p % size for p in span]
+        return [tokens[p] for p in span], list(span), [(known.tables[0][p // size] - 1) * size + p % size for p in span]
+
+
+_SPECS = {
+    "full": ("FullAttentionSpec", ""),
+    "window": ("SlidingWindowSpec", "sliding_window"),
+    "chunk": ("ChunkedLocalAttentionSpec", "attention_chunk_size"),
+    "state": ("MambaSpec", ""),
+}
+
+
+class Part(NamedTuple):
+    """A group of vLLM's: what its layers keep, and which pages it is of a block of which of ours."""
+
+    spec: Any
+    group: int
+    pages: slice
+    is_state: bool
+
+
+def parts_in(world: World) -> list[Part]:
+    """The groups of vLLM's for a model of several kinds of layers: one a page of a block, or one of blocks of half the size for two; a
+    state's block is said to hold any number of tokens."""
+    parts, is_whole = list[Part](), False
+    for number, group in enumerate(world.groups):
+        kind, reach = _SPECS[group.kind]
+        given, first = {reach: group.reach} if reach else {}, 0
+        while first < group.pages:
+            halves = group.kind != "state" and is_whole and world.block_size % 2 == 0 and first + 2 <= group.pages
+            size = 99 if group.kind == "state" else world.block_size // (1 + halves)
+            pages, is_whole = slice(first, first + 1 + halves), is_whole or group.kind != "state"
+            parts.append(Part(vllm_things.spec(kind, size, **given), number, pages, group.kind == "state"))
+            first = pages.stop
+    return parts
 
 
 class Plugged:
@@ -106,9 +140,11 @@ class Plugged:
     runner_class = Runner
 
     def __init__(self, world: World, *, scheduling_policy: str = "fcfs", **given: Any) -> None:
+        self.parts = parts_in(world)
         self.core = vllm_things.plug_in(
             world.num_blocks,
             world.block_size,
+            specs=[part.spec for part in self.parts],
             max_num_seqs=world.max_sequences,
             max_num_batched_tokens=world.max_tokens_per_step,
             max_model_len=world.max_model_len or 1 << 30,
@@ -161,8 +197,8 @@ class Plugged:
         batch = self.core._out[-1][1]
         self.compare(batch, self.runner.run(output, batch))
         copies = [(copy.src_block_id - 1, copy.dst_block_id - 1) for copy in output.kv_cache_block_copies or ()]
-        if copies != [tuple(pair) for pair in batch.moves.device_to_device.tolist()]:
-            raise UnlikeDecided(f"copies {copies}, decided {batch.moves.device_to_device.tolist()}")
+        if copies != (decided := _copies_in(batch)):
+            raise UnlikeDecided(f"copies {copies}, decided {decided}")
         self.out.append((output, batch))
         self.late += self._end_empty_ones()
         return batch
@@ -212,10 +248,33 @@ class Plugged:
         for place, id in enumerate(batch.ids.tolist()):
             span = slice(bounds[place], bounds[place + 1])
             decided = tuple(column[span].tolist() for column in (batch.token_ids, batch.positions, batch.slot_mapping))
+            if batch.groups is not None:
+                self._compare_tables(batch, place, self.runner.known[id].tables)
+                # Slots are those of blocks that are one page each.
+                decided = (*decided[:2], computed[id][2])
             if computed.get(id) != decided:
                 raise UnlikeDecided(f"{id}: the runner computes {computed.get(id)}; decided was {decided}")
         if len(computed) != len(batch.ids):
             raise UnlikeDecided(f"the runner runs {sorted(computed)}; decided were {sorted(batch.ids.tolist())}")
+
+    def _compare_tables(self, batch: Any, place: int, told: tuple[list[int], ...]) -> None:
+        """The runner has every block that the row has in each group. What a window has passed is the null block, or what it was."""
+        num_blocks = self.manager.rows.num_blocks[batch.rows[place]]
+        for table, (_, group, pages, is_state) in zip(told, self.parts, strict=True):
+            decided = batch.groups[group].tables[place, : 1 if is_state else num_blocks, pages].ravel() + 1
+            has = np.array(table)
+            if len(has) < len(decided) or ((has[: len(decided)] != decided) & (decided > 0)).any():
+                raise UnlikeDecided(f"{batch.ids[place]}: the runner has {table} of group {group}, decided {decided}")
+
+
+def _copies_in(batch: Any) -> list[tuple[int, int]]:
+    """The copies that were decided, and those of states that are not written where they are read, by page."""
+    copies = [tuple(pair) for pair in batch.moves.device_to_device.tolist()]
+    for group in batch.groups or ():
+        if group._group.kind == "state":
+            pairs = zip(group.read.ravel().tolist(), group.write.ravel().tolist(), strict=True)
+            copies += [(read, write) for read, write in pairs if read not in (-1, write)]
+    return copies
 
 
 Source = tuple[int, int]

@@ -64,7 +64,11 @@ def _made(name: str, described: dict[str, Any]) -> Any:
     if kind in ("dataclass", "struct"):
         make, field = (make_dataclass, dataclasses.field) if kind == "dataclass" else (msgspec.defstruct, msgspec.field)
         usual = {each: field(default_factory=_EMPTY.get(each, lambda: None)) for each in fields}
-        return make(name, [(each, Any, usual[each])[: 2 if fields[each] == "needed" else 3] for each in fields])
+        made = [(each, Any, usual[each])[: 2 if fields[each] == "needed" else 3] for each in fields]
+        # Of those that are derived, fields without a default may come behind others.
+        are_mixed = [len(each) for each in made] != sorted(len(each) for each in made)
+        others = dict.fromkeys(described.get("methods", ()))
+        return make(name, made, namespace=others, **{"kw_only": True} if are_mixed else {})
     if kind == "tuple":
         return namedtuple(name, list(fields))
     if kind == "class":

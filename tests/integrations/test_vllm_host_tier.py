@@ -54,7 +54,7 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
         for id, (_, positions, _) in shares.items():
             known = runner.known[id]
             for position in range(positions[-1] + 1):
-                held = int(slots[known.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE])
+                held = int(slots[known.tables[0][position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE])
                 assert held == (known.prompt + known.outputs)[position] + 1, (id, position)
         sampled = {
             id: [chance.randrange(3)] for id, samples in zip(batch.ids.tolist(), batch.samples.tolist()) if samples

@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from integrations.plugged import CAPABILITIES, Plugged, PluggedAhead
 from conformance.vllm.whole_machine import OneBatchRig, VllmClients, VllmSchedulerMachine
 from paged.testing.machines import SchedulerMachine, settings_for
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.strategies import where
+from paged.testing.strategies import layer_worlds, where
 from paged.testing.world import World
 
 SOAK = int(os.environ.get("PAGED_SOAK", "500"))
@@ -61,13 +62,39 @@ class AheadMachine(PluggedMachine):
             self.rig.schedule()
 
 
+@st.composite
+def layered(draw, policies, resumes_known):
+    """A model of several kinds of layers; its states are one group of ours, and none with two batches out."""
+    most = 0 if resumes_known else 1
+    world = draw(layer_worlds().filter(lambda world: [each.kind for each in world.groups].count("state") <= most))
+    rest = {"host_blocks": 0, "drafts": 0, "steps_ahead": 0, "event_stride": 0, "max_outstanding": 4}
+    rest |= dict.fromkeys(("preemption", "max_chunk", "max_waiting", "watermark", "max_preemptions", "known_outputs"))
+    return replace(
+        world,
+        policy=draw(st.sampled_from(policies)),
+        max_tokens_per_step=draw(st.sampled_from([8, 12, 32])),
+        resumes_known=resumes_known,
+        **rest,
+    )
+
+
+class LayeredMachine(PluggedMachine):
+    """Windows, chunks and states beside full layers, and without."""
+
+    worlds = staticmethod(layered)
+
+
+class LayeredAheadMachine(AheadMachine):
+    worlds = staticmethod(layered)
+
+
 class ClientsAhead(VllmClients):
     """Random clients of an engine that has two batches out."""
 
     num_out = 2
 
 
-@pytest.mark.parametrize("machine", [PluggedMachine, AheadMachine])
+@pytest.mark.parametrize("machine", [PluggedMachine, AheadMachine, LayeredMachine, LayeredAheadMachine])
 def test_the_machine_finds_nothing_in_the_plug_in(machine):
     run_state_machine_as_test(machine, settings=settings_for(30))
 

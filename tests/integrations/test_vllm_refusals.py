@@ -5,7 +5,7 @@ from abc import abstractmethod
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import IS_REAL, Grammars, asked_tier, config, memory, plug_in
+from integrations.vllm_things import IS_REAL, Grammars, asked_tier, config, memory, plug_in, spec
 
 from paged.errors import RefusedByPaged, UnsupportedVllm
 from paged.integrations.vllm import Options, Scheduler, needed
@@ -13,7 +13,6 @@ from paged.integrations.vllm.refusals import REFUSALS
 
 AHEAD, NGRAM = {"is_ahead": True}, SimpleNamespace(method="ngram")
 COSTS = r'additional_config\["paged"\]: '
-HYBRID = ("sliding_window", "attention_chunk_size", "mamba_type")
 NO_NUMBER = r'has to be \{"host_blocks": N\} with N of at least 1; got'
 
 
@@ -25,7 +24,18 @@ def host_tier(*given, **more):
     return {"kv_transfer_config": asked_tier(*given, **more)}
 
 
+def layers(*kinds, **given):
+    return {"specs": [spec(kind, 2, **given) for kind in kinds]}
+
+
+STATES = layers("FullAttentionSpec", "MambaSpec")
 ASKED = {
+    "other kinds of layers": {"specs": [spec("FullAttentionSpec", 2), SimpleNamespace(block_size=2)]},
+    "states by position": layers("MambaSpec", mamba_cache_mode="align"),
+    "states beside asynchronous scheduling": STATES | {"is_ahead": True},
+    "speculation beside states": STATES | {"speculative_config": NGRAM},
+    "states with a ring of inputs": STATES | {"cache_config": SimpleNamespace(use_replayssm=True)},
+    "a host tier for layers of several kinds": STATES | host_tier(3),
     "pooling models": {"runner_type": "pooling"},
     "diffusion models": {"is_diffusion": True},
     "encoder-decoder models": {"is_encoder_decoder": True},
@@ -58,21 +68,10 @@ def test_a_feature_that_is_not_carried_is_refused_with_a_sentence(feature):
 
 def test_every_refusal_is_tried_and_stands_in_the_table_of_the_docs(repository):
     refused = {refusal.feature for refusal in REFUSALS}
-    assert refused == {*ASKED, "hybrid models"}
+    assert refused == {*ASKED}
     page = (repository / "docs" / "integrations" / "vllm.md").read_text()
     told = set(re.findall(r"^\| (.*?) \| refused", page, re.MULTILINE))
     assert refused | {"speculation beside asynchronous scheduling"} <= told
-
-
-@pytest.mark.parametrize(
-    "pool",
-    [memory(9, 2, **{kind: 4}) for kind in HYBRID]
-    + [SimpleNamespace(num_blocks=9, kv_cache_groups=memory(9, 2).kv_cache_groups * 2)],
-    ids=[*HYBRID, "two groups of layers"],
-)
-def test_a_hybrid_model_is_refused(pool):
-    with pytest.raises(RefusedByPaged, match="hybrid models"):
-        Scheduler(config(), pool, Grammars(), 2)
 
 
 def test_n_gram_speculation_is_carried():
@@ -114,7 +113,7 @@ def test_options_come_from_the_environment_too_and_the_configuration_counts(monk
 @pytest.mark.parametrize(("pool", "words"), [((9, 4), "--block-size 4"), ((1, 2), "at least 2 are needed")])
 def test_blocks_of_two_sizes_and_a_pool_of_nothing_are_refused(pool, words):
     with pytest.raises(RefusedByPaged, match=words):
-        Scheduler(config(), memory(*pool), Grammars(), 2)
+        Scheduler(config(), memory(pool[0], spec("FullAttentionSpec", pool[1])), Grammars(), 2)
 
 
 def test_vllms_limits_are_ours():

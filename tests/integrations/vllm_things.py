@@ -2,6 +2,8 @@
 version that VLLM_RECORD names. Importing this decides which."""
 
 import os
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -49,10 +51,20 @@ def config(**given: Any) -> Any:
     return made
 
 
-def memory(num_blocks: int, block_size: int, **spec: Any) -> Any:
-    """The fields of a KVCacheConfig that the plug-in reads; vLLM keeps the first of the blocks."""
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_size, **spec))
-    return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[group])
+def spec(kind: str, block_size: int, **given: Any) -> Any:
+    """What the layers of a group keep, by the name of vLLM's class, with fields of it."""
+    sizes: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": None}
+    if kind == "MambaSpec":
+        sizes = {"shapes": ((1,),), "dtypes": (None,), "mamba_cache_mode": "none"}
+    if kind == "SlidingWindowSpec":
+        sizes["extra_retained_tokens"] = 0
+    return getattr(import_module("vllm.v1.kv_cache_interface"), kind)(block_size=block_size, **sizes | given)
+
+
+def memory(num_blocks: int, *specs: Any, zeroes: bool = False) -> Any:
+    """The fields of a KVCacheConfig that the plug-in reads; vLLM keeps the first of the blocks. `zeroes`: new ones have to be cleared."""
+    groups = [SimpleNamespace(kv_cache_spec=each) for each in specs]
+    return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=groups, needs_kv_cache_zeroing=zeroes)
 
 
 def asked_tier(host_blocks: Any, path: str | None = "paged.integrations.vllm.host_tier") -> Any:
@@ -83,14 +95,17 @@ def plug_in(
     log_stats: bool = False,
     include_finished_set: bool = False,
     is_ahead: bool = False,
+    specs: Sequence[Any] = (),
+    zeroes: bool = False,
     **given: Any,
 ) -> Any:
-    """Our scheduler as vLLM makes it, `is_ahead` the one for asynchronous scheduling; `num_blocks` are those that can be used."""
+    """Our scheduler as vLLM makes it, `is_ahead` the one for asynchronous scheduling; `num_blocks` are those that can be used. `specs`: one a
+    group of layers; none: all of them keep all tokens."""
     from paged.integrations.vllm import AsyncScheduler, Scheduler
 
     return (AsyncScheduler if is_ahead else Scheduler)(
         vllm_config=config(**{"async_scheduling": is_ahead} | given),
-        kv_cache_config=memory(num_blocks + 1, block_size),
+        kv_cache_config=memory(num_blocks + 1, *(specs or [spec("FullAttentionSpec", block_size)]), zeroes=zeroes),
         structured_output_manager=Grammars(),
         block_size=block_size,
         hash_block_size=block_size,

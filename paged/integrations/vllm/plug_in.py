@@ -25,11 +25,12 @@ from vllm.v1.request import RequestStatus
 from paged.block_manager import BlockManager, Moves
 from paged.errors import PagedError, WrongAnswer
 from paged.integrations.vllm.answers import Answers, packed_for_clients, sampled_by_row, speculation_of
+from paged.integrations.vllm.groups import FIRST_BLOCK
 from paged.integrations.vllm.host_tier import told_moves
 from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.needed import installed
 from paged.integrations.vllm.options import Options, host_blocks_of, options_of
-from paged.integrations.vllm.refusals import must_be_carried, why_not
+from paged.integrations.vllm.refusals import carried, why_not
 from paged.integrations.vllm.telling import Telling
 from paged.integrations.vllm.translation import request_of
 from paged.scheduler import POLICIES, Batch, Policy, Scheduler as Decisions
@@ -63,7 +64,7 @@ class Scheduler(SchedulerInterface):
         log_stats: bool = False,
     ) -> None:
         options = options_of(vllm_config.additional_config)
-        must_be_carried(vllm_config, kv_cache_config, options, block_size, is_ahead=self.is_ahead)
+        groups = carried(vllm_config, kv_cache_config, options, block_size, is_ahead=self.is_ahead)
         self.clock: Callable[[], float] = time.monotonic
         # vLLM asks for these two: there are none.
         self.connector = None
@@ -71,10 +72,13 @@ class Scheduler(SchedulerInterface):
         limits = vllm_config.scheduler_config
         self._num_host_blocks = host_blocks_of(vllm_config.kv_transfer_config)
         self.manager = BlockManager(
-            kv_cache_config.num_blocks - 1,
-            block_size,
+            kv_cache_config.num_blocks - FIRST_BLOCK,
+            groups.block_size,
             host_blocks=self._num_host_blocks,
             prefix_caching=options.prefix_caching,
+            groups=groups.layers,
+            # Of blocks that layers of two kinds share, vLLM's runner copies what the first of them has there.
+            row_ends=False,
         )
         self.decisions = Decisions(
             self.manager,
@@ -98,21 +102,22 @@ class Scheduler(SchedulerInterface):
         self._pause = PauseState.UNPAUSED
         self._finished_ids: set[str] = set()
         self._finished_by_client: dict[int, set[str]] | None = {} if include_finished_set else None
-        self._answers = Answers(self._grammars, block_size if options.prefix_caching else 0)
+        self._answers = Answers(self._grammars, groups.block_size if options.prefix_caching else 0)
         self._refused: list[Live] = []
         # Those that were admitted and have not run since, and what those that did found cached.
         self._unplaced: dict[str, Live] = {}
         self._hits = PrefixCacheStats()
         self._num_drafts = vllm_config.num_speculative_tokens
         self._telling = self._telling_class(
-            self.decisions, self._num_drafts, uses_v2_runner=bool(vllm_config.use_v2_model_runner)
+            self.decisions, groups, self._num_drafts, uses_v2_runner=bool(vllm_config.use_v2_model_runner)
         )
         logger.info(
-            "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens, %d host blocks, prefix sharing %s.",
+            "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens (%s), %d host blocks, prefix sharing %s.",
             installed(),
             options.policy,
             self.manager.num_blocks,
-            block_size,
+            groups.block_size,
+            groups,
             self._num_host_blocks,
             "on" if options.prefix_caching else "off",
         )

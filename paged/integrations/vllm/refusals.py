@@ -9,31 +9,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from paged.errors import RefusedByPaged
+from paged.integrations.vllm.groups import CARRIED, Groups, groups_of, others_in, states_in
 from paged.integrations.vllm.options import Options, is_host_tier
 from paged.scheduler import POLICIES
 
 
 class Refusal(NamedTuple):
-    """A feature, whether a configuration asks for it, and why it is not carried."""
+    """A feature, whether a configuration asks for it, and why it is not carried. What `is_asked_for` names is put into the sentence."""
 
     feature: str
-    is_asked_for: Callable[[Any, Any], bool]
+    is_asked_for: Callable[[Any, Any], bool | str]
     why: str
-
-
-def _has_other_groups(_: Any, memory: Any) -> bool:
-    """Whether layers differ in what they keep; a model of one kind has one group, whose blocks hold every token."""
-    groups = memory.kv_cache_groups
-    return len(groups) != 1 or any(
-        getattr(spec, name, None)
-        for spec in _specs_of(groups[0])
-        for name in ("sliding_window", "attention_chunk_size", "mamba_type")
-    )
-
-
-def _specs_of(group: Any) -> list[Any]:
-    spec = group.kv_cache_spec
-    return list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
 
 
 def _takes_pictures(config: Any, _: Any) -> bool:
@@ -45,8 +31,39 @@ def _drafts_elsewhere(config: Any, _: Any) -> bool:
     return speculative is not None and speculative.method != "ngram"
 
 
+def _has_states_in_columns(_: Any, memory: Any) -> str:
+    return ", ".join(sorted({spec.mamba_cache_mode for spec in states_in(memory)} - {"none"}))
+
+
+def _guesses_beside_states(config: Any, memory: Any) -> bool:
+    return bool(states_in(memory)) and config.speculative_config is not None
+
+
+def _replays_states(config: Any, memory: Any) -> bool:
+    return bool(states_in(memory)) and bool(getattr(getattr(config, "cache_config", None), "use_replayssm", False))
+
+
+def _swaps_groups(config: Any, memory: Any) -> bool:
+    # Others are refused before they are looked into.
+    return is_host_tier(config.kv_transfer_config) and not others_in(memory) and not groups_of(memory).is_plain
+
+
 REFUSALS = (
-    Refusal("hybrid models", _has_other_groups, "its layers do not all keep every token, and this plug-in gives vLLM one table a request"),
+    Refusal("other kinds of layers", lambda _, memory: ", ".join(others_in(memory)), f"found: {{}}; groups of {CARRIED} are carried"),
+    Refusal(
+        "states by position",
+        _has_states_in_columns,
+        "mamba_cache_mode is {}, in which the runner copies a request's state from block to block; ours is written in one block, and copied "
+        "where it is kept. Give --no-enable-prefix-caching, with which the mode is none; paged shares prefixes all the same",
+    ),
+    Refusal(
+        "states beside asynchronous scheduling",
+        lambda config, memory: bool(states_in(memory)) and config.scheduler_config.async_scheduling,
+        "a request that goes on in another state has to be told anew, with tokens that are only being sampled; give --no-async-scheduling",
+    ),
+    Refusal("speculation beside states", _guesses_beside_states, "the runner writes a state a draft, and ours has one a step"),
+    Refusal("states with a ring of inputs", _replays_states, "what the ring holds is counted by request, and a copied state has another; leave --use-replayssm away"),
+    Refusal("a host tier for layers of several kinds", _swaps_groups, "the connector copies a block of every layer, and here a block belongs to one group"),
     Refusal("pooling models", lambda config, _: config.model_config.runner_type == "pooling", "it reads a prompt once and keeps nothing: there is nothing to manage"),
     Refusal("diffusion models", lambda config, _: bool(getattr(config.model_config, "is_diffusion", False)), "it writes no token after another"),
     Refusal("encoder-decoder models", lambda config, _: bool(config.model_config.is_encoder_decoder), "cross-attention keeps blocks of another length"),
@@ -100,12 +117,12 @@ REFUSALS = (
 """In the order of the page."""
 
 
-def must_be_carried(config: Any, memory: Any, options: Options, block_size: int, *, is_ahead: bool) -> None:
-    """Raise RefusedByPaged for a VllmConfig and KVCacheConfig that ask for what is not carried; for options that contradict them, too.
-    `is_ahead`: by the class for asynchronous scheduling."""
-    asked_for = [refusal for refusal in REFUSALS if refusal.is_asked_for(config, memory)]
+def carried(config: Any, memory: Any, options: Options, block_size: int, *, is_ahead: bool) -> Groups:
+    """What the model's layers keep. Raises RefusedByPaged for a VllmConfig and KVCacheConfig that ask for what is not carried; for options
+    that contradict them, too. `is_ahead`: by the class for asynchronous scheduling."""
+    asked_for = [(refusal, asked) for refusal in REFUSALS if (asked := refusal.is_asked_for(config, memory))]
     if asked_for:
-        told = "; ".join(f"{refusal.feature} ({refusal.why})" for refusal in asked_for)
+        told = "; ".join(f"{refusal.feature} ({refusal.why.format(asked)})" for refusal, asked in asked_for)
         raise RefusedByPaged(f"paged's scheduler does not carry: {told}. Leave --scheduler-cls away for vLLM's own.")
     _must_be_the_right_class(config, is_ahead=is_ahead)
     policy = POLICIES[options.policy]
@@ -118,16 +135,18 @@ def must_be_carried(config: Any, memory: Any, options: Options, block_size: int,
         raise RefusedByPaged(
             f"policy {options.policy!r} is fair between tenants, and vLLM's requests name none. Take 'paged'."
         )
-    held = memory.kv_cache_groups[0].kv_cache_spec.block_size
-    if held != block_size:
+    groups = groups_of(memory)
+    if groups.is_plain and groups.block_size != block_size:
         raise RefusedByPaged(
-            f"the runner's blocks hold {held} tokens and the scheduler's {block_size}; one table needs one size. Give --block-size {held}."
+            f"the runner's blocks hold {groups.block_size} tokens and the scheduler's {block_size}; one table needs one size. Give "
+            f"--block-size {groups.block_size}."
         )
     if memory.num_blocks < 2:
         raise RefusedByPaged(
             f"there are {memory.num_blocks} blocks, and vLLM keeps block 0 for itself: at least 2 are needed. Raise "
             "--num-gpu-blocks-override or --gpu-memory-utilization."
         )
+    return groups
 
 
 def _must_be_the_right_class(config: Any, *, is_ahead: bool) -> None:

@@ -9,27 +9,29 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from paged.integrations.told import ToldTables
+from paged.integrations.vllm.groups import Groups, ToldGroups
 from paged.integrations.vllm.live import Live
 from paged.scheduler import Batch, Scheduler as Decisions
 
 T = TypeVar("T")
+Tables = tuple[list[int], ...]
+"""Block ids, by group of vLLM's."""
 
 
 class Telling:
     """Remembers what the runner was told of each row.
 
+    groups          what the model's layers keep
     num_drafts      that the runner may guess for a request in a step
     uses_v2_runner  it takes another table in the place of one only as that of a new request
     """
 
-    def __init__(self, decisions: Decisions, num_drafts: int, *, uses_v2_runner: bool) -> None:
+    def __init__(self, decisions: Decisions, groups: Groups, num_drafts: int, *, uses_v2_runner: bool) -> None:
         self._decisions = decisions
-        # Block 0 is vLLM's null block.
-        self._tables = ToldTables(decisions.manager, first_block=1)
+        self._groups = ToldGroups(decisions.manager, groups)
+        self._tables = self._groups.told
         self._num_drafts = num_drafts
         self._uses_v2_runner = uses_v2_runner
 
@@ -42,12 +44,13 @@ class Telling:
         """The step as a SchedulerOutput; who has ended and what grammars want is left to be filled in."""
         ids, starts = batch.ids.tolist(), (batch.seq_lens - batch.num_tokens).tolist()
         self._tables.note(batch)
-        blocks: list[tuple[list[int]] | None] = [None] * len(ids)
+        copies = self._groups.copies_of(batch)
+        blocks: list[Tables | None] = [None] * len(ids)
         new, resumed = self._told_whole(batch, ids, lives, blocks)
         # One that the runner knows is dropped there, and then taken for new.
         retold = {ids[place] for place, _ in new if lives[ids[place]].is_told}
         output = SchedulerOutput(
-            scheduled_new_reqs=[self._new_request(lives[ids[place]], table, starts[place]) for place, table in new],
+            scheduled_new_reqs=[self._new_request(lives[ids[place]], tables, starts[place]) for place, tables in new],
             scheduled_cached_reqs=self._known(batch, ids, starts, blocks, resumed, {place for place, _ in new}),
             num_scheduled_tokens=dict(zip(ids, batch.num_tokens.tolist())),
             total_num_scheduled_tokens=batch.num_scheduled_tokens,
@@ -61,10 +64,8 @@ class Telling:
             output.preempted_req_ids = retold
         if self._num_drafts and batch.num_drafts.any():
             output.scheduled_spec_decode_tokens = _drafts_in(batch, ids)
-        if len(batch.moves.device_to_device):
-            output.kv_cache_block_copies = [
-                KVCacheBlockCopy(source + 1, target + 1) for source, target in batch.moves.device_to_device.tolist()
-            ]
+        output.kv_cache_block_copies = copies or None
+        output.new_block_ids_to_zero = self._groups.new_in(batch)
         return output
 
     def nothing(self) -> Any:
@@ -72,16 +73,16 @@ class Telling:
         return SchedulerOutput.make_empty()
 
     def _told_whole(
-        self, batch: Batch, ids: list[str], lives: dict[str, Live], blocks: list[tuple[list[int]] | None]
-    ) -> tuple[list[tuple[int, list[int]]], set[str]]:
-        """Of the rows whose tables the runner has not right: place and table of those that are told as new, and who of the others gets
+        self, batch: Batch, ids: list[str], lives: dict[str, Live], blocks: list[Tables | None]
+    ) -> tuple[list[tuple[int, Tables]], set[str]]:
+        """Of the rows whose tables the runner has not right: place and tables of those that are told as new, and who of the others gets
         another table; the others' `blocks` are filled in."""
         new, resumed = [], set()
-        for place, table, is_whole in self._tables.tell(batch):
+        for place, tables, is_whole in self._groups.tell(batch):
             if not lives[ids[place]].is_told or (is_whole and self._uses_v2_runner):
-                new.append((place, table))
+                new.append((place, tables))
                 continue
-            blocks[place] = (table,)
+            blocks[place] = tables
             if is_whole:
                 resumed.add(ids[place])
         return new, resumed
@@ -91,7 +92,7 @@ class Telling:
         batch: Batch,
         ids: list[str],
         starts: list[int],
-        blocks: list[tuple[list[int]] | None],
+        blocks: list[Tables | None],
         resumed: set[str],
         new: set[int],
     ) -> Any:
@@ -114,7 +115,7 @@ class Telling:
         """Outputs that the runner has of each row by now, int64 [n]; after a step back it drops what it has beyond them."""
         return self._decisions.manager.rows.num_tokens[batch.rows] - self._tables.num_prompt(batch.rows)
 
-    def _new_request(self, live: Live, table: list[int], start: int) -> Any:
+    def _new_request(self, live: Live, tables: Tables, start: int) -> Any:
         request = live.request
         live.is_told = True
         return NewRequestData(
@@ -123,7 +124,7 @@ class Telling:
             mm_features=[],
             sampling_params=request.sampling_params,
             pooling_params=None,
-            block_ids=(table,),
+            block_ids=tables,
             num_computed_tokens=start,
             lora_request=request.lora_request,
             prefill_token_ids=self._decisions.tokens_of(live.id).tolist() if self._uses_v2_runner else None,

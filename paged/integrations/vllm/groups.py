@@ -1,0 +1,175 @@
+"""vLLM's KV cache groups as layer groups of our memory: a page of our pool is one block id of vLLM's.
+
+    vLLM  full | window | window | window | state | state      a table of block ids each, out of one pool
+    ours  full | window, 3 pages a block  | state, 2 pages     first page of a block: the first of its groups, and so on
+
+Layers of one kind and reach share one table of ours, so their blocks are drawn, held and evicted together. Where vLLM's
+groups have blocks of different sizes, a block of ours has the tokens of their least common multiple, and a smaller block of
+vLLM's is a page more. A state is written in place in vLLM; where ours has to go on elsewhere, it is copied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import lcm
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from paged.base.growing import rising_from
+from paged.block_manager import BlockManager, LayerGroup
+from paged.integrations.told import ToldTables
+from paged.scheduler import Batch
+
+_STATES = LayerGroup("state")
+# Subclasses keep something else, so they are not looked up.
+_KINDS: dict[type, Callable[[Any], LayerGroup]] = {
+    FullAttentionSpec: lambda spec: LayerGroup("full"),
+    MLAAttentionSpec: lambda spec: LayerGroup("full"),
+    SlidingWindowSpec: lambda spec: LayerGroup("window", spec.sliding_window + spec.extra_retained_tokens),
+    ChunkedLocalAttentionSpec: lambda spec: LayerGroup("chunk", spec.attention_chunk_size),
+    MambaSpec: lambda spec: _STATES,
+}
+CARRIED = ", ".join(sorted(kind.__name__ for kind in _KINDS))
+"""The kinds of groups that are carried, by the names of vLLM's specifications."""
+# Tokens of a block where layers keep states alone, so that no block says how many.
+_BETWEEN_STATES = 16
+# Block 0 is vLLM's null block.
+FIRST_BLOCK = 1
+
+
+class Part(NamedTuple):
+    """Where a group of vLLM's is among ours: its block ids are `pages` pages of each block of `group`, from `first` on."""
+
+    group: int
+    first: int
+    pages: int
+    is_state: bool
+
+
+class Groups(NamedTuple):
+    """What a model's layers keep. `parts`: one a group of vLLM's. `zeroes`: vLLM's runner has to be told which blocks are new."""
+
+    block_size: int
+    layers: tuple[LayerGroup, ...]
+    parts: tuple[Part, ...]
+    zeroes: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers keep all tokens, and a block of ours is one of vLLM's."""
+        return self.layers == (LayerGroup("full"),)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{group.name}: {group.pages}" for group in self.layers)
+
+
+def specs_of(memory: Any) -> list[Any]:
+    """What each group of a KVCacheConfig keeps. Layers that differ in nothing but their sizes are of one kind."""
+    specs = [group.kv_cache_spec for group in memory.kv_cache_groups]
+    return [next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec) for spec in specs]
+
+
+def others_in(memory: Any) -> list[str]:
+    """Of the groups those that are not carried, by the names of their specifications."""
+    names = {type(spec).__name__ for spec in specs_of(memory) if type(spec) not in _KINDS}
+    hosted = any(getattr(group, "host_resident", False) for group in memory.kv_cache_groups)
+    return [*sorted(names), *["a group on the host"] * hosted, *["no group at all"] * (not memory.kv_cache_groups)]
+
+
+def states_in(memory: Any) -> list[Any]:
+    """The groups whose layers keep a state."""
+    return [spec for spec in specs_of(memory) if type(spec) is MambaSpec]
+
+
+def groups_of(memory: Any) -> Groups:
+    """The layer groups of a KVCacheConfig of which all groups are carried."""
+    kinds = [(_KINDS[type(spec)](spec), spec.block_size) for spec in specs_of(memory)]
+    sizes = [size for kind, size in kinds if kind != _STATES]
+    size = lcm(*sizes) if sizes else _BETWEEN_STATES
+    order, pages = list(dict.fromkeys(kind for kind, _ in kinds)), dict[LayerGroup, int]()
+    parts = []
+    for kind, its_size in kinds:
+        its_pages = 1 if kind == _STATES else size // its_size
+        parts.append(Part(order.index(kind), pages.get(kind, 0), its_pages, kind == _STATES))
+        pages[kind] = pages.get(kind, 0) + its_pages
+    layers = tuple([LayerGroup(kind.kind, kind.reach, pages[kind]) for kind in order])
+    return Groups(size, layers, tuple(parts), bool(memory.needs_kv_cache_zeroing))
+
+
+class ToldGroups:
+    """The tables of each of vLLM's groups, as the runner was told of them. What a window has passed is told as the null block, with a
+    whole table; of one that only grows the runner never reads it again."""
+
+    def __init__(self, manager: BlockManager, groups: Groups) -> None:
+        self._manager, self._groups = manager, groups
+        self.told = ToldTables(manager, FIRST_BLOCK)
+        self._states = [number for number, group in enumerate(groups.layers) if group.kind == "state"]
+
+    def copies_of(self, batch: Batch) -> list[Any]:
+        """The copies to make before a step: those that were decided, and states that rows must not overwrite. Rows that write a state
+        elsewhere have another table."""
+        pairs = batch.moves.device_to_device.tolist()
+        for number in self._states:
+            assert batch.groups is not None, "a model with states has groups"
+            read, write = batch.groups[number].read, batch.groups[number].write
+            moves = ((read != write) & (read >= 0)).any(axis=1)
+            if moves.any():
+                self.told.mark_wrong(batch.rows[moves])
+                pairs += zip(read[moves].ravel().tolist(), write[moves].ravel().tolist())
+        return [KVCacheBlockCopy(source + FIRST_BLOCK, target + FIRST_BLOCK) for source, target in pairs]
+
+    def new_in(self, batch: Batch) -> list[int] | None:
+        """The block ids that a step begins to fill, of layers that keep tokens, where the runner has to know them; None: no need."""
+        if not self._groups.zeroes:
+            return None
+        size = self._manager.block_size
+        begins, ends = -(-(batch.seq_lens - batch.num_tokens) // size), -(-batch.seq_lens // size)
+        counts = ends - begins
+        rows, columns = batch.rows.repeat(counts), rising_from(begins, counts)
+        kept = [number for number in range(len(self._groups.layers)) if number not in self._states]
+        found = [self._ids(batch, number, rows, columns).ravel() for number in kept]
+        return np.concatenate(found).tolist() if found and len(rows) else None
+
+    def tell(self, batch: Batch) -> Iterator[tuple[int, tuple[list[int], ...], bool]]:
+        """Of each row of the batch whose tables are not what the runner has: its place, the block ids of each of vLLM's groups that it has
+        to put behind that row's tables, and whether to put them in their place."""
+        if self._groups.is_plain:
+            for place, table, is_whole in self.told.tell(batch):
+                yield place, (table,), is_whole
+            return
+        due = self.told.take_due(batch)
+        if due is None:
+            return
+        counts = due.stops - due.starts
+        rows, columns = due.rows.repeat(counts), rising_from(due.starts, counts)
+        ids = [
+            self._ids(batch, number, *((due.rows, 0 * due.rows) if number in self._states else (rows, columns)))
+            for number in range(len(self._groups.layers))
+        ]
+        bounds = [0, *counts.cumsum().tolist()]
+        for i, (place, is_whole) in enumerate(zip(due.places.tolist(), due.is_wrong.tolist())):
+            tables = []
+            for group, first, pages, is_state in self._groups.parts:
+                # A state has one block, from the first token on.
+                its = slice(i, i + is_whole) if is_state else slice(bounds[i], bounds[i + 1])
+                tables.append(ids[group][its, first : first + pages].ravel().tolist())
+            yield place, tuple(tables), is_whole
+
+    def _ids(self, batch: Batch, number: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int32]:
+        """What vLLM calls the pages of these blocks of a group, int32 [n, pages]; the null block where there is none."""
+        pages = (
+            batch.block_tables[rows, columns][:, None]
+            if batch.groups is None
+            else batch.groups[number].at(rows, columns)
+        )
+        return pages + np.int32(FIRST_BLOCK)

@@ -1,0 +1,280 @@
+"""Models whose layers are of several kinds: vLLM's groups as ours, and what its runner has of each of them."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from integrations.plugged import Runner
+from integrations.vllm_things import Grammars, answer, config, core_of, memory, plug_in, reasons, request, spec
+
+from paged import LayerGroup
+from paged.errors import RefusedByPaged
+from paged.integrations.vllm import Scheduler
+from paged.integrations.vllm.groups import Part, groups_of
+
+FULL, WINDOW, CHUNK = "FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec"
+STATE = spec("MambaSpec", 99)
+STATE_AT = -1
+WITHOUT_CACHE = {"additional_config": {"paged": {"prefix_caching": False}}}
+
+
+def full(block_size=2):
+    return spec(FULL, block_size)
+
+
+def window(reach, block_size=2, **given):
+    return spec(WINDOW, block_size, sliding_window=reach, **given)
+
+
+def chunk(reach, block_size=2):
+    return spec(CHUNK, block_size, attention_chunk_size=reach)
+
+
+def test_groups_of_one_kind_and_reach_share_blocks_of_several_pages():
+    found = groups_of(memory(9, window(4), full(), window(4), window(6), STATE, STATE))
+    assert found.layers == (
+        LayerGroup("window", 4, 2),
+        LayerGroup("full"),
+        LayerGroup("window", 6),
+        LayerGroup("state", pages=2),
+    )
+    assert [part[:3] for part in found.parts] == [(0, 0, 1), (1, 0, 1), (0, 1, 1), (2, 0, 1), (3, 0, 1), (3, 1, 1)]
+    assert (found.block_size, found.is_plain) == (2, False)
+
+
+def test_a_smaller_block_is_a_page_more():
+    found = groups_of(memory(9, full(32), window(64, 16), chunk(64, 8)))
+    assert found.block_size == 32
+    assert [group.pages for group in found.layers] == [1, 2, 4]
+    assert found.parts[2] == Part(group=2, first=0, pages=4, is_state=False)
+    assert groups_of(memory(9, full(4), window(8, 6))).block_size == 12
+
+
+def test_a_state_says_nothing_of_the_size_of_blocks():
+    assert groups_of(memory(9, full(), STATE)).block_size == 2
+    assert groups_of(memory(9, STATE)).block_size == 16
+
+
+def test_layers_that_keep_all_tokens_are_plain_whatever_they_attend_to():
+    assert groups_of(memory(9, full())).is_plain
+    # As vLLM has them with --disable-hybrid-kv-cache-manager.
+    assert groups_of(memory(9, spec(FULL, 2, sliding_window=4))).is_plain
+    assert groups_of(memory(9, spec("MLAAttentionSpec", 2))).is_plain
+    assert not groups_of(memory(9, full(), full())).is_plain
+
+
+def test_tokens_that_drafts_may_need_again_lengthen_a_window():
+    assert groups_of(memory(9, window(4, extra_retained_tokens=2))).layers == (LayerGroup("window", 6),)
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ([full(), spec("MambaSpec", 2, mamba_cache_mode="align")], "mamba_cache_mode is align"),
+        (
+            [full(), SimpleNamespace(block_size=2)],
+            "found: SimpleNamespace; groups of ChunkedLocalAttentionSpec, FullAtt",
+        ),
+        ([], "no group at all"),
+    ],
+)
+def test_groups_that_are_not_carried_are_named(specs, words):
+    with pytest.raises(RefusedByPaged, match=words):
+        Scheduler(config(), memory(9, *specs), Grammars(), 2)
+
+
+class Run:
+    """Steps of a plug-in, in which each request that samples says 7."""
+
+    def __init__(self, *requests, **given):
+        self.core, self.ended = core_of(*requests, **given), {}
+
+    def step(self):
+        """The step's output and what became of its requests."""
+        output = self.core.schedule()
+        batch = self.core._out[-1][1]
+        sampling = zip(batch.ids.tolist(), batch.samples.tolist())
+        made = self.core.update_from_output(output, answer(output, {id: [7] for id, samples in sampling if samples}))
+        self.ended |= reasons({each.request_id: each for outputs in made.values() for each in outputs.outputs})
+        assert self.core.check() == []
+        return output
+
+
+def told(output):
+    (new,) = output.scheduled_new_reqs
+    return new.block_ids
+
+
+def test_each_group_has_a_table_and_they_grow_together():
+    run = Run(request("a", [1, 2, 3, 4, 5, 6], most=4), num_blocks=16, specs=[full(), window(2), window(2)])
+    tables = told(run.step())
+    assert [len(table) for table in tables] == [3, 3, 3]
+    assert len({id for table in tables for id in table}) == 9 and min(map(min, tables)) > 0
+    (more,) = run.step().scheduled_cached_reqs.new_block_ids
+    assert [len(table) for table in more] == [1, 1, 1]
+    assert run.step().scheduled_cached_reqs.new_block_ids == [None]
+
+
+def test_in_front_of_a_window_a_whole_table_has_the_null_block():
+    first, second = request("a", range(9), most=1), request("b", [*range(9), 9], most=1)
+    run = Run(first, num_blocks=16, specs=[full(), window(3)])
+    run.step()
+    run.core.add_request(second)
+    all_tokens, last = told(run.step())
+    assert len(all_tokens) == len(last) == 5 and 0 not in all_tokens
+    # Found are eight tokens; the ninth attends to the two before it.
+    assert [id == 0 for id in last] == [True, True, True, False, False]
+
+
+def test_a_group_of_smaller_blocks_has_more_of_them():
+    run = Run(request("a", range(5), most=4), num_blocks=16, block_size=4, specs=[full(4), window(8, 2)])
+    assert [len(table) for table in told(run.step())] == [2, 4]
+
+
+def test_a_state_has_one_block_for_all_tokens():
+    run = Run(request("a", range(6), most=4), num_blocks=16, specs=[full(), STATE, STATE], **WITHOUT_CACHE)
+    assert [len(table) for table in told(run.step())] == [3, 1, 1]
+    (more,) = run.step().scheduled_cached_reqs.new_block_ids
+    assert [len(table) for table in more] == [1, 0, 0]
+
+
+def test_a_state_that_is_kept_is_copied_and_its_request_goes_on_in_the_copy():
+    run = Run(request("a", range(6), most=1), num_blocks=16, specs=[full(), STATE])
+    # A chunk ends with the prompt's last full block, a token being left to compute.
+    output = run.step()
+    assert output.num_scheduled_tokens == {"a": 4}
+    (kept,) = told(output)[1]
+    output = run.step()
+    cached = output.scheduled_cached_reqs
+    ((_, (own,)),) = cached.new_block_ids
+    assert cached.resumed_req_ids == {"a"} and own != kept
+    assert [(copy.src_block_id, copy.dst_block_id) for copy in output.kv_cache_block_copies] == [(kept, own)]
+    assert run.ended == {"a": "LENGTH"}
+    # Another prompt that begins alike goes on from there.
+    run.core.add_request(request("b", [0, 1, 2, 3, 9], most=1))
+    output = run.step()
+    assert output.num_scheduled_tokens == {"b": 1}
+    (other,) = told(output)[1]
+    assert [(copy.src_block_id, copy.dst_block_id) for copy in output.kv_cache_block_copies] == [(kept, other)]
+
+
+@pytest.mark.parametrize("zeroes", [False, True])
+def test_the_runner_is_told_which_blocks_are_new_where_it_has_to_clear_them(zeroes):
+    specs = [full(), window(3), STATE]
+    run = Run(request("a", range(5), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
+    output = run.step()
+    tables = told(output)
+    assert sorted(output.new_block_ids_to_zero or ()) == (sorted(tables[0] + tables[1]) if zeroes else [])
+    # Its last block has room.
+    assert not run.step().new_block_ids_to_zero
+    output = run.step()
+    more = output.scheduled_cached_reqs.new_block_ids[0]
+    assert sorted(output.new_block_ids_to_zero or ()) == (sorted(more[0] + more[1]) if zeroes else [])
+
+
+class Device:
+    """What lies in each block: of attention the group and the token at each offset, of a state the group and all tokens that it has seen."""
+
+    def __init__(self, specs):
+        self.specs, self.blocks, self.runner = specs, {}, Runner(1)
+
+    def run(self, output, batch):
+        """Make the step's copies, write what it writes, and hold what each token attends to against what it should be."""
+        for block in output.new_block_ids_to_zero or ():
+            self.blocks[block] = {}
+        copies = [(copy.dst_block_id, copy.src_block_id) for copy in output.kv_cache_block_copies or ()]
+        # Of a block of attention vLLM's runner copies no more than a state's bytes.
+        assert all(list(self.blocks[source]) == [STATE_AT] for _, source in copies)
+        self.blocks |= {target: dict(self.blocks[source]) for target, source in copies}
+        # Its slots are those of blocks of one token, which nobody has.
+        starts = self.runner._told(output)
+        shares = [(self.runner.known[id], starts[id], count) for id, count in output.num_scheduled_tokens.items()]
+        for number, its in enumerate(self.specs):
+            (self._run_states if hasattr(its, "shapes") else self._attend)(number, its, shares)
+
+    def _attend(self, number, its, shares):
+        size = its.block_size
+        for known, start, count in shares:
+            tokens, table = known.prompt + known.outputs, known.tables[number]
+            for position in range(start, start + count):
+                assert table[position // size], "a token is written into the null block"
+                block = self.blocks.setdefault(table[position // size], {})
+                assert position % size or not block, "a block is begun that was not cleared"
+                block[position % size] = (number, tokens[position])
+        for known, start, count in shares:
+            tokens, table = known.prompt + known.outputs, known.tables[number]
+            for position in range(self._front(its, start), start + count):
+                found = self.blocks[table[position // size]].get(position % size)
+                assert found == (number, tokens[position]), (number, position)
+
+    def _run_states(self, number, its, shares):
+        written = {}
+        for known, start, count in shares:
+            (block,) = known.tables[number]
+            tokens = known.prompt + known.outputs
+            assert not start or self.blocks[block] == {STATE_AT: (number, tokens[:start])}, (number, start)
+            assert block and block not in written, "two requests write one state"
+            written[block] = {STATE_AT: (number, tokens[: start + count])}
+        self.blocks |= written
+
+    def _front(self, its, start):
+        if getattr(its, "attention_chunk_size", None):
+            return start // its.attention_chunk_size * its.attention_chunk_size
+        return max(0, start - its.sliding_window + 1) if getattr(its, "sliding_window", None) else 0
+
+
+MODELS = {
+    "full and window": [full(), window(5)],
+    "several windows": [window(3), full(), window(3), window(7)],
+    "window alone": [window(4)],
+    "full and chunk": [chunk(6), full()],
+    "smaller blocks": [full(4), window(6, 2), window(6, 4)],
+    "full and state": [full(), STATE, STATE],
+    "state alone": [STATE],
+    "all": [full(), window(3), STATE, chunk(5)],
+}
+
+
+def run_at_random(specs, seed):
+    """Serve requests that begin alike in a pool for hardly two of the longest; how many tokens they found, and preemptions."""
+    chance, policy = random.Random(seed), ("paged", "vllm")[seed % 2]
+    layout = plug_in(999, specs=specs).manager.layout
+    step = layout.block_size // 2
+    core = plug_in(
+        layout.pages_for(16 * step + 12) * 3 // 2 + layout.spare_pages,
+        layout.block_size,
+        specs=specs,
+        zeroes=True,
+        max_num_batched_tokens=16 * step,
+        max_model_len=512,
+        additional_config={"paged": {"policy": policy}},
+    )
+    device, hits, preempted = Device(specs), 0, 0
+    opening = [chance.randrange(3) for _ in range(7 * step)]
+    for k in range(24):
+        prompt = chance.choice([[], opening[: 4 * step], opening])
+        prompt = prompt + [chance.randrange(3) for _ in range(chance.randint(1, 9 * step))]
+        core.add_request(request(f"r{k}", prompt, most=chance.randint(1, 12)))
+    for _ in range(4000):
+        if not core.get_num_unfinished_requests():
+            break
+        output = core.schedule()
+        batch = core._out[-1][1]
+        preempted += len(batch.preempted)
+        hits += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
+        device.run(output, batch)
+        places = batch.samples.nonzero()[0]
+        sampled = {id: [chance.randrange(3)] for id in batch.ids[places].tolist()}
+        device.runner.sampled(batch, sampled)
+        core.update_from_output(output, answer(output, sampled))
+        assert core.check() == []
+    assert not core.get_num_unfinished_requests() and core.manager.device.num_used == 0
+    return hits, preempted
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_token_attends_to_what_it_should_and_finds_its_state(model):
+    hits, preempted = map(sum, zip(*(run_at_random(MODELS[model], seed) for seed in range(4))))
+    assert hits
+    # States alone never grow.
+    assert preempted or model == "state alone"
