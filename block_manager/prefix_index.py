@@ -13,8 +13,7 @@ import numpy as np
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .pool import NO_BLOCKS, Pool, Taken
-from .retention import Retentions
+from .pool import NO_BLOCKS, Pool, Retentions, Taken
 from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, upwards
 from .tables import Tables
 
