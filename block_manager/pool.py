@@ -106,10 +106,6 @@ class Pool:
     def refs(self, blocks: Blocks | NDArray[np.int32] | slice) -> NDArray[np.int32]:
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 
-    def are_sole(self, blocks: NDArray[Any]) -> bool:
-        """Whether each of these used blocks has one holder: then they are distinct, too."""
-        return int((self.state[blocks] & _REFERENCES).max()) == 1
-
     def num_refs(self, block: int) -> int:
         return max(int(self.state[block]), 0) & _REFERENCES
 
@@ -181,8 +177,8 @@ class Pool:
 
     def pages_of(self, blocks: NDArray[Any], pages: int) -> NDArray[np.int32]:
         """int32 [..., pages]: the pages of blocks that take so many; -1 where there is no block (-1)."""
-        if pages == 1:
-            return blocks.astype(np.int32)[..., None]
+        if pages < 2:
+            return blocks.astype(np.int32)[..., None][..., :pages]
         found: NDArray[np.int32] = self._pages[blocks, :pages]
         found[blocks < 0] = -1
         return found
@@ -271,7 +267,7 @@ class Pool:
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next=is_next)
                 return
-        if may_repeat and not self.are_sole(blocks):
+        if may_repeat and int((held & _REFERENCES).max()) > 1:
             places = np.sort(np.unique(blocks, return_index=True)[1])
             self.release(blocks[places], is_next=is_next)
             self.release(np.delete(blocks, places), is_next=is_next, may_repeat=True)

@@ -185,8 +185,7 @@ class SideContent:
             self._tables.want(row, [have + found.num_blocks], _JUNCTION)
         if hit.spans:
             run, _, stop = hit.spans[-1]
-            branches = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
-            self._tables.let_branch(row, branches)
+            self._tables.branches[row] = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
 
     def end_of(self, row: int) -> HitEnd | None:
         """Where the row's hit ended; None: nothing was found."""
@@ -447,7 +446,7 @@ class RowEnds:
 
     def _has_room(self, num_blocks: int) -> bool:
         """Whether the partial blocks can be copied, and another state written, when all that a row takes before is held."""
-        layout, room = self._layout, self._device.num_available - self._growth.num_promised
+        layout, room = self._layout, self._growth.num_unpromised
         return room >= layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
 
     def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:

@@ -339,7 +339,7 @@ class Tiers:
                         block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
                     new.append((source, block))
                 blocks.append(block)
-            if new and pages:
+            if new:
                 of_places = zip((1 - place, place), np.array(new).T, strict=True)
                 both = [self.pool(at, table).pages_of(its, pages).reshape(-1).tolist() for at, its in of_places]
                 pairs += zip(*both, strict=True)
