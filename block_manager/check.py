@@ -180,7 +180,7 @@ def _residence(index: PrefixIndex, place: int, pool: Pool) -> Iterator[str]:
         for offset, block in zip(offsets.tolist(), blocks[offsets].tolist(), strict=True):
             if block in holder:
                 yield f"4: {pool.tier} block {block} holds node {run.id}:{offset} and one of run {holder[block].id}, too."
-            if pool.run[block] is not run:
+            if pool.run[block] is not run or (pool.place is not None and pool.place[block] != place):
                 yield f"4: {pool.tier} block {block} does not know that it holds node {run.id}:{offset}."
             holder[block] = run
         if run.row < 0:

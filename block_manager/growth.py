@@ -272,9 +272,7 @@ class Growth:
             self._tables.put(table, row, column, copy)
         else:
             self.write(row, column, np.array([copy]))
-        pool = self._pool(table)
-        both = pool.pages_of(np.array([block, copy]), pages) if pages else np.empty((2, 0), np.int32)
-        return zip(*both.tolist(), strict=True)
+        return zip(*self._pool(table).pages_of(np.array([block, copy]), pages).tolist(), strict=True)
 
     def take_copies(self) -> Moves:
         """Return the copies planned by calls without moves of their own."""

@@ -11,6 +11,7 @@ block and gives it back with that.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -149,15 +150,10 @@ class Layout:
         """Tokens of the longest sequence that so many pages hold."""
         if self.is_plain:
             return num_pages * self.block_size
-        # pages_for rises with the blocks: the last number of them that fits, by halves.
-        fits, over, num_pages = 0, self.num_main_blocks(num_pages) + 1, num_pages - self.spare_pages
-        while over - fits > 1:
-            middle = (fits + over) // 2
-            if self.pages_for(middle * self.block_size) <= num_pages:
-                fits = middle
-            else:
-                over = middle
-        return fits * self.block_size
+        # It rises with the blocks.
+        numbers = range(1, self.num_main_blocks(num_pages) + 1)
+        room = num_pages - self.spare_pages
+        return bisect_right(numbers, room, key=lambda n: self.pages_for(n * self.block_size)) * self.block_size
 
     def side_slots(self, num_tokens: Counts) -> Counts:
         """What the sides of sequences with so many tokens hold, in slots of the full group, int64 [n]."""

@@ -13,8 +13,7 @@ import numpy as np
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .pool import NO_BLOCKS, Pool, Taken
-from .retention import Retentions
+from .pool import NO_BLOCKS, Pool, Retentions, Taken
 from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, upwards
 from .tables import Tables
 
@@ -392,7 +391,9 @@ class PrefixIndex:
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run, place)
-        self._put(place, run, first, blocks)
+        run.put(place, first, blocks)
+        if run.retained:
+            self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
         if self.log is not None and place < NUM_PLACES:
             self.log.changed([run])
 
@@ -401,17 +402,8 @@ class PrefixIndex:
         blocks, end = self.pools[place].draw(count, pages), 0
         for run, first, stop in spans:
             start, end = end, end + stop - first
-            mine = blocks[start:end][::-1]
-            self.pools[place].carry(mine, run, place)
-            self._put(place, run, first, mine)
-        if self.log is not None:
-            self.log.changed(run for run, _, _ in spans)
+            self.reside(place, run, first, blocks[start:end][::-1])
         return blocks
-
-    def _put(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
-        run.put(place, first, blocks)
-        if run.retained:
-            self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
 
     def block(self, place: int, run: Run, at: int) -> int:
         """The block of a node in a place, -1 where it has none."""

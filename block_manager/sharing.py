@@ -143,7 +143,7 @@ class Sharing:
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
         """Draw device blocks for nodes after the row's that only the host has; plan copies. Returns the tokens won."""
-        index, tables, device, offload = self._index, self._tables, self._device, self._offload
+        tables, device, offload = self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size
         num_blocks = min(num_nodes(spans), device.num_available)
@@ -153,15 +153,7 @@ class Sharing:
             return 0
         tables.ensure_columns(have + num_blocks)
         spans = first_of(spans, num_blocks)
-        # Held first: the draw may evict content to the host.
-        sources = offload.hold_sources(spans)
-        blocks = device.draw(num_blocks)
-        offload.load(sources, blocks)
-        column = 0
-        for run, first, stop in spans:
-            index.reside(DEVICE, run, first, blocks[column : column + stop - first])
-            column += stop - first
-        return self._go_on(row, have, blocks, spans[-1])
+        return self._go_on(row, have, offload.load(spans), spans[-1])
 
     def publish(self, row: int) -> None:
         """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""

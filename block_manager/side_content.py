@@ -25,9 +25,9 @@ from paged.base.growing import rising_from
 from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Layout, Side
-from .pool import NO_BLOCKS, Pool
+from .pool import Pool
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, Blocks, Path, Run, Span, first_of, num_nodes
+from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes
 from .tables import Rows, Tables
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
@@ -188,8 +188,7 @@ class SideContent:
             self._tables.want(row, [have + found.num_blocks], _JUNCTION)
         if hit.spans:
             run, _, stop = hit.spans[-1]
-            branches = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
-            self._tables.let_branch(row, branches)
+            self._tables.branches[row] = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
 
     def end_of(self, row: int) -> HitEnd | None:
         """Where the row's hit ended; None: nothing was found."""
@@ -198,12 +197,10 @@ class SideContent:
 
     def cached_pages(self) -> list[int]:
         """Pages with content of each side that nobody holds."""
-        found, runs = [], self._index.all_runs
-        for side in self._layout.sides:
-            there = [blocks for run in runs if (blocks := run.blocks[side.place]) is not None]
-            blocks = np.concatenate([NO_BLOCKS, *there])
-            found.append(int(np.count_nonzero(self._device.state[blocks[blocks >= 0]] < 0)) * side.pages)
-        return found
+        place_of, state = self._device.place, self._device.state
+        assert place_of is not None, "windows and states have places of their own"
+        counts = np.bincount(place_of[state < 0], minlength=NUM_PLACES + len(self._layout.sides)).tolist()
+        return [counts[side.place] * side.pages for side in self._layout.sides]
 
     def _residence(self, side: Side, spans: list[Span]) -> Blocks:
         """The block of each node of the spans in a side's place, int64 [n]; -1: none."""
@@ -452,7 +449,7 @@ class RowEnds:
 
     def _has_room(self, num_blocks: int) -> bool:
         """Whether the partial blocks can be copied, and another state written, when all that a row takes before is held."""
-        layout, room = self._layout, self._device.num_available - self._growth.num_promised
+        layout, room = self._layout, self._growth.num_unpromised
         return room >= layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
 
     def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:

@@ -70,7 +70,7 @@ class Tables:
         self.keeps_to = np.zeros((len(leads), num_rows), np.int64)
         self.moves_state = np.zeros(num_rows, np.bool_)
         self.branches = np.zeros(num_rows, np.bool_)
-        self._num_rows = num_rows
+        self.num_rows = num_rows
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.reserved = np.zeros(num_rows, np.int64)
         self.num_tokens = np.zeros(num_rows, np.int64)
@@ -87,10 +87,6 @@ class Tables:
         self._next_uid = 1
         # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
-
-    @property
-    def num_rows(self) -> int:
-        return self._num_rows
 
     @property
     def live_rows(self) -> Rows:
@@ -138,13 +134,13 @@ class Tables:
     def ensure_tokens(self, num_tokens: int) -> None:
         if num_tokens > self._stride:
             stride = max(num_tokens, 2 * self._stride) + _STRIDE_PADDING
-            self.tokens, self._stride = self._copied_tokens(self._num_rows, stride), stride
+            self.tokens, self._stride = self._copied_tokens(self.num_rows, stride), stride
             self._tell_growth()
 
     def ensure_columns(self, num_columns: int) -> None:
         have = self.blocks.shape[2]
         if num_columns > have:
-            self.blocks = self._copied_blocks(self._num_rows, max(num_columns, 2 * have))
+            self.blocks = self._copied_blocks(self.num_rows, max(num_columns, 2 * have))
             self._tell_growth()
 
     def put(self, table: int, rows: Any, columns: Any, blocks: Any) -> None:
@@ -159,9 +155,6 @@ class Tables:
     def let_move(self, rows: Any, moves: bool) -> None:
         """Note whether the next shares of rows write their states elsewhere."""
         self.moves_state[rows] = moves
-
-    def let_branch(self, row: int, branches: bool) -> None:
-        self.branches[row] = branches
 
     def want(self, row: int, num_blocks: list[int], place: int = 0) -> None:
         """Note these numbers of blocks from a place of `wanted` on."""
@@ -206,7 +199,7 @@ class Tables:
         array = np.atleast_1d(integers)
         if not array.size:
             return array
-        is_known = (array >= 0) & (array < self._num_rows)
+        is_known = (array >= 0) & (array < self.num_rows)
         is_known[is_known] = self.uid[array[is_known]] > 0
         if not is_known.all():
             raise UnknownRow(int(array[~is_known][0]))
@@ -227,7 +220,7 @@ class Tables:
 
     def _grow_rows(self) -> None:
         """Double the rows. All arrays are made before one is replaced, because the last may raise MemoryError."""
-        old, new = self._num_rows, 2 * self._num_rows
+        old, new = self.num_rows, 2 * self.num_rows
         large = {
             "tokens": self._copied_tokens(new, self._stride),
             "blocks": self._copied_blocks(new, self.blocks.shape[2]),
@@ -239,7 +232,7 @@ class Tables:
         }
         columns["passes_at"][:, old:] = self._leads[:, None]
         vars(self).update(columns | large)
-        self._num_rows, self._free_rows = new, list(range(old, new))
+        self.num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()
 
     def _copied_tokens(self, num_rows: int, stride: int) -> Tokens:

@@ -90,20 +90,22 @@ class Offload:
         self._host.hold(blocks)
         self._busy.append(blocks)
 
-    def hold_sources(self, spans: list[Span]) -> Blocks:
-        """Hold the host blocks of these nodes, in order, int64 [n], until the moves are taken: copies read them."""
-        blocks = self._index.blocks_of(HOST, spans)
-        self._hold(blocks)
-        return blocks
-
     def keep_until_taken(self, blocks: Blocks) -> None:
         """Keep holding these host blocks, in order, until the moves are taken: copies read them."""
         self._busy.append(blocks)
 
-    def load(self, sources: Blocks, blocks: Blocks) -> None:
-        """Plan copies from held host blocks to device blocks, both int64 [n]."""
+    def load(self, spans: list[Span]) -> Blocks:
+        """Draw a device block for each of these nodes, which only the host has, in order, int64 [n]; plan the copies."""
+        sources = self._index.blocks_of(HOST, spans)
+        # First: the draw may evict content to the host.
+        self._hold(sources)
+        blocks, start = self._index.pools[DEVICE].draw(len(sources)), 0
+        for run, first, stop in spans:
+            self._index.reside(DEVICE, run, first, blocks[start : start + stop - first])
+            start += stop - first
         self._in.append(_pairs(sources, blocks))
         self.loaded_blocks += len(blocks)
+        return blocks
 
     def held(self) -> Blocks:
         """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]; for the checker."""
@@ -337,7 +339,7 @@ class Tiers:
                         block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
                     new.append((source, block))
                 blocks.append(block)
-            if new and pages:
+            if new:
                 of_places = zip((1 - place, place), np.array(new).T, strict=True)
                 both = [self.pool(at, table).pages_of(its, pages).reshape(-1).tolist() for at, its in of_places]
                 pairs += zip(*both, strict=True)

@@ -97,6 +97,20 @@ def test_the_memory_check_tells_a_lost_reference_where_no_group_is_full():
     assert "2: device block 1 has ref count 2 and 1 references." in manager.check()
 
 
+@pytest.mark.parametrize("group", [LayerGroup("window", 3), LayerGroup("state")])
+def test_the_memory_check_tells_a_block_that_is_in_another_place_than_its_node_says(group):
+    manager = BlockManager(8, 2, groups=[LayerGroup("full"), group])
+    row = manager.add(range(4))
+    compute(manager, row)
+    manager.free([row])
+    (run,), place = manager._memory.index.runs.values(), manager._memory.layout.sides[0].place
+    block = run.block(place, 1)
+    assert manager.check() == []
+    assert manager._memory.device.place[block] == place
+    manager._memory.device.place[block] = DEVICE
+    assert f"4: device block {block} does not know that it holds node 0:1." in manager.check()
+
+
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_run_that_is_open_for_a_row_without_a_path_is_told(row):
     manager = BlockManager(4, 2)
