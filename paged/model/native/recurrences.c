@@ -45,17 +45,19 @@ typedef struct {
     float lines[PAGED_MOST_TAPS - 1][BAND];
 } tail;
 
-INLINE void read_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, tail *to) {
+INLINE void read_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, tail *to,
+                      enum element element) {
     const size_t kept = call->taps - 1, of_unit = (call->channels + rows->units - 1) / rows->units;
     for (size_t c = 0, number = first / of_unit, within = first % of_unit; c < count; number++, within = 0) {
         const char *unit = unit_at(rows, rows->read, row, number);
         for (; c < count && within < of_unit; c++, within++)
-            for (size_t k = 0; k < kept; k++) to->lines[k][c] = unit ? load_one(unit, within * kept + k, call->element) : 0;
+            for (size_t k = 0; k < kept; k++) to->lines[k][c] = unit ? load_one(unit, within * kept + k, element) : 0;
     }
 }
 
 /* The last tokens of the tail and of what came behind it. */
-INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, const tail *from) {
+INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, const tail *from,
+                       enum element element) {
     const size_t kept = call->taps - 1, of_unit = (call->channels + rows->units - 1) / rows->units;
     const int64_t stop = rows->starts[row + 1], tokens = stop - rows->starts[row];
     for (size_t c = 0, number = first / of_unit, within = first % of_unit; c < count; number++, within = 0) {
@@ -63,53 +65,59 @@ INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, in
         for (; c < count && within < of_unit; c++, within++)
             for (size_t k = 0; unit && k < kept; k++) {
                 const size_t ago = kept - k;
-                const float its = (int64_t)ago > tokens ? from->lines[k + tokens][c]
-                                                                : load_one(call->x, (stop - ago) * call->x_stride + first + c, call->element);
-                store_one(unit, within * kept + k, its, call->element);
+                const size_t at = (stop - ago) * call->x_stride + first + c;
+                const float its = (int64_t)ago > tokens ? from->lines[k + tokens][c] : load_one(call->x, at, element);
+                store_one(unit, within * kept + k, its, element);
             }
     }
 }
 
-/* `width` channels from `first` on, of all tokens of a row; `width` is LANES or less. */
-INLINE void convolve_lanes(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t in_band, size_t width,
-                           const tail *before, enum element element) {
-    const int64_t start = rows->starts[row], stop = rows->starts[row + 1], kept = call->taps - 1;
-    for (int64_t t = start; t < stop; t++) {
-        vec sum = call->bias ? some(call->bias + first, width) : (vec){0};
-        for (int64_t k = 0; k <= kept; k++) {
-            const int64_t at = t - kept + k;
-            vec x;
-            if (at < start)
-                x = some(before->lines[at - start + kept] + in_band, width);
-            else if (width == LANES)
-                x = load(call->x, at * call->x_stride + first, element);
-            else {
-                float part[LANES] = {0};
-                for (size_t c = 0; c < width; c++) part[c] = load_one(call->x, at * call->x_stride + first + c, element);
-                x = *(vec *)part;
-            }
-            sum = fused(some(call->weight + k * call->channels + first, width), x, sum);
+/* Token t of a row, and `width` channels from `first` on, which are LANES or fewer. */
+INLINE void convolve_lanes(const paged_convolution *call, int64_t start, int64_t t, size_t first, const tail *before, size_t in_band,
+                           size_t width, enum element element) {
+    const int64_t kept = call->taps - 1;
+    vec sum = {0};
+    if (call->bias) sum = some(call->bias + first, width);
+    for (int64_t k = 0; k <= kept; k++) {
+        const int64_t at = t - kept + k;
+        vec x = {0};
+        if (at < start)
+            x = some(before->lines[at - start + kept] + in_band, width);
+        else if (width == LANES)
+            x = load(call->x, at * call->x_stride + first, element);
+        else {
+            float part[LANES] = {0};
+            for (size_t c = 0; c < width; c++) part[c] = load_one(call->x, at * call->x_stride + first + c, element);
+            x = *(vec *)part;
         }
-        if (call->has_silu) sum = sum / (1.0f + exp_of(-sum));
-        const size_t to = t * call->channels + first;
-        if (width == LANES)
-            store(call->out, to, sum, element);
-        else
-            for (size_t c = 0; c < width; c++) store_one(call->out, to + c, sum[c], element);
+        sum = fused(some(call->weight + k * call->channels + first, width), x, sum);
     }
+    if (call->has_silu) sum = sum / (1.0f + exp_of(-sum));
+    const size_t to = t * call->channels + first;
+    if (width == LANES)
+        store(call->out, to, sum, element);
+    else
+        for (size_t c = 0; c < width; c++) store_one(call->out, to + c, sum[c], element);
+}
+
+INLINE void convolve_channels(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count,
+                              enum element element) {
+    const int64_t start = rows->starts[row];
+    tail before;
+    read_tail(call, rows, row, first, count, &before, element);
+    for (int64_t t = start; t < rows->starts[row + 1]; t++) {
+        size_t c = 0;
+        for (; c + LANES <= count; c += LANES) convolve_lanes(call, start, t, first + c, &before, c, LANES, element);
+        if (c < count) convolve_lanes(call, start, t, first + c, &before, c, count - c, element);
+    }
+    write_tail(call, rows, row, first, count, &before, element);
 }
 
 static void convolve_band(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count) {
-    tail before;
-    read_tail(call, rows, row, first, count, &before);
-    for (size_t c = 0; c < count; c += LANES) {
-        const size_t width = count - c < LANES ? count - c : LANES;
-        if (call->element == FLOAT32)
-            convolve_lanes(call, rows, row, first + c, c, width, &before, FLOAT32);
-        else
-            convolve_lanes(call, rows, row, first + c, c, width, &before, BFLOAT16);
-    }
-    write_tail(call, rows, row, first, count, &before);
+    if (call->element == FLOAT32)
+        convolve_channels(call, rows, row, first, count, FLOAT32);
+    else
+        convolve_channels(call, rows, row, first, count, BFLOAT16);
 }
 
 void paged_convolve(const paged_convolution *call, const paged_rows *rows) {
