@@ -232,6 +232,31 @@ def test_a_row_that_is_written_nowhere_has_its_results_and_changes_nothing(kind)
     assert torch.equal(memory.pool.pages.on_device, before)
 
 
+@settings(max_examples=20, derandomize=True, deadline=None)
+@given(KINDS, st.booleans())
+def test_a_row_without_tokens_has_its_state_where_it_goes(kind, is_new):
+    memory, state = Memory(kind), drawn(*kind.shape, seed=2).to(kind.dtype)
+    memory.put(0, state)
+    nothing = [each[:0] for each in kind.tokens(1, 3)]
+    memory.run([kind.tokens(2, 4), nothing, kind.tokens(1, 5)], [-1, -1 if is_new else 0, -1], [1, 2, 3])
+    assert torch.equal(memory.at(2), torch.zeros_like(state) if is_new else state)
+    assert torch.equal(memory.at(0), state)
+
+
+@pytest.mark.parametrize(
+    "kind", [Convolution(4096, 4), DeltaRule(8, 64, 64), Scan(8, 64, 64)], ids=lambda kind: type(kind).__name__
+)
+def test_the_number_of_threads_changes_nothing(kind):
+    before, found = torch.get_num_threads(), []
+    shares = [kind.tokens(count, count) for count in (1, 9, 4)]
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        memory = Memory(kind)
+        found.append([*memory.run(shares, [-1] * 3, [0, 1, 2]), *map(memory.at, range(3))])
+    torch.set_num_threads(before)
+    assert all(map(torch.equal, found[1], found[0])) and all(map(torch.equal, found[2], found[0]))
+
+
 def test_two_rows_read_one_state():
     kind = DeltaRule(1, 16, 16)
     memory, tokens = Memory(kind), kind.tokens(2, 3)

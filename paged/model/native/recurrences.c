@@ -125,8 +125,28 @@ void paged_convolve(const paged_convolution *call, const paged_rows *rows) {
 #pragma omp parallel for schedule(static) if (num_tokens(rows) * call->channels >= FEW)
     for (int64_t piece = 0; piece < rows->n * bands; piece++) {
         const int64_t row = piece / bands, first = piece % bands * BAND, left = call->channels - first;
-        if (rows->starts[row] < rows->starts[row + 1]) convolve_band(call, rows, row, first, left < BAND ? left : BAND);
+        convolve_band(call, rows, row, first, left < BAND ? left : BAND);
     }
+}
+
+/* Where a head's state is read, NULL: it is all zeros; and where it goes. */
+typedef struct {
+    const float *before;
+    float *state, *nowhere;
+} head_state;
+
+/* NULL as `state`: there is nothing to compute, or no memory for a state that goes nowhere. A row without tokens has its state where it goes then. */
+static head_state head_of(const paged_rows *rows, int64_t row, int64_t head, size_t size) {
+    head_state found = {(const float *)unit_at(rows, rows->read, row, head), (float *)unit_at(rows, rows->write, row, head), NULL};
+    if (rows->starts[row] == rows->starts[row + 1]) {
+        if (found.state && found.before)
+            memmove(found.state, found.before, size * sizeof(float));
+        else if (found.state)
+            memset(found.state, 0, size * sizeof(float));
+        return (head_state){NULL, NULL, NULL};
+    }
+    if (!found.state) found.state = found.nowhere = malloc(size * sizeof(float));
+    return found;
 }
 
 /* A key or a query, of length 1 if that is wanted, times `scale`. */
@@ -160,9 +180,9 @@ INLINE void delta_columns(const int wide, const float *before, float *state, siz
 
 static void delta_head(const paged_delta_rule *call, const paged_rows *rows, int64_t row, int64_t head) {
     const size_t key_size = call->key_size, columns = call->value_size;
-    const float *before = (const float *)unit_at(rows, rows->read, row, head);
-    float *state = (float *)unit_at(rows, rows->write, row, head), *nowhere = NULL;
-    if (!state) state = nowhere = malloc(key_size * columns * sizeof(float));
+    const head_state own = head_of(rows, row, head, key_size * columns);
+    const float *before = own.before;
+    float *state = own.state;
     if (!state) return;
     float key[PAGED_MOST_KEY_SIZE], query[PAGED_MOST_KEY_SIZE];
     for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
@@ -186,7 +206,7 @@ static void delta_head(const paged_delta_rule *call, const paged_rows *rows, int
         }
         before = state;
     }
-    free(nowhere);
+    free(own.nowhere);
 }
 
 void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *rows) {
@@ -206,9 +226,9 @@ INLINE vec scan_lanes(const float *before, float *state, const float *input, con
 
 static void scan_head(const paged_scan *call, const paged_rows *rows, int64_t row, int64_t head) {
     const size_t size = call->head_size, columns = call->state_size;
-    const float *before = (const float *)unit_at(rows, rows->read, row, head);
-    float *state = (float *)unit_at(rows, rows->write, row, head), *nowhere = NULL;
-    if (!state) state = nowhere = malloc(size * columns * sizeof(float));
+    const head_state own = head_of(rows, row, head, size * columns);
+    const float *before = own.before;
+    float *state = own.state;
     if (!state) return;
     for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
         const int64_t of_head = t * call->heads + head;
@@ -228,7 +248,7 @@ static void scan_head(const paged_scan *call, const paged_rows *rows, int64_t ro
         }
         before = state;
     }
-    free(nowhere);
+    free(own.nowhere);
 }
 
 void paged_advance_scan(const paged_scan *call, const paged_rows *rows) {
