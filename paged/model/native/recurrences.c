@@ -1,4 +1,4 @@
-/* Recurrences of state layers, token after token: the short convolution, the gated delta rule and Mamba 2's scan.
+/* Recurrences of state layers, token after token: the short convolution, the gated delta rule, Mamba's two scans.
  *
  * A piece of work is one row and one unit of its state, a head or some channels. It reads the state from the row's pages at its first token,
  * and has it on the pages to write from then on. Every number of a state and of an output is computed by the same operations in the same
@@ -216,7 +216,7 @@ void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *ro
 
 /* Up to LANES numbers of a head's row: the state loses by decay and takes the token in; returns `sum` with what is read of it. */
 INLINE vec scan_lanes(const float *before, float *state, const float *input, const float *reading, vec factor,
-                    float kept, vec sum, size_t width) {
+                    vec kept, vec sum, size_t width) {
     vec now = {0};
     if (before) now = some(before, width) * kept;
     now = fused(some(input, width), factor, now);
@@ -234,9 +234,9 @@ static void scan_head(const paged_scan *call, const paged_rows *rows, int64_t ro
         const int64_t of_head = t * call->heads + head;
         const int64_t of_group = (t * call->groups + head / (call->heads / call->groups)) * (int64_t)columns;
         const float *x = call->x + of_head * (int64_t)size, *input = call->input + of_group, *reading = call->reading + of_group;
-        const float step = call->step[of_head], kept = exp_of(spread(step * call->decay[head]))[0];
+        const float step = call->step[of_head], kept_part = exp_of(spread(step * call->decay[head]))[0];
         for (size_t p = 0; p < size; p++) {
-            const vec factor = spread(x[p] * step);
+            const vec factor = spread(x[p] * step), kept = spread(kept_part);
             vec sum = {0};
             const float *from = before ? before + p * columns : NULL;
             float *to = state + p * columns;
@@ -254,4 +254,40 @@ static void scan_head(const paged_scan *call, const paged_rows *rows, int64_t ro
 void paged_advance_scan(const paged_scan *call, const paged_rows *rows) {
 #pragma omp parallel for schedule(dynamic) if (num_tokens(rows) * call->heads * call->head_size * call->state_size >= FEW)
     for (int64_t piece = 0; piece < rows->n * call->heads; piece++) scan_head(call, rows, piece / call->heads, piece % call->heads);
+}
+
+/* Channels of one unit, token by token. */
+static void scan_channels(const paged_selective_scan *call, const paged_rows *rows, int64_t row, int64_t unit) {
+    const size_t columns = call->state_size, of_unit = (call->channels + rows->units - 1) / rows->units, first = unit * of_unit;
+    if (first >= (size_t)call->channels) return;
+    const size_t count = call->channels - first < of_unit ? call->channels - first : of_unit;
+    const head_state own = head_of(rows, row, unit, count * columns);
+    const float *before = own.before;
+    if (!own.state) return;
+    for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
+        const float *input = call->input + t * columns, *reading = call->reading + t * columns;
+        for (size_t c = 0; c < count; c++) {
+            const size_t channel = first + c, at = t * call->channels + channel;
+            const float *from = before ? before + c * columns : NULL, *decay = call->decay + channel * columns;
+            float *to = own.state + c * columns;
+            const float x = call->x[at];
+            const vec step = spread(call->step[at]), factor = step * x;
+            vec sum = {0};
+            size_t n = 0;
+            for (; n + LANES <= columns; n += LANES)
+                sum = scan_lanes(from ? from + n : NULL, to + n, input + n, reading + n, factor,
+                                 exp_of(step * some(decay + n, LANES)), sum, LANES);
+            if (n < columns)
+                sum = scan_lanes(from ? from + n : NULL, to + n, input + n, reading + n, factor,
+                                 exp_of(step * some(decay + n, columns - n)), sum, columns - n);
+            call->out[at] = sum_of(sum) + (call->skip ? call->skip[channel] * x : 0);
+        }
+        before = own.state;
+    }
+    free(own.nowhere);
+}
+
+void paged_advance_selective_scan(const paged_selective_scan *call, const paged_rows *rows) {
+#pragma omp parallel for schedule(dynamic) if (num_tokens(rows) * call->channels * call->state_size >= FEW)
+    for (int64_t piece = 0; piece < rows->n * rows->units; piece++) scan_channels(call, rows, piece / rows->units, piece % rows->units);
 }

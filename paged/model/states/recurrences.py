@@ -1,11 +1,12 @@
 """Recurrences in C in a state layer of transformers, for all tokens of a pass in one call of its module (`native/recurrences.py`).
 
-A module finds its recurrence by name among the functions of its file. Here its forward function runs with other functions under three of these names, and
+A module finds its recurrence by name among the functions of its file. Here its forward function runs with other functions under these names, and
 with a cache object that says of no state that it is there, so that it goes the way of a prompt:
 
     causal_conv1d_fn                a short convolution: LFM2's layers, and what comes before the others
     torch_chunk_gated_delta_rule    Qwen3-Next, Qwen3.5, OLMo Hybrid
     mamba2_chunk_scan               Mamba 2, Bamba, Granite 4, Nemotron-H, Falcon-H1, Zamba 2
+    mamba_selective_scan            Mamba, Falcon-Mamba, Jamba
 
 These take each row's state from its pages and leave it there, token after token in one order of additions: bits depend neither on how rows are cut nor on
 other rows. A trial holds a layer against its module, token by token. One that differs, or has its recurrence under another name, or a state in another
@@ -26,7 +27,13 @@ from torch import Tensor, nn
 
 from paged.errors import UnsupportedModel
 from paged.model.native.packed import model_library
-from paged.model.native.recurrences import RowPages, advance_delta_rule, advance_scan, convolve
+from paged.model.native.recurrences import (
+    RowPages,
+    advance_delta_rule,
+    advance_scan,
+    advance_selective_scan,
+    convolve,
+)
 from paged.model.states.seams import CacheSeam, Seam
 
 
@@ -70,6 +77,7 @@ class Recurrence:
             "causal_conv1d_fn": self._convolve,
             "torch_chunk_gated_delta_rule": _advance_delta_rule,
             "mamba2_chunk_scan": _advance_scan,
+            "mamba_selective_scan": _advance_selective_scan,
         }
         forward: Any = inspect.unwrap(type(module).forward)
         known = functions.keys() & set(forward.__code__.co_names)
@@ -171,6 +179,36 @@ def _advance_scan(
         rows=call.rows["recurrent 0"],
     )
     return out[None], None
+
+
+def _advance_selective_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    decay: Tensor,
+    into: Tensor,
+    reading: Tensor,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """In place of mamba_selective_scan, [1, channels, T]; A, B and C come by place."""
+    call = _UNDER_WAY.get()
+    step = dt[0].t()
+    if delta_bias is not None:
+        step = step + delta_bias.to(dt.dtype)
+    if delta_softplus:
+        step = nn.functional.softplus(step)
+    out = advance_selective_scan(
+        x=hidden_states[0].t(),
+        step=step,
+        decay=decay,
+        given=(into[0].t(), reading[0].t()),
+        skip=others.get("D"),
+        starts=call.starts,
+        rows=call.rows["recurrent 0"],
+    ).t()[None]
+    return out if z is None else out * nn.functional.silu(z), None
 
 
 def _refuse(others: dict[str, Any], *names: str) -> None:
