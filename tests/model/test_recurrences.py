@@ -17,6 +17,7 @@ from paged.model.native.recurrences import (
     RowPages,
     advance_delta_rule,
     advance_scan,
+    advance_selective_scan,
     convolve,
 )
 from paged.model.states.layer import FirstToken, follow_states
@@ -119,6 +120,34 @@ class Scan:
         return torch.stack(out), state
 
 
+class SelectiveScan:
+    """Channels, in up to five units."""
+
+    def __init__(self, channels, state_size, *, has_skip=True):
+        self.shape, self.dtype, self.units = (channels, state_size), torch.float32, min(5, channels)
+        self.decay, self.skip = -drawn(channels, state_size).exp(), drawn(channels, seed=1) if has_skip else None
+
+    def tokens(self, count, seed):
+        channels, state_size = self.shape
+        x, step = drawn(count, channels, seed=seed), drawn(count, channels, seed=seed + 1).abs()
+        return [x, step, *(drawn(count, state_size, seed=seed + 2 + i) for i in (0, 1))]
+
+    def run(self, tokens, starts, rows):
+        x, step, *given = tokens
+        return advance_selective_scan(
+            x=x, step=step, decay=self.decay, given=tuple(given), skip=self.skip, starts=starts, rows=rows
+        )
+
+    def slowly(self, tokens, state):
+        x, step, b, c = (each.double() for each in tokens)
+        state, out = state.double(), []
+        skip = torch.zeros(len(self.decay)) if self.skip is None else self.skip
+        for x_t, dt, b_t, c_t in zip(x, step, b, c, strict=True):
+            state = state * (dt[:, None] * self.decay.double()).exp() + (x_t * dt)[:, None] * b_t
+            out.append((state * c_t).sum(-1) + skip.double() * x_t)
+        return torch.stack(out), state
+
+
 KINDS = st.one_of(
     st.builds(
         Convolution,
@@ -130,6 +159,7 @@ KINDS = st.one_of(
     ),
     st.builds(DeltaRule, st.integers(1, 2), SIZES, SIZES, is_normed=st.booleans()),
     st.builds(Scan, st.integers(1, 2), SIZES, SIZES, has_skip=st.booleans()),
+    st.builds(SelectiveScan, SIZES, SIZES, has_skip=st.booleans()),
 )
 TOKENS = st.integers(1, 9)
 
@@ -232,6 +262,33 @@ def test_a_row_that_is_written_nowhere_has_its_results_and_changes_nothing(kind)
     assert torch.equal(memory.pool.pages.on_device, before)
 
 
+@settings(max_examples=20, derandomize=True, deadline=None)
+@given(KINDS, st.booleans())
+def test_a_row_without_tokens_has_its_state_where_it_goes(kind, is_new):
+    memory, state = Memory(kind), drawn(*kind.shape, seed=2).to(kind.dtype)
+    memory.put(0, state)
+    nothing = [each[:0] for each in kind.tokens(1, 3)]
+    memory.run([kind.tokens(2, 4), nothing, kind.tokens(1, 5)], [-1, -1 if is_new else 0, -1], [1, 2, 3])
+    assert torch.equal(memory.at(2), torch.zeros_like(state) if is_new else state)
+    assert torch.equal(memory.at(0), state)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Convolution(4096, 4), DeltaRule(8, 64, 64), Scan(8, 64, 64), SelectiveScan(640, 16)],
+    ids=lambda kind: type(kind).__name__,
+)
+def test_the_number_of_threads_changes_nothing(kind):
+    before, found = torch.get_num_threads(), []
+    shares = [kind.tokens(count, count) for count in (1, 9, 4)]
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        memory = Memory(kind)
+        found.append([*memory.run(shares, [-1] * 3, [0, 1, 2]), *map(memory.at, range(3))])
+    torch.set_num_threads(before)
+    assert all(map(torch.equal, found[1], found[0])) and all(map(torch.equal, found[2], found[0]))
+
+
 def test_two_rows_read_one_state():
     kind = DeltaRule(1, 16, 16)
     memory, tokens = Memory(kind), kind.tokens(2, 3)
@@ -263,12 +320,12 @@ def test_a_state_of_another_shape_is_refused_and_nothing_is_written():
     assert torch.equal(memory.pool.pages.on_device, before)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2", "jamba"])
 def test_a_layer_whose_recurrence_is_known_is_called_once_for_all_tokens(loaded, family):
     assert all(layer.is_in_c for layer in loaded(family).state_layers)
 
 
-@pytest.mark.parametrize("family", ["jamba", "minimax", "recurrent_gemma"])
+@pytest.mark.parametrize("family", ["minimax", "recurrent_gemma"])
 def test_any_other_goes_through_its_module(loaded, family):
     assert not any(layer.is_in_c for layer in loaded(family).state_layers)
 

@@ -179,7 +179,8 @@ class FusedDecoder:
         attention = [number for number, each in enumerate(self._layers) if not each.mix.packed]
         groups = {pool.layer(number).group for number in attention}
         has_own = not any(pool.layer(number).is_shared for number in attention)
-        is_there = len(pool.states) == len(self._layers) - len(attention)
+        of_dtype = [each for each in pool.states if len(each) == 1 and each[0].dtype == pool.dtype]
+        is_there = len(of_dtype) == len(self._layers) - len(attention)
         return len(groups) == 1 and has_own and is_there and ELEMENTS.get(pool.dtype) == self._decoder.element
 
     def _placed_in(self, pool: LayeredPool) -> tuple[int, Any]:

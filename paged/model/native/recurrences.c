@@ -1,4 +1,4 @@
-/* Recurrences of state layers, token after token: the short convolution, the gated delta rule and Mamba 2's scan.
+/* Recurrences of state layers, token after token: the short convolution, the gated delta rule, Mamba's two scans.
  *
  * A piece of work is one row and one unit of its state, a head or some channels. It reads the state from the row's pages at its first token,
  * and has it on the pages to write from then on. Every number of a state and of an output is computed by the same operations in the same
@@ -45,17 +45,19 @@ typedef struct {
     float lines[PAGED_MOST_TAPS - 1][BAND];
 } tail;
 
-INLINE void read_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, tail *to) {
+INLINE void read_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, tail *to,
+                      enum element element) {
     const size_t kept = call->taps - 1, of_unit = (call->channels + rows->units - 1) / rows->units;
     for (size_t c = 0, number = first / of_unit, within = first % of_unit; c < count; number++, within = 0) {
         const char *unit = unit_at(rows, rows->read, row, number);
         for (; c < count && within < of_unit; c++, within++)
-            for (size_t k = 0; k < kept; k++) to->lines[k][c] = unit ? load_one(unit, within * kept + k, call->element) : 0;
+            for (size_t k = 0; k < kept; k++) to->lines[k][c] = unit ? load_one(unit, within * kept + k, element) : 0;
     }
 }
 
 /* The last tokens of the tail and of what came behind it. */
-INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, const tail *from) {
+INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, const tail *from,
+                       enum element element) {
     const size_t kept = call->taps - 1, of_unit = (call->channels + rows->units - 1) / rows->units;
     const int64_t stop = rows->starts[row + 1], tokens = stop - rows->starts[row];
     for (size_t c = 0, number = first / of_unit, within = first % of_unit; c < count; number++, within = 0) {
@@ -63,53 +65,59 @@ INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, in
         for (; c < count && within < of_unit; c++, within++)
             for (size_t k = 0; unit && k < kept; k++) {
                 const size_t ago = kept - k;
-                const float its = (int64_t)ago > tokens ? from->lines[k + tokens][c]
-                                                                : load_one(call->x, (stop - ago) * call->x_stride + first + c, call->element);
-                store_one(unit, within * kept + k, its, call->element);
+                const size_t at = (stop - ago) * call->x_stride + first + c;
+                const float its = (int64_t)ago > tokens ? from->lines[k + tokens][c] : load_one(call->x, at, element);
+                store_one(unit, within * kept + k, its, element);
             }
     }
 }
 
-/* `width` channels from `first` on, of all tokens of a row; `width` is LANES or less. */
-INLINE void convolve_lanes(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t in_band, size_t width,
-                           const tail *before, enum element element) {
-    const int64_t start = rows->starts[row], stop = rows->starts[row + 1], kept = call->taps - 1;
-    for (int64_t t = start; t < stop; t++) {
-        vec sum = call->bias ? some(call->bias + first, width) : (vec){0};
-        for (int64_t k = 0; k <= kept; k++) {
-            const int64_t at = t - kept + k;
-            vec x;
-            if (at < start)
-                x = some(before->lines[at - start + kept] + in_band, width);
-            else if (width == LANES)
-                x = load(call->x, at * call->x_stride + first, element);
-            else {
-                float part[LANES] = {0};
-                for (size_t c = 0; c < width; c++) part[c] = load_one(call->x, at * call->x_stride + first + c, element);
-                x = *(vec *)part;
-            }
-            sum = fused(some(call->weight + k * call->channels + first, width), x, sum);
+/* Token t of a row, and `width` channels from `first` on, which are LANES or fewer. */
+INLINE void convolve_lanes(const paged_convolution *call, int64_t start, int64_t t, size_t first, const tail *before, size_t in_band,
+                           size_t width, enum element element) {
+    const int64_t kept = call->taps - 1;
+    vec sum = {0};
+    if (call->bias) sum = some(call->bias + first, width);
+    for (int64_t k = 0; k <= kept; k++) {
+        const int64_t at = t - kept + k;
+        vec x = {0};
+        if (at < start)
+            x = some(before->lines[at - start + kept] + in_band, width);
+        else if (width == LANES)
+            x = load(call->x, at * call->x_stride + first, element);
+        else {
+            float part[LANES] = {0};
+            for (size_t c = 0; c < width; c++) part[c] = load_one(call->x, at * call->x_stride + first + c, element);
+            x = *(vec *)part;
         }
-        if (call->has_silu) sum = sum / (1.0f + exp_of(-sum));
-        const size_t to = t * call->channels + first;
-        if (width == LANES)
-            store(call->out, to, sum, element);
-        else
-            for (size_t c = 0; c < width; c++) store_one(call->out, to + c, sum[c], element);
+        sum = fused(some(call->weight + k * call->channels + first, width), x, sum);
     }
+    if (call->has_silu) sum = sum / (1.0f + exp_of(-sum));
+    const size_t to = t * call->channels + first;
+    if (width == LANES)
+        store(call->out, to, sum, element);
+    else
+        for (size_t c = 0; c < width; c++) store_one(call->out, to + c, sum[c], element);
+}
+
+INLINE void convolve_channels(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count,
+                              enum element element) {
+    const int64_t start = rows->starts[row];
+    tail before;
+    read_tail(call, rows, row, first, count, &before, element);
+    for (int64_t t = start; t < rows->starts[row + 1]; t++) {
+        size_t c = 0;
+        for (; c + LANES <= count; c += LANES) convolve_lanes(call, start, t, first + c, &before, c, LANES, element);
+        if (c < count) convolve_lanes(call, start, t, first + c, &before, c, count - c, element);
+    }
+    write_tail(call, rows, row, first, count, &before, element);
 }
 
 static void convolve_band(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count) {
-    tail before;
-    read_tail(call, rows, row, first, count, &before);
-    for (size_t c = 0; c < count; c += LANES) {
-        const size_t width = count - c < LANES ? count - c : LANES;
-        if (call->element == FLOAT32)
-            convolve_lanes(call, rows, row, first + c, c, width, &before, FLOAT32);
-        else
-            convolve_lanes(call, rows, row, first + c, c, width, &before, BFLOAT16);
-    }
-    write_tail(call, rows, row, first, count, &before);
+    if (call->element == FLOAT32)
+        convolve_channels(call, rows, row, first, count, FLOAT32);
+    else
+        convolve_channels(call, rows, row, first, count, BFLOAT16);
 }
 
 void paged_convolve(const paged_convolution *call, const paged_rows *rows) {
@@ -117,8 +125,28 @@ void paged_convolve(const paged_convolution *call, const paged_rows *rows) {
 #pragma omp parallel for schedule(static) if (num_tokens(rows) * call->channels >= FEW)
     for (int64_t piece = 0; piece < rows->n * bands; piece++) {
         const int64_t row = piece / bands, first = piece % bands * BAND, left = call->channels - first;
-        if (rows->starts[row] < rows->starts[row + 1]) convolve_band(call, rows, row, first, left < BAND ? left : BAND);
+        convolve_band(call, rows, row, first, left < BAND ? left : BAND);
     }
+}
+
+/* Where a head's state is read, NULL: it is all zeros; and where it goes. */
+typedef struct {
+    const float *before;
+    float *state, *nowhere;
+} head_state;
+
+/* NULL as `state`: there is nothing to compute, or no memory for a state that goes nowhere. A row without tokens has its state where it goes then. */
+static head_state head_of(const paged_rows *rows, int64_t row, int64_t head, size_t size) {
+    head_state found = {(const float *)unit_at(rows, rows->read, row, head), (float *)unit_at(rows, rows->write, row, head), NULL};
+    if (rows->starts[row] == rows->starts[row + 1]) {
+        if (found.state && found.before)
+            memmove(found.state, found.before, size * sizeof(float));
+        else if (found.state)
+            memset(found.state, 0, size * sizeof(float));
+        return (head_state){NULL, NULL, NULL};
+    }
+    if (!found.state) found.state = found.nowhere = malloc(size * sizeof(float));
+    return found;
 }
 
 /* A key or a query, of length 1 if that is wanted, times `scale`. */
@@ -152,9 +180,9 @@ INLINE void delta_columns(const int wide, const float *before, float *state, siz
 
 static void delta_head(const paged_delta_rule *call, const paged_rows *rows, int64_t row, int64_t head) {
     const size_t key_size = call->key_size, columns = call->value_size;
-    const float *before = (const float *)unit_at(rows, rows->read, row, head);
-    float *state = (float *)unit_at(rows, rows->write, row, head), *nowhere = NULL;
-    if (!state) state = nowhere = malloc(key_size * columns * sizeof(float));
+    const head_state own = head_of(rows, row, head, key_size * columns);
+    const float *before = own.before;
+    float *state = own.state;
     if (!state) return;
     float key[PAGED_MOST_KEY_SIZE], query[PAGED_MOST_KEY_SIZE];
     for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
@@ -178,7 +206,7 @@ static void delta_head(const paged_delta_rule *call, const paged_rows *rows, int
         }
         before = state;
     }
-    free(nowhere);
+    free(own.nowhere);
 }
 
 void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *rows) {
@@ -188,7 +216,7 @@ void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *ro
 
 /* Up to LANES numbers of a head's row: the state loses by decay and takes the token in; returns `sum` with what is read of it. */
 INLINE vec scan_lanes(const float *before, float *state, const float *input, const float *reading, vec factor,
-                    float kept, vec sum, size_t width) {
+                    vec kept, vec sum, size_t width) {
     vec now = {0};
     if (before) now = some(before, width) * kept;
     now = fused(some(input, width), factor, now);
@@ -198,17 +226,17 @@ INLINE vec scan_lanes(const float *before, float *state, const float *input, con
 
 static void scan_head(const paged_scan *call, const paged_rows *rows, int64_t row, int64_t head) {
     const size_t size = call->head_size, columns = call->state_size;
-    const float *before = (const float *)unit_at(rows, rows->read, row, head);
-    float *state = (float *)unit_at(rows, rows->write, row, head), *nowhere = NULL;
-    if (!state) state = nowhere = malloc(size * columns * sizeof(float));
+    const head_state own = head_of(rows, row, head, size * columns);
+    const float *before = own.before;
+    float *state = own.state;
     if (!state) return;
     for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
         const int64_t of_head = t * call->heads + head;
         const int64_t of_group = (t * call->groups + head / (call->heads / call->groups)) * (int64_t)columns;
         const float *x = call->x + of_head * (int64_t)size, *input = call->input + of_group, *reading = call->reading + of_group;
-        const float step = call->step[of_head], kept = exp_of(spread(step * call->decay[head]))[0];
+        const float step = call->step[of_head], kept_part = exp_of(spread(step * call->decay[head]))[0];
         for (size_t p = 0; p < size; p++) {
-            const vec factor = spread(x[p] * step);
+            const vec factor = spread(x[p] * step), kept = spread(kept_part);
             vec sum = {0};
             const float *from = before ? before + p * columns : NULL;
             float *to = state + p * columns;
@@ -220,10 +248,46 @@ static void scan_head(const paged_scan *call, const paged_rows *rows, int64_t ro
         }
         before = state;
     }
-    free(nowhere);
+    free(own.nowhere);
 }
 
 void paged_advance_scan(const paged_scan *call, const paged_rows *rows) {
 #pragma omp parallel for schedule(dynamic) if (num_tokens(rows) * call->heads * call->head_size * call->state_size >= FEW)
     for (int64_t piece = 0; piece < rows->n * call->heads; piece++) scan_head(call, rows, piece / call->heads, piece % call->heads);
+}
+
+/* Channels of one unit, token by token. */
+static void scan_channels(const paged_selective_scan *call, const paged_rows *rows, int64_t row, int64_t unit) {
+    const size_t columns = call->state_size, of_unit = (call->channels + rows->units - 1) / rows->units, first = unit * of_unit;
+    if (first >= (size_t)call->channels) return;
+    const size_t count = call->channels - first < of_unit ? call->channels - first : of_unit;
+    const head_state own = head_of(rows, row, unit, count * columns);
+    const float *before = own.before;
+    if (!own.state) return;
+    for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
+        const float *input = call->input + t * columns, *reading = call->reading + t * columns;
+        for (size_t c = 0; c < count; c++) {
+            const size_t channel = first + c, at = t * call->channels + channel;
+            const float *from = before ? before + c * columns : NULL, *decay = call->decay + channel * columns;
+            float *to = own.state + c * columns;
+            const float x = call->x[at];
+            const vec step = spread(call->step[at]), factor = step * x;
+            vec sum = {0};
+            size_t n = 0;
+            for (; n + LANES <= columns; n += LANES)
+                sum = scan_lanes(from ? from + n : NULL, to + n, input + n, reading + n, factor,
+                                 exp_of(step * some(decay + n, LANES)), sum, LANES);
+            if (n < columns)
+                sum = scan_lanes(from ? from + n : NULL, to + n, input + n, reading + n, factor,
+                                 exp_of(step * some(decay + n, columns - n)), sum, columns - n);
+            call->out[at] = sum_of(sum) + (call->skip ? call->skip[channel] * x : 0);
+        }
+        before = own.state;
+    }
+    free(own.nowhere);
+}
+
+void paged_advance_selective_scan(const paged_selective_scan *call, const paged_rows *rows) {
+#pragma omp parallel for schedule(dynamic) if (num_tokens(rows) * call->channels * call->state_size >= FEW)
+    for (int64_t piece = 0; piece < rows->n * rows->units; piece++) scan_channels(call, rows, piece / rows->units, piece % rows->units);
 }

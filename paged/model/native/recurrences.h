@@ -46,9 +46,21 @@ typedef struct {
     int64_t heads, groups, head_size, state_size;
 } paged_scan;
 
+/* Mamba 1's selective scan (Gu and Dao, 2023), each channel by itself. A state is float32 [channels, state_size], of which each unit but the
+ * last has equally many channels. */
+typedef struct {
+    const float *x, *step;            /* [places, channels], and how long a token lasts */
+    const float *decay;               /* [channels, state_size]: A, below 0 */
+    const float *input, *reading;     /* [places, state_size]: B and C */
+    const float *skip;                /* [channels]: D, or NULL */
+    float *out;                       /* [places, channels] */
+    int64_t channels, state_size;
+} paged_selective_scan;
+
 void paged_convolve(const paged_convolution *call, const paged_rows *rows);
 void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *rows);
 void paged_advance_scan(const paged_scan *call, const paged_rows *rows);
+void paged_advance_selective_scan(const paged_selective_scan *call, const paged_rows *rows);
 
 /* Most numbers of a key of the delta rule, and most taps of a convolution. */
 #define PAGED_MOST_KEY_SIZE 512

@@ -69,6 +69,13 @@ class _Scan(ctypes.Structure):
     )
 
 
+class _SelectiveScan(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "step", "decay", "input", "reading", "skip", "out")),
+        *((name, _int64) for name in ("channels", "state_size")),
+    )
+
+
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, starts: NDArray[np.int64], rows: RowPages, *, has_silu: bool
 ) -> Tensor:
@@ -180,6 +187,44 @@ def advance_scan(
         state_size=reading.shape[2],
     )
     _run(model_library().paged_advance_scan, call, starts, rows)
+    return out
+
+
+def advance_selective_scan(
+    x: Tensor,
+    step: Tensor,
+    decay: Tensor,
+    given: tuple[Tensor, Tensor],
+    skip: Tensor | None,
+    starts: NDArray[np.int64],
+    rows: RowPages,
+) -> Tensor:
+    """Return what Mamba 1's scan reads of the rows' states, float32 [T, channels], which are those behind the tokens then.
+
+    x       [T, channels]
+    step    [T, channels]: how long a token lasts
+    decay   [channels, state size]: A, below 0
+    given   B and C, [T, state size]
+    skip    [channels]: D
+    states  float32 [channels, state size]
+    starts  as of `convolve`
+    """
+    x, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
+    skip = None if skip is None else skip.float().contiguous()
+    _check(rows, (x.shape[1], reading.shape[1]), torch.float32)
+    out = _results(x.shape, torch.float32, starts)
+    call = _SelectiveScan(
+        x=x.data_ptr(),
+        step=step.data_ptr(),
+        decay=decay.data_ptr(),
+        input=into.data_ptr(),
+        reading=reading.data_ptr(),
+        skip=None if skip is None else skip.data_ptr(),
+        out=out.data_ptr(),
+        channels=x.shape[1],
+        state_size=reading.shape[1],
+    )
+    _run(model_library().paged_advance_selective_scan, call, starts, rows)
     return out
 
 

@@ -12,6 +12,6 @@ for the tokens of a row or a token of each of several rows, with a cache object 
 
 What is batch-invariant: a pass has a fixed number of places, at most `trial.LONGEST_CHUNK`, and a row's state goes on from pass to pass by what its
 pages hold. A recurrence in C has one order of additions. Other layers are called token by token then, unless trials gave chunks the same bits: lightning
-attention loses nothing, and Mamba 1 takes two to four times as long for a prompt as chunks do. The first and last weights of a layer are read once for all
+attention loses nothing. The first and last weights of a layer are read once for all
 tokens all the same (`projections.py`).
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,17 +22,16 @@ class PassStates:
         self.is_new: Sequence[bool] = (read[:, 0] < 0).tolist()
         self.is_invariant = is_invariant
         self._states = pool.states
-        self._pages = read, write
-        self._read, self._write = (torch.from_numpy(each.astype(np.int64)).to(pool.device) for each in (read, write))
+        self._read, self._write = read, write
 
     def read(self, unit: int, piece: int) -> Tensor:
         """[n, ...]: a copy of a piece of the rows' states before their tokens; zeros for rows that are new."""
-        return self._states[unit][piece].read(self._read)
+        return self._states[unit][piece].read(torch.from_numpy(self._read))
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
         """Take a piece of the rows' states behind their tokens, [n, ...]."""
-        self._states[unit][piece].write(self._write, states)
+        self._states[unit][piece].write(torch.from_numpy(self._write), states)
 
     def pages_of(self, unit: int) -> list[RowPages]:
         """Where each piece of the rows' states lies."""
-        return [RowPages(each, *self._pages) for each in self._states[unit]]
+        return [RowPages(each, self._read, self._write) for each in self._states[unit]]

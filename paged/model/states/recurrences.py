@@ -1,11 +1,12 @@
 """Recurrences in C in a state layer of transformers, for all tokens of a pass in one call of its module (`native/recurrences.py`).
 
-A module finds its recurrence by name among the functions of its file. Here its forward function runs with other functions under three of these names, and
+A module finds its recurrence by name among the functions of its file. Here its forward function runs with other functions under these names, and
 with a cache object that says of no state that it is there, so that it goes the way of a prompt:
 
     causal_conv1d_fn                a short convolution: LFM2's layers, and what comes before the others
     torch_chunk_gated_delta_rule    Qwen3-Next, Qwen3.5, OLMo Hybrid
     mamba2_chunk_scan               Mamba 2, Bamba, Granite 4, Nemotron-H, Falcon-H1, Zamba 2
+    mamba_selective_scan            Mamba, Falcon-Mamba, Jamba
 
 These take each row's state from its pages and leave it there, token after token in one order of additions: bits depend neither on how rows are cut nor on
 other rows. A trial holds a layer against its module, token by token. One that differs, or has its recurrence under another name, or a state in another
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextvars import ContextVar
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +27,46 @@ from torch import Tensor, nn
 
 from paged.errors import UnsupportedModel
 from paged.model.native.packed import model_library
-from paged.model.native.recurrences import RowPages, advance_delta_rule, advance_scan, convolve
+from paged.model.native.recurrences import (
+    RowPages,
+    advance_delta_rule,
+    advance_scan,
+    advance_selective_scan,
+    convolve,
+)
 from paged.model.states.seams import CacheSeam, Seam
 
 
-class _Now(NamedTuple):
-    """A call under way: where its rows' tokens are, int64 [n + 1], and where the pieces of their states lie, by name."""
+class _Call:
+    """A call under way, which the layer takes for its model's cache. It says of no state that it is there.
 
-    starts: NDArray[np.int64]
-    rows: dict[str, RowPages]
+    starts  int64 [n + 1]: where the rows' tokens are
+    rows    where the pieces of their states lie, by name
+    """
+
+    def __init__(self, starts: NDArray[np.int64], rows: dict[str, RowPages]) -> None:
+        self.starts, self.rows = starts, rows
+        # The tail of the convolution that comes next.
+        self.tail = ""
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None: ...
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None: ...
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **others: Any) -> Tensor:
+        self.tail = f"conv {state_idx}"
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: None, layer_idx: int, **others: Any) -> None: ...
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+
+_UNDER_WAY: ContextVar[_Call] = ContextVar("call of a layer")
 
 
 class Recurrence:
@@ -42,64 +75,36 @@ class Recurrence:
     def __init__(self, module: nn.Module, seam: Seam) -> None:
         functions = {
             "causal_conv1d_fn": self._convolve,
-            "torch_chunk_gated_delta_rule": self._advance_delta_rule,
-            "mamba2_chunk_scan": self._advance_scan,
+            "torch_chunk_gated_delta_rule": _advance_delta_rule,
+            "mamba2_chunk_scan": _advance_scan,
+            "mamba_selective_scan": _advance_selective_scan,
         }
         forward: Any = inspect.unwrap(type(module).forward)
-        called = set(forward.__code__.co_names)
-        steps = [piece for piece in seam.pieces if not piece.tail]
-        if not isinstance(seam, CacheSeam) or len(called & set(functions)) != len(
-            {"conv"} | {each.name for each in steps}
-        ):
+        known = functions.keys() & set(forward.__code__.co_names)
+        # A convolution, and a function for each other piece.
+        wanted = 1 + sum(not piece.tail for piece in seam.pieces)
+        if not isinstance(seam, CacheSeam) or len(known) != wanted or "causal_conv1d_fn" not in known:
             raise UnsupportedModel(f"{type(module).__name__} has no recurrence that is known by name.")
         model_library()
-        self._pieces, self._seam = seam.pieces, seam
+        self._names = [piece.name for piece in seam.pieces]
+        self._cache_names = seam.cache_names
         self._weights: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self._now: _Now | None = None
-        self._tail = ""
-        own = FunctionType(
-            forward.__code__,
-            forward.__globals__ | functions,
-            forward.__name__,
-            forward.__defaults__,
-            forward.__closure__,
-        )
+        its = forward.__globals__ | functions
+        own = FunctionType(forward.__code__, its, forward.__name__, forward.__defaults__, forward.__closure__)
         own.__kwdefaults__ = forward.__kwdefaults__
         self._forward = own.__get__(module)
 
     def run(self, arguments: dict[str, Any], starts: NDArray[np.int64], rows: Sequence[RowPages]) -> tuple[Tensor, ...]:
         """Return what the layer returns of all places; the rows' states, by piece, are those behind their tokens then."""
-        name = next(each for each in self._seam.cache_names if each in arguments)
-        self._now = _Now(starts, {piece.name: its for piece, its in zip(self._pieces, rows, strict=True)})
+        name = next(each for each in self._cache_names if each in arguments)
+        call = _Call(starts, dict(zip(self._names, rows, strict=True)))
+        token = _UNDER_WAY.set(call)
         try:
-            result = self._forward(**arguments | {name: self})
+            result = self._forward(**arguments | {name: call})
         finally:
-            self._now = None
+            _UNDER_WAY.reset(token)
         return result if isinstance(result, tuple) else (result,)
 
-    # What a layer asks of its model's cache.
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Say that there is none: the functions below have them."""
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """As get_conv_state."""
-
-    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **others: Any) -> Tensor:
-        """Return the tokens as they are, and remember which convolution comes next."""
-        self._tail = f"conv {state_idx}"
-        return conv_states
-
-    def update_recurrent_state(self, recurrent_states: Tensor | None, layer_idx: int, **others: Any) -> Tensor | None:
-        """Return what a function below gave in place of a state."""
-        return recurrent_states
-
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        return False
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        return False
-
-    # In place of transformers' functions, by their arguments.
     def _convolve(
         self,
         hidden_states: Tensor,
@@ -108,77 +113,102 @@ class Recurrence:
         activation: str | None = None,
         **others: Any,
     ) -> Tensor:
-        """[1, channels, T]: see convolve."""
+        """In place of causal_conv1d_fn, [1, channels, T]."""
         _refuse(others, "seq_idx", "initial_states")
         if activation not in (None, "silu", "swish"):
             raise UnsupportedModel(f"{activation} behind a convolution; in C it has silu or nothing.")
-        now = self._now
-        assert now is not None, "run sets it"
         if weight.data_ptr() not in self._weights:
             its = weight.detach().float().t().contiguous()
             self._weights[weight.data_ptr()] = its, None if bias is None else bias.detach().float()
         weights, biases = self._weights[weight.data_ptr()]
-        x = hidden_states[0].t()
-        out = convolve(x, weights, biases, now.starts, now.rows[self._tail], has_silu=activation is not None)
+        call, x = _UNDER_WAY.get(), hidden_states[0].t()
+        out = convolve(x, weights, biases, call.starts, call.rows[call.tail], has_silu=activation is not None)
         return out.t()[None]
 
-    def _advance_delta_rule(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        use_qk_l2norm_in_kernel: bool = False,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        """[1, T, heads, size]: see advance_delta_rule."""
-        _refuse(others, "cu_seqlens", "initial_state")
-        now = self._now
-        assert now is not None, "run sets it"
-        out = advance_delta_rule(
-            queries=query[0],
-            keys=key[0],
-            values=value[0],
-            decay=g[0],
-            beta=beta[0],
-            starts=now.starts,
-            rows=now.rows["recurrent 0"],
-            is_normed=use_qk_l2norm_in_kernel,
-        )
-        return out[None].to(query.dtype), None
 
-    def _advance_scan(
-        self,
-        hidden_states: Tensor,
-        dt: Tensor,
-        decay: Tensor,
-        into: Tensor,
-        reading: Tensor,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        """[1, T, heads, size]: see advance_scan; A, B and C come by place."""
-        _refuse(others, "z", "seq_idx", "initial_states")
-        now = self._now
-        assert now is not None, "run sets it"
-        if dt_bias is not None:
-            dt = dt + dt_bias.to(dt.dtype)
-        if dt_softplus:
-            dt = nn.functional.softplus(dt)
-        dt = dt.clamp(*dt_limit)
-        out = advance_scan(
-            x=hidden_states[0],
-            step=dt[0],
-            decay=decay,
-            given=(into[0], reading[0]),
-            skip=others.get("D"),
-            starts=now.starts,
-            rows=now.rows["recurrent 0"],
-        )
-        return out[None], None
+def _advance_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """In place of torch_chunk_gated_delta_rule, [1, T, heads, size]."""
+    _refuse(others, "cu_seqlens", "initial_state")
+    call = _UNDER_WAY.get()
+    out = advance_delta_rule(
+        queries=query[0],
+        keys=key[0],
+        values=value[0],
+        decay=g[0],
+        beta=beta[0],
+        starts=call.starts,
+        rows=call.rows["recurrent 0"],
+        is_normed=use_qk_l2norm_in_kernel,
+    )
+    return out[None].to(query.dtype), None
+
+
+def _advance_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    decay: Tensor,
+    into: Tensor,
+    reading: Tensor,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """In place of mamba2_chunk_scan, [1, T, heads, size]; A, B and C come by place."""
+    _refuse(others, "z", "seq_idx", "initial_states")
+    call = _UNDER_WAY.get()
+    if dt_bias is not None:
+        dt = dt + dt_bias.to(dt.dtype)
+    if dt_softplus:
+        dt = nn.functional.softplus(dt)
+    out = advance_scan(
+        x=hidden_states[0],
+        step=dt[0].clamp(*dt_limit),
+        decay=decay,
+        given=(into[0], reading[0]),
+        skip=others.get("D"),
+        starts=call.starts,
+        rows=call.rows["recurrent 0"],
+    )
+    return out[None], None
+
+
+def _advance_selective_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    decay: Tensor,
+    into: Tensor,
+    reading: Tensor,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """In place of mamba_selective_scan, [1, channels, T]; A, B and C come by place."""
+    call = _UNDER_WAY.get()
+    step = dt[0].t()
+    if delta_bias is not None:
+        step = step + delta_bias.to(dt.dtype)
+    if delta_softplus:
+        step = nn.functional.softplus(step)
+    out = advance_selective_scan(
+        x=hidden_states[0].t(),
+        step=step,
+        decay=decay,
+        given=(into[0].t(), reading[0].t()),
+        skip=others.get("D"),
+        starts=call.starts,
+        rows=call.rows["recurrent 0"],
+    ).t()[None]
+    return out if z is None else out * nn.functional.silu(z), None
 
 
 def _refuse(others: dict[str, Any], *names: str) -> None:
