@@ -25,6 +25,7 @@ class Family(NamedTuple):
     model_type: str
     num_blocks: int
     given: dict[str, Any]
+    keeps_states: bool = False
 
 
 FAMILIES = {
@@ -75,7 +76,10 @@ FAMILIES = {
             "block_auto_adjust_ff_dim": False,
             "block_ffn_dim_multiplier": 1.0,
             "layer_types": ["conv", "full_attention"] * 2,
+            # vLLM ties them whatever is said.
+            "tie_word_embeddings": True,
         },
+        keeps_states=True,
     ),
 }
 

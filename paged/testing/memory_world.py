@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paged.testing.violation import ShortRepr
 
@@ -31,7 +31,7 @@ def manager_in(world: MemoryWorld, groups: tuple[LayerGroup, ...] = ()) -> Block
     """Our own manager; without `groups` for layers that are all full, a page a block."""
     from paged import BlockManager
 
-    several = {"groups": groups} if groups else {}
+    several: dict[str, Any] = {"groups": groups} if groups else {}
 
     return BlockManager(
         world.num_blocks,
