@@ -25,16 +25,28 @@ from paged import (
 )
 from paged.base.arguments import token_array
 from paged.model.layer_plan import Layers, Part, plan_layers
+from paged.model.model_shape import Mixers
 from paged.sampling import seed_of
 from paged.study import tgi
-from paged.study.hardware import Faster, Profile, Roofline, StepWork, Tiling, capacity_of, device_named, model_named
+from paged.study.hardware import (
+    Faster,
+    ModelShape,
+    Profile,
+    Roofline,
+    StepWork,
+    Tiling,
+    capacity_of,
+    device_named,
+    model_named,
+)
 from paged.study.hardware.link import Link, link_of
 from paged.study.profiling import designed
-from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, engine_named, plans
+from paged.study.simulator import Device, Load, Scenario, Simulation, StepTime, Targets, engine_named, plans
 from paged.study.traces import LogNormal, Trace, open_trace, superposed, synthetic
 from paged.testing.snapshots import snapshot
 
 from ..shown import assert_shown, shown_in  # noqa: TID252
+from .files_of_others import TINY  # noqa: TID252
 
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
