@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import UNKNOWN_DRAFT, Drafts, PagedError, Policy, Request
-from paged.errors import WrongDrafts, WrongTokens
-from paged.testing.snapshots import snapshot
+from paged import UNKNOWN_DRAFT, Drafts, Policy, Request
+from paged.errors import WrongTokens
 
 
 def started(scheduler, request_of, length=5, **options):
@@ -143,36 +142,6 @@ def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_
     scheduler.update(batch, [1, 2, 9], [3])
 
 
-@pytest.mark.parametrize(
-    "drafts",
-    [
-        {"nobody": [1]},
-        {"waits": [1]},
-        {("a", 1): [1]},
-        {"a": [2000]},
-        {"a": [-2]},
-        {"a": [0.5]},
-        {"a": None},
-        [1, 2],
-        Drafts(np.array([63]), np.array([1]), np.array([1], np.int32)),
-        Drafts(np.array([0, 0]), np.array([1, 1]), np.array([1, 2], np.int32)),
-        Drafts(np.array([0]), np.array([2]), np.array([1], np.int32)),
-        Drafts(np.array([0]), np.array([-1]), np.array([], np.int32)),
-        Drafts(np.array([0.0]), np.array([1]), np.array([1], np.int32)),
-        Drafts(np.array([0]), np.array([1, 1]), np.array([1, 1], np.int32)),
-    ],
-    ids=repr,
-)
-def test_wrong_drafts_are_refused_and_change_nothing(make_scheduler, request_of, drafts):
-    scheduler = started(make_scheduler(20, 4, max_sequences=1, vocabulary_size=2000), request_of)
-    scheduler.add(request_of("waits", 4))
-    before, told = snapshot(scheduler.manager), scheduler.stats()
-    with pytest.raises(WrongDrafts):
-        scheduler.schedule(drafts=drafts)
-    assert issubclass(WrongDrafts, PagedError)
-    assert (snapshot(scheduler.manager), scheduler.stats()) == (before, told)
-
-
 def test_a_block_that_held_rejected_drafts_goes_back_and_the_next_token_has_the_slot_before_it(
     make_scheduler, request_of
 ):
@@ -249,15 +218,6 @@ def test_a_mapping_may_have_drafts_that_the_engine_guesses(make_scheduler, reque
     assert batch.token_ids.tolist() == [70, UNKNOWN_DRAFT, 72]
     scheduler.update(batch, [71, 72, 9], [3])
     assert scheduler.tokens_of("a")[-4:].tolist() == [70, 71, 72, 9]
-
-
-@pytest.mark.parametrize("tokens", [[-2], [UNKNOWN_DRAFT, -3]])
-def test_no_other_number_below_zero_is_a_draft(make_scheduler, request_of, tokens):
-    scheduler = started(make_scheduler(8, 4), request_of)
-    drafts = Drafts(np.array([scheduler.row_of("a")]), np.array([len(tokens)]), np.array(tokens, np.int32))
-    with pytest.raises(WrongDrafts):
-        scheduler.schedule(drafts=drafts)
-    assert scheduler.check() == []
 
 
 def test_what_was_computed_behind_a_stop_is_content_of_nobody(make_scheduler):

@@ -55,36 +55,6 @@ def test_another_schedulers_batch_is_refused(two_out, make_scheduler, unchanged)
     scheduler.update(second, [7])
 
 
-@pytest.mark.parametrize(
-    ("tokens", "counts"),
-    [
-        ([7], None),
-        ([7, 7, 7], None),
-        ([], None),
-        ([7, 7], [1]),
-        ([7, 7], [2, 1, 0]),
-        ([7, 7, 7], [1, 1, 1]),
-        ([7], [2, -1, 0]),
-        ([-1, 7], None),
-        ([2**31, 7], None),
-        ([1.5, 7], None),
-        ([7, 7], [0.5, 1.5, 0]),
-        ([7, 7], [[1], [1, 0]]),
-    ],
-)
-def test_tokens_that_do_not_fit_the_batch_are_refused_and_it_can_still_be_ended(
-    make_scheduler, tokens, counts, unchanged
-):
-    # Two rows that sample, and a chunk that does not.
-    scheduler = make_scheduler(16, 4, {"a": 4, "b": 4, "chunk": 20}, max_tokens_per_step=16)
-    batch = scheduler.schedule()
-    assert batch.samples.tolist() == [True, True, False]
-    with unchanged(scheduler), pytest.raises(WrongTokens):
-        scheduler.update(batch, tokens, counts)
-    outputs = {output.id: output.token_ids for output in scheduler.update(batch, [5, 6])}
-    assert (outputs["a"], outputs["b"]) == ([5], [6])
-
-
 def test_tokens_outside_the_vocabulary_are_refused_in_update(make_scheduler):
     scheduler = make_scheduler(8, 4, {"a": 4}, vocabulary_size=5000)
     batch = scheduler.schedule()

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import LLM, Engine, SamplingParams
-from paged.errors import BudgetTooSmall, DuplicateRequest, InvalidRequest, UnknownRequest
+from paged.errors import BudgetTooSmall, InvalidRequest, UnknownRequest
 
 PROMPT = "The with statement"
 
@@ -108,13 +108,6 @@ def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason
     assert (outputs[0].error, engine.scheduler.manager.device.num_used) == ("MemoryError: 48 GiB wanted", 0)
     engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
     assert run(engine)["a"][-1].finish_reason == "length"
-
-
-def test_an_id_in_use_is_refused(model):
-    engine = Engine(model)
-    engine.add_request(PROMPT, id="a")
-    with pytest.raises(DuplicateRequest):
-        engine.add_request(PROMPT, id="a")
 
 
 def test_a_byte_budget_says_how_much_would_do(model):

@@ -12,6 +12,7 @@ from paged import (
     BlockManager,
     ContrastiveSearchParams,
     Costs,
+    Drafts,
     EngineConfig,
     LayerGroup,
     PagedError,
@@ -24,15 +25,28 @@ from paged import (
 )
 from paged.base.arguments import token_array
 from paged.model.layer_plan import Layers, Part, plan_layers
+from paged.model.model_shape import Mixers
 from paged.sampling import seed_of
 from paged.study import tgi
-from paged.study.hardware import Faster, Profile, Roofline, StepWork, Tiling, capacity_of, device_named, model_named
+from paged.study.hardware import (
+    Faster,
+    ModelShape,
+    Profile,
+    Roofline,
+    StepWork,
+    Tiling,
+    capacity_of,
+    device_named,
+    model_named,
+)
 from paged.study.hardware.link import Link, link_of
 from paged.study.profiling import designed
-from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, engine_named, plans
+from paged.study.simulator import Device, Load, Scenario, Simulation, StepTime, Targets, engine_named, plans
 from paged.study.traces import LogNormal, Trace, open_trace, superposed, synthetic
+from paged.testing.snapshots import snapshot
 
 from ..shown import assert_shown, shown_in  # noqa: TID252
+from .files_of_others import TINY  # noqa: TID252
 
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
@@ -63,6 +77,35 @@ def added(**fields):
         empty.add(Request(**{"id": "a", "prompt": [1, 2, 3]} | fields))
     finally:
         assert not empty.has_unfinished and empty.counts()["submitted"] == 0 and empty.manager.device.num_used == 0
+
+
+def of_requests(num_blocks, lengths, **limits):
+    found = Scheduler(BlockManager(num_blocks, 4, prefix_caching=False), **limits)
+    for id, length in lengths.items():
+        found.add(Request(id=id, prompt=[1] * length, max_tokens=9))
+    return found
+
+
+def ended(tokens, counts=None):
+    """End a batch of two rows that sample and a chunk that does not; one that this is refused for can still be ended."""
+    ours = of_requests(16, {"a": 4, "b": 4, "chunk": 20}, max_tokens_per_step=16)
+    batch, before = ours.schedule(), (snapshot(ours.manager), ours.stats())
+    try:
+        ours.update(batch, tokens, counts)
+    finally:
+        assert (snapshot(ours.manager), ours.stats()) == before
+        assert [output.token_ids for output in ours.update(batch, [5, 6])] == [[5], [6]]
+
+
+def drafted(drafts):
+    """Such drafts for a scheduler in which "a" decodes and another request waits: refused, they change nothing."""
+    ours = of_requests(20, {"a": 5, "waits": 4}, max_sequences=1, vocabulary_size=2000)
+    ours.update(ours.schedule(), [70])
+    before = snapshot(ours.manager), ours.stats()
+    try:
+        ours.schedule(drafts=drafts)
+    finally:
+        assert (snapshot(ours.manager), ours.stats()) == before
 
 
 def steps(count):

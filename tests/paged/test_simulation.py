@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged import POLICIES, BlockManager, Scheduler
-from paged.errors import InvalidConfig, SimulationStuck
+from paged.errors import SimulationStuck
 from paged.study.hardware import StepWork
 from paged.study.simulator import Simulation, StepTime, simulate
 from paged.study.simulator.answers import Answers
@@ -210,12 +210,6 @@ def test_memory_is_counted_in_slots_and_weighted_by_time(trace_of):
     assert result.memory.of_held == pytest.approx(6 / 8)
     assert result.memory.of_pool == pytest.approx(6 / 16)
     assert result.mean_block_usage == pytest.approx(1 / 2)
-
-
-@pytest.mark.parametrize("options", [{"clients": 0}, {"price_per_hour": -1.0}, {"price_per_hour": float("nan")}])
-def test_a_closed_loop_without_clients_and_a_price_that_is_none_are_refused(trace_of, options):
-    with pytest.raises(InvalidConfig, match=next(iter(options))):
-        Simulation(trace_of("0,5,3,,"), scheduler_of(), **options)
 
 
 LENGTHS = [3, 40, 1, 7, 19, 2, 90, 5, 11, 4, 8, 6]
