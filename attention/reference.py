@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .backend import LayerOptions, LayerShape, working_dtype
 from .kv_pool import LayeredPool
+from .layouts.quantised import AnyEntries
 from .step_tokens import StepTokens
 
 
@@ -41,7 +42,7 @@ class Backend:
         of_keys, of_values = plan.contexts(own.keys.part), plan.contexts(own.values.part)
         for token, (first, *slots) in enumerate(zip(firsts, of_keys, of_values, strict=True)):
             k, v = (
-                entries.blocks[torch.from_numpy(its // pool.block_size), torch.from_numpy(its % pool.block_size)]
+                _numbers(entries, torch.from_numpy(its // pool.block_size), torch.from_numpy(its % pool.block_size))
                 .to(precise)
                 .repeat_interleave(group, 1)
                 for entries, its in zip((own.keys, own.values), (each[first:] for each in slots), strict=True)
@@ -53,3 +54,8 @@ class Backend:
             weights = torch.softmax(scores, 0)[: len(k)]
             out[token] = (weights.unsqueeze(-1) * v).sum(0).to(out.dtype)
         return out
+
+
+def _numbers(entries: AnyEntries, pages: Tensor, places: Tensor) -> Tensor:
+    """K or V of tokens at these places of these pages, int64 [n] both: [n, heads, size]."""
+    return entries.decoded(*(each.blocks[pages, places] for each in entries.stored))

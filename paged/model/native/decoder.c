@@ -12,7 +12,7 @@
 
 #include "attention.h"
 #include "products.h"
-#include "vector.h"
+#include "quantised.h"
 
 /* Rows below which a pass over them is not worth a second thread. */
 #define FEW 8
@@ -52,8 +52,20 @@ INLINE void rotate(float *head, const float *table, size_t size) {
     }
 }
 
+/* A token's K or V of all heads, into its slot of a page; `scales`: of the page, where there are some. */
+INLINE void keep(const float *x, size_t heads, size_t size, size_t place, char *page, char *scales, int stored) {
+    const size_t bytes = row_bytes(size, stored);
+    char *to = page + place * heads * bytes;
+    if (!IS_QUANTISED(stored)) {
+        for (size_t d = 0; d < heads * size; d++) store_one(to, d, x[d], (enum element)stored);
+        return;
+    }
+    bf16 *scale = (bf16 *)scales + place * heads;
+    for (size_t h = 0; h < heads; h++) quantise(x + h * size, size, to + h * bytes, scale + h, stored);
+}
+
 /* Queries and keys are normed and turned; K and V go to their slots of this layer. */
-static void place_heads(const paged_decoder *model, const paged_layer *layer, const paged_step *step, char *keys, char *values, float *qkv,
+static void place_heads(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_attention_call *to, float *qkv,
                         size_t stride) {
     const size_t size = model->head_size, heads = model->heads, kv_heads = model->kv_heads, row = kv_heads * size;
 #pragma omp parallel for schedule(static) if (step->tokens >= FEW)
@@ -66,12 +78,9 @@ static void place_heads(const paged_decoder *model, const paged_layer *layer, co
             rotate(own + h * size, table, size);
         }
         const float *k = own + heads * size, *v = k + row;
-        const size_t slot = step->slot_mapping[t], block_size = step->attention.block_size;
-        const size_t at = slot / block_size * step->attention.page_stride + slot % block_size * row;
-        for (size_t d = 0; d < row; d++) {
-            store_one(keys, at + d, k[d], model->element);
-            store_one(values, at + d, v[d], model->element);
-        }
+        const size_t slot = step->slot_mapping[t], place = slot % to->block_size, page = slot / to->block_size * to->page_bytes;
+        keep(k, kv_heads, size, place, (char *)to->keys + page, (char *)to->key_scales + page, to->stored);
+        keep(v, kv_heads, size, place, (char *)to->values + page, (char *)to->value_scales + page, to->stored);
     }
 }
 
@@ -144,7 +153,7 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     attention.query_element = FLOAT32;
     attention.out = at.attended;
     attention.out_stride = q;
-    attention.out_element = attention.pool_element = model->element;
+    attention.out_element = model->element;
     attention.heads = model->heads;
     attention.kv_heads = model->kv_heads;
     attention.key_size = attention.value_size = size;
@@ -161,11 +170,13 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
         };
         paged_products(at.normed, hidden, rows, hidden, model->element, qkv, 3);
         /* K and V of every layer lie side by side on a page. */
-        const size_t bytes = attention.block_size * kv * bytes_of(model->element);
-        char *keys = (char *)step->pool + number * 2 * bytes, *values = keys + bytes;
-        place_heads(model, layer, step, keys, values, at.qkv, stride);
-        attention.keys = keys;
-        attention.values = values;
+        const char *keys = (const char *)step->pool + number * 2 * step->unit_bytes, *values = keys + step->unit_bytes;
+        const size_t scales = IS_QUANTISED(attention.stored) ? attention.block_size * model->kv_heads * sizeof(bf16) : 0;
+        attention.keys = keys + scales;
+        attention.values = values + scales;
+        attention.key_scales = keys;
+        attention.value_scales = values;
+        place_heads(model, layer, step, &attention, at.qkv, stride);
         attention.window = layer->window;
         model->attend(&attention);
         const paged_product o = {layer->o.packed, layer->o.bias, at.hidden, hidden, hidden, 1};

@@ -34,11 +34,11 @@ typedef struct {
 typedef struct {
     const int64_t *token_ids, *positions, *slot_mapping; /* [tokens] */
     const int64_t *wanted;       /* [num_wanted], rising: tokens whose states and logits are asked for */
-    void *pool;                  /* [pages, layers, 2, block_size, kv_heads, head_size] of the model's element */
+    void *pool;                  /* [pages, layers, 2, unit_bytes]: [block_size, kv_heads, head_size], codes behind their scales */
     char *work;                  /* paged_decoder_room bytes */
     float *states, *logits;      /* [num_wanted, hidden] behind the last norm, [num_wanted, vocabulary] */
-    int64_t tokens, num_wanted;
-    paged_attention_call attention; /* tables, query_start, seq_lens, table_stride, column_stride, block_size, page_stride, n */
+    int64_t tokens, num_wanted, unit_bytes;
+    paged_attention_call attention; /* tables, query_start, seq_lens, table_stride, column_stride, block_size, page_bytes, n, stored */
 } paged_step;
 
 int64_t paged_decoder_room(const paged_decoder *model, int64_t rows);

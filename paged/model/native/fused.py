@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paged.attention import LayeredPool, StepTokens
-from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of
+from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of, stored_as
 from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library
 
 _FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -60,7 +60,7 @@ class _Step(ctypes.Structure):
             (name, _pointer)
             for name in ("token_ids", "positions", "slot_mapping", "wanted", "pool", "work", "states", "logits")
         ),
-        *((name, _int64) for name in ("tokens", "num_wanted")),
+        *((name, _int64) for name in ("tokens", "num_wanted", "unit_bytes")),
         ("attention", Call),
     )
 
@@ -115,17 +115,19 @@ class FusedDecoder:
             positions=positions.ctypes.data,
             slot_mapping=slots.ctypes.data,
             wanted=wanted.ctypes.data,
-            pool=pool.keys(0).data_ptr(),
+            pool=pool.pages.on_device.data_ptr(),
             work=self._room(len(ids)),
             states=states.data_ptr(),
             logits=logits.data_ptr(),
             tokens=len(ids),
             num_wanted=len(wanted),
+            unit_bytes=pool.pages.page_bytes // (2 * decoder.num_layers),
         )
         pool.written(torch.from_numpy(slots))
         plan = plan_of(step)
         plan.write(call.attention)
-        call.attention.page_stride = pool.keys(0).stride(0)
+        call.attention.page_bytes = pool.pages.page_bytes
+        call.attention.stored = stored_as(pool, pool.layer(0).keys)
         self._functions.paged_decoder_forward(ctypes.byref(decoder), ctypes.byref(call))
         return states, logits
 
