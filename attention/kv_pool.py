@@ -270,4 +270,4 @@ class KVPool(LayeredPool):
 
 
 def _numbers(entries: AnyEntries) -> Tensor:
-    return entries.decoded(*(each.blocks for each in entries.stored))
+    return entries.transformed(entries.decoded(*(each.blocks for each in entries.stored)))

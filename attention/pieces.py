@@ -128,7 +128,8 @@ def attend(
     num_kv_heads = own.keys.heads
     group = num_heads // num_kv_heads
     precise = working_dtype(queries.dtype)
-    q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, size))
+    asked = own.keys.transformed(queries.to(precise))
+    q = _aligned((asked * options.scale).reshape(places * num_kv_heads, group, size))
     seen = _seen(plan, options, pool)
     of_keys, of_values = (
         list(zip(*(_rows(plan, each, pool, options) for each in entries.stored), strict=True))
@@ -160,4 +161,5 @@ def attend(
     assert weight is not None, "there is always a first piece"
     assert total is not None, "there is always a first piece"
     # A padded place has seen nothing: 0 / 1, not 0 / 0.
-    return (total[..., :value_size] / weight.clamp_min_(torch.finfo(precise).tiny)).to(queries.dtype)
+    found = total[..., :value_size] / weight.clamp_min_(torch.finfo(precise).tiny)
+    return own.values.transformed(found).to(queries.dtype)

@@ -106,10 +106,11 @@ class Backend:
         own = pool.layer(layer)
         if isinstance(plan, pieces.Plan):
             return pieces.attend(queries, pool, own, plan, options, self._workspace)
-        out = queries.new_zeros(*queries.shape[:2], own.values.size)
+        asked = own.keys.transformed(queries)
+        out = asked.new_zeros(*queries.shape[:2], own.values.size)
         for part in plan.parts:
-            self._attend_part(queries, out, pool, own, part, options)
-        return out
+            self._attend_part(asked, out, pool, own, part, options)
+        return own.values.transformed(out).to(queries.dtype)
 
     def _attend_part(
         self, queries: Tensor, out: Tensor, pool: LayeredPool, own: LayerKV, part: Part, options: LayerOptions

@@ -72,6 +72,10 @@ class Entries:
         """Return the numbers, floating [..., size], of what lies in each of `stored`."""
         return parts[0]
 
+    def transformed(self, numbers: Tensor) -> Tensor:
+        """Return queries, or results of attention, [..., size], as they go with numbers that are `decoded`: as they are."""
+        return numbers
+
     def is_even(self, block_size: int) -> bool:
         """Whether a page is a whole number of blocks of this piece alone."""
         return self.token_steps.token == 1 and self.token_steps.page % block_size == 0

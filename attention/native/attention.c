@@ -331,6 +331,7 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         const char *query = (const char *)call->queries + at * bytes_of(call->query_element);
         for (size_t d = 0; d < key_depth; d += LANES)
             *(vec *)(room->queries + r * key_depth + d) = call->scale * part_of(query, d, key_size, call->query_element);
+        if (IS_QUANTISED(stored)) transform(room->queries + r * key_depth, key_size);
         room->highest[r] = call->sinks ? call->sinks[its] : LOWEST;
         room->weight[r] = (vec){0};
         room->weight[r][0] = call->sinks ? 1 : 0;
@@ -375,6 +376,7 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
         const size_t at = token * call->out_stride + its * size;
         const float factor = 1.0f / sum_of(room->weight[r]);
+        if (IS_QUANTISED(stored)) transform(room->totals + r * depth, size);
         size_t d = 0;
         for (; d + LANES <= size; d += LANES)
             store(call->out, at + d, *(vec *)(room->totals + r * depth + d) * factor, call->out_element);

@@ -1,10 +1,11 @@
 /* K and V as they are stored: float32, bfloat16, or codes of 8 or 4 bits with a bfloat16 scale a token and head (layouts/quantised.py, which
- * gives the same bits). Codes come out of memory as float32, without their scale: that is multiplied to sums.
+ * gives the same bits). Codes come out of memory as float32, without their scale: that is multiplied to sums. Queries and results are
+ * transformed as K and V are.
  */
 #ifndef PAGED_QUANTISED_H
 #define PAGED_QUANTISED_H
 
-#include <float.h>
+#include <math.h>
 
 #include "vector.h"
 
@@ -83,15 +84,33 @@ INLINE float load_stored_one(const char *row, size_t at, int stored) {
     return load_one(row, at, (enum element)stored);
 }
 
-/* The scale and codes of a head's numbers, as QuantisedEntries.encoded. */
-INLINE void quantise(const float *x, size_t size, char *codes, bf16 *scale, int stored) {
-    const float most = stored == INT8 ? 127 : 7, to_whole = 12582912.0f;
-    int32_t largest = 0;
+/* The Hadamard transform of a head, of the largest power of two that it is made of; its own inverse. */
+INLINE void transform(float *x, size_t size) {
+    const size_t block = size & -size;
+    for (size_t half = 1; half < block; half *= 2)
+        for (size_t i = 0; i < size; i += 2 * half)
+            for (size_t j = i; j < i + half; j++) {
+                const float first = x[j], second = x[j + half];
+                x[j] = first + second;
+                x[j + half] = first - second;
+            }
+    const float factor = (float)(1 / sqrt((double)block));
+    for (size_t i = 0; i < size; i++) x[i] *= factor;
+}
+
+/* The scale and codes of a head's numbers, as QuantisedEntries.encoded; the numbers are transformed. */
+INLINE void quantise(float *x, size_t size, char *codes, bf16 *scale, int stored) {
+    const int below = stored == INT8 ? 128 : 8;
+    const float to_whole = 12582912.0f;
+    transform(x, size);
+    /* Magnitudes as integers, which rise as they do; NaN is above all. */
+    int32_t largest = 0, most = 0;
     for (size_t i = 0; i < size; i++) {
-        int32_t bits;
+        int32_t bits, magnitude;
         memcpy(&bits, x + i, 4);
-        bits &= 0x7fffffff;
-        largest = bits > largest ? bits : largest;
+        magnitude = bits & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+        most = bits > most ? bits : most;
     }
     memset(codes, 0, row_bytes(size, stored));
     if (largest >= 0x7f800000) {
@@ -100,25 +119,21 @@ INLINE void quantise(const float *x, size_t size, char *codes, bf16 *scale, int 
     }
     float step;
     memcpy(&step, &largest, 4);
-    step /= most;
-    /* Below the largest float a step is rounded down, so that `most` of them are finite. */
-    const float limit = FLT_MAX / most;
-    uint32_t bits, last;
+    step /= (float)below;
+    uint32_t bits;
     memcpy(&bits, &step, 4);
-    memcpy(&last, &limit, 4);
-    bits = (bits + 0xffff) >> 16;
-    *scale = (bf16)(bits < last >> 16 ? bits : last >> 16);
+    /* The number of largest magnitude has the lowest code: above zero it has a scale below. */
+    *scale = (bf16)((bits + 0xffff) >> 16 | (most == largest ? 0x8000 : 0));
     step = as_float(*scale);
     if (step == 0) return;
     for (size_t i = 0; i < size; i++) {
         /* To the nearest, halves to even. */
-        float code = (x[i] / step + to_whole) - to_whole;
-        code = code > most ? most : code < -most ? -most : code;
-        const int whole = (int)code;
+        int code = (int)((x[i] / step + to_whole) - to_whole);
+        code = code > below - 1 ? below - 1 : code < -below ? -below : code;
         if (stored == INT8)
-            codes[i] = (char)whole;
+            codes[i] = (char)code;
         else
-            codes[i / 2] |= (char)((whole & 15) << i % 2 * 4);
+            codes[i / 2] |= (char)((code & 15) << i % 2 * 4);
     }
 }
 

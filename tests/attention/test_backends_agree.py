@@ -114,7 +114,8 @@ def as_stored(numbers, kv_dtype):
         head_dim=numbers.shape[2],
     )
     pool.write_kv(0, torch.arange(len(numbers)), numbers, numbers)
-    return pool.keys(0)[0].double()
+    own = pool.layer(0).keys
+    return own.transformed(own.decoded(*(each.blocks[0] for each in own.stored)).double())
 
 
 def dense(turn, options, kv_dtype):

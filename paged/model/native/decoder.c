@@ -53,7 +53,7 @@ INLINE void rotate(float *head, const float *table, size_t size) {
 }
 
 /* A token's K or V of all heads, into its slot of a page; `scales`: of the page, where there are some. */
-INLINE void keep(const float *x, size_t heads, size_t size, size_t place, char *page, char *scales, int stored) {
+INLINE void keep(float *x, size_t heads, size_t size, size_t place, char *page, char *scales, int stored) {
     const size_t bytes = row_bytes(size, stored);
     char *to = page + place * heads * bytes;
     if (!IS_QUANTISED(stored)) {
@@ -77,7 +77,7 @@ static void place_heads(const paged_decoder *model, const paged_layer *layer, co
             if (weight) norm(own + h * size, weight, size, model->epsilon, own + h * size, FLOAT32);
             rotate(own + h * size, table, size);
         }
-        const float *k = own + heads * size, *v = k + row;
+        float *k = own + heads * size, *v = k + row;
         const size_t slot = step->slot_mapping[t], place = slot % to->block_size, page = slot / to->block_size * to->page_bytes;
         keep(k, kv_heads, size, place, (char *)to->keys + page, (char *)to->key_scales + page, to->stored);
         keep(v, kv_heads, size, place, (char *)to->values + page, (char *)to->value_scales + page, to->stored);
