@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 from paged import Engine, Policy
 from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.capacity import plan_of
+from paged.serving.engine_process import ready
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import Answers, answers_of, differences
 
@@ -107,6 +108,11 @@ def test_any_other_kv_dtype_is_refused_with_what_can_be_had(given, loaded):
 
 def test_vllm_s_name_of_a_scale_a_token_and_head_is_int8(loaded):
     assert Engine(loaded("llama"), num_blocks=4, kv_cache_dtype="int8_per_token_head").pool.kv_dtype == "int8"
+
+
+def test_a_server_says_what_k_and_v_are_stored_in(loaded):
+    for given, told in (("auto", "float32"), ("int4", "int4")):
+        assert ready(Engine(loaded("llama"), num_blocks=4, kv_cache_dtype=given)).cache_dtype == told
 
 
 def test_a_backend_that_cannot_read_it_is_refused(loaded, monkeypatch):
