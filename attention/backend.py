@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paged.errors import BuildFailed, PagedWarning, UnknownBackend, UnsupportedByBackend
 
+from .kv_dtypes import AUTO
 from .kv_pool import LayeredPool
 from .step_tokens import Ints, StepTokens
 
@@ -25,8 +26,8 @@ from .step_tokens import Ints, StepTokens
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """What layers have in common: query heads, heads of K and V (a divisor), the size of a head of K, tokens a block, dtype and device;
-    whether any layer caps its scores, has sinks, or attends within chunks; the size of a head of V where it is another one; and
-    whether a page is a whole number of blocks of one layer's K, as it is where all layers are alike."""
+    whether any layer caps its scores, has sinks, or attends within chunks; the size of a head of V where it is another one;
+    whether a page is a whole number of blocks of one layer's K, as it is where all layers are alike; and how K and V are stored, as of kv_dtypes.py."""
 
     num_heads: int
     num_kv_heads: int
@@ -39,6 +40,7 @@ class LayerShape:
     has_chunks: bool = False
     value_dim: int | None = None
     is_even: bool = True
+    kv_dtype: str = AUTO
 
 
 @dataclass(frozen=True, slots=True)

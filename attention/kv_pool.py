@@ -18,18 +18,22 @@ from torch import Tensor
 
 from paged.errors import InvalidPool
 
+from .kv_dtypes import AUTO, KV_DTYPES, block_bytes
 from .layouts.entries import Entries, Steps
+from .layouts.quantised import AnyEntries, QuantisedEntries
 from .layouts.state import State, StatePlace
 from .pages import Pages
 
 
 class EntryPlace(NamedTuple):
-    """Where one piece of a layer's entries lies, on which of a block's pages and from which byte on, and its shape, [heads, size] a token."""
+    """Where one piece of a layer's entries lies, on which of a block's pages and from which byte on, its shape, [heads, size] a token, and
+    how it is stored, as of kv_dtypes.py."""
 
     part: int
     offset: int
     heads: int
     size: int
+    kv_dtype: str = AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,8 @@ class LayerKV:
     """K and V of a layer as views; see KVPlace."""
 
     group: int
-    keys: Entries
-    values: Entries
+    keys: AnyEntries
+    values: AnyEntries
     is_shared: bool = False
 
 
@@ -93,17 +97,11 @@ class LayeredPool:
         self.state_group = state_group
         self.states = [[State(self.pages, *each) for each in pieces] for pieces in states]
 
-    def _entries(self, place: EntryPlace) -> Entries:
-        part, offset, heads, size = place
-        return Entries(
-            self.pages,
-            part=part,
-            offset=offset,
-            block_size=self.block_size,
-            heads=heads,
-            size=size,
-            dtype=self.dtype,
-        )
+    def _entries(self, place: EntryPlace) -> AnyEntries:
+        shape = {name: getattr(place, name) for name in ("part", "offset", "heads", "size")}
+        if place.kv_dtype == AUTO:
+            return Entries(self.pages, **shape, block_size=self.block_size, dtype=self.dtype)
+        return QuantisedEntries(self.pages, **shape, block_size=self.block_size, kv_dtype=place.kv_dtype)
 
     @property
     def scratch_block(self) -> int:
@@ -117,9 +115,15 @@ class LayeredPool:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes of one token's K and V in one layer, of the layer that has the most."""
+        """Bytes of one token's K and V in one layer, of the layer that has the most, as numbers of the pool's dtype."""
         sizes = (its.keys.heads * its.keys.size + its.values.heads * its.values.size for its in self._layers.values())
         return max(sizes, default=0) * self.dtype.itemsize
+
+    @property
+    def kv_dtype(self) -> str:
+        """How K and V of the layers that are quantised are stored; AUTO if none is."""
+        found = {each.keys.kv_dtype for each in self._layers.values()} - {AUTO}
+        return found.pop() if found else AUTO
 
     @property
     def is_side_by_side(self) -> bool:
@@ -127,14 +131,13 @@ class LayeredPool:
         if self.states or not self._places:
             return False
         first = next(iter(self._places.values())).keys
-        unit = self.block_size * first.heads * first.size * self.dtype.itemsize
+        unit = block_bytes(first.kv_dtype, self.block_size, first.heads, first.size, self.dtype.itemsize)
+
+        def unit_at(number: int) -> EntryPlace:
+            return first._replace(part=0, offset=unit * number)
+
         return self._places == {
-            layer: KVPlace(
-                0,
-                EntryPlace(0, unit * 2 * layer, first.heads, first.size),
-                EntryPlace(0, unit * (2 * layer + 1), first.heads, first.size),
-            )
-            for layer in range(len(self._places))
+            layer: KVPlace(0, unit_at(2 * layer), unit_at(2 * layer + 1)) for layer in range(len(self._places))
         }
 
     def layer(self, layer: int) -> LayerKV:
@@ -142,19 +145,20 @@ class LayeredPool:
         return self._layers[layer]
 
     def keys(self, layer: int) -> Tensor:
-        """[num_blocks + 1, block_size, kv heads, size]: K of a layer, by the page that it lies on."""
-        return self._layers[layer].keys.blocks
+        """[num_blocks + 1, block_size, kv heads, size]: K of a layer, by the page that it lies on; if it is quantised, a copy of it in float32."""
+        return _numbers(self._layers[layer].keys)
 
     def values(self, layer: int) -> Tensor:
-        """[num_blocks + 1, block_size, kv heads, size]: V of a layer, by the page that it lies on."""
-        return self._layers[layer].values.blocks
+        """[num_blocks + 1, block_size, kv heads, size]: V of a layer, as `keys`."""
+        return _numbers(self._layers[layer].values)
 
     def write_kv(self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put K and V, each [T, kv heads, size], into these distinct slots, int64 [T], or [T, k] where a block has k pages; -1: nowhere."""
         own = self._layers[layer]
         for entries, new in ((own.keys, keys), (own.values, values)):
-            rows, kept = self._rows_of(slot_mapping, entries)
-            entries.tokens.index_copy_(0, rows, new if kept is None else new[kept])
+            for piece, its in zip(entries.stored, entries.encoded(new), strict=True):
+                rows, kept = self._rows_of(slot_mapping, piece)
+                piece.tokens.index_copy_(0, rows, its if kept is None else its[kept])
 
     def _rows_of(self, slot_mapping: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
         """Rows of `entries.tokens` to which tokens go, and which tokens; None: all. Kept for the layers that come with the same slots."""
@@ -195,7 +199,8 @@ class LayeredPool:
 class KVPool(LayeredPool):
     """Memory of a model whose layers are all alike and keep all tokens: `num_blocks` blocks of every layer, and `num_host_blocks`.
 
-    `value_dim` is the size of a head of V where it is not that of K. Raises as LayeredPool does.
+    `value_dim` is the size of a head of V where it is not that of K; `kv_dtype` as of kv_dtypes.py. Raises as LayeredPool does, and InvalidPool for a
+    `kv_dtype` that is none.
     """
 
     def __init__(
@@ -208,6 +213,7 @@ class KVPool(LayeredPool):
         head_dim: int,
         value_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: str = AUTO,
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
     ) -> None:
@@ -223,15 +229,19 @@ class KVPool(LayeredPool):
         for name, value in sizes.items():
             if value < 1:
                 raise InvalidPool(f"{name} has to be at least 1; got {value}.")
+        if kv_dtype not in KV_DTYPES:
+            raise InvalidPool(f'kv_dtype is "{kv_dtype}"; known are {", ".join(KV_DTYPES)}.')
         self.num_layers = num_layers
-        keys = block_size * num_kv_heads * head_dim * dtype.itemsize
-        both = keys + block_size * num_kv_heads * value_dim * dtype.itemsize
+        keys, values = (
+            block_bytes(kv_dtype, block_size, num_kv_heads, size, dtype.itemsize) for size in (head_dim, value_dim)
+        )
+        both = keys + values
         super().__init__(
             {
                 layer: KVPlace(
                     0,
-                    EntryPlace(0, both * layer, num_kv_heads, head_dim),
-                    EntryPlace(0, both * layer + keys, num_kv_heads, value_dim),
+                    EntryPlace(0, both * layer, num_kv_heads, head_dim, kv_dtype),
+                    EntryPlace(0, both * layer + keys, num_kv_heads, value_dim, kv_dtype),
                 )
                 for layer in range(num_layers)
             },
@@ -252,7 +262,12 @@ class KVPool(LayeredPool):
         head_dim: int,
         value_dim: int | None = None,
         dtype: torch.dtype,
+        kv_dtype: str = AUTO,
     ) -> int:
         """Bytes that one block takes over all layers, K and V."""
-        of_head = head_dim + (head_dim if value_dim is None else value_dim)
-        return num_layers * block_size * num_kv_heads * of_head * dtype.itemsize
+        sizes = (head_dim, head_dim if value_dim is None else value_dim)
+        return num_layers * sum(block_bytes(kv_dtype, block_size, num_kv_heads, size, dtype.itemsize) for size in sizes)
+
+
+def _numbers(entries: AnyEntries) -> Tensor:
+    return entries.transformed(entries.decoded(*(each.blocks for each in entries.stored)))

@@ -17,6 +17,7 @@ from torch import Tensor
 from .backend import AttentionBackend, LayerOptions
 from .kv_pool import EntryPlace, KVPlace, LayeredPool, LayerKV
 from .layouts.entries import Entries
+from .layouts.quantised import AnyEntries
 from .step_tokens import Ints, StepTokens
 
 PIECE = 64
@@ -71,8 +72,9 @@ class Latents:
             seen.plans[id(room)] = self._backend.prepare(seen.step, room)
         return self._backend.attend(queries, room, 0, seen.plans[id(room)], options)
 
-    def _latents(self, entries: Entries, slots: Ints) -> Tensor:
+    def _latents(self, entries: AnyEntries, slots: Ints) -> Tensor:
         """[1, heads, tokens, size]."""
+        assert isinstance(entries, Entries), "latents are not quantised"
         rows = torch.from_numpy(entries.token_steps.of(slots, self._pool.block_size)).to(self._pool.device)
         return entries.tokens.index_select(0, rows).transpose(0, 1)[None]
 

@@ -8,6 +8,7 @@ FlashAttention (Dao et al., 2022).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from .backend import LayerOptions, working_dtype
 from .kv_pool import LayeredPool, LayerKV
 from .layouts.entries import Entries
+from .layouts.quantised import AnyEntries
 from .step_tokens import Bools, StepTokens
 from .workspace import Workspace
 
@@ -47,8 +49,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Plan:
-    """A step, and what its places see by window and chunk; `rows`: of K or V for each piece, int64 [places * kv heads * PIECE], the scratch
-    block's where nothing is seen."""
+    """A step, and what its places see by window and chunk; `rows`: of what is stored of K or V for each piece, int64 [places * kv heads * PIECE],
+    the scratch block's where nothing is seen."""
 
     step: StepTokens
     by_reach: dict[Any, Seen] = field(default_factory=dict)
@@ -108,6 +110,13 @@ def _aligned_width(width: int) -> int:
     return -(-width // _ALIGNED_WIDTH) * _ALIGNED_WIDTH
 
 
+def _piece(entries: AnyEntries, rows: Sequence[Tensor], workspace: Workspace) -> Tensor:
+    """Of rows of each thing that is stored, the numbers."""
+    return entries.decoded(
+        *(workspace.gathered("first", each.rows, its) for each, its in zip(entries.stored, rows, strict=True))
+    )
+
+
 def attend(
     queries: Tensor, pool: LayeredPool, own: LayerKV, plan: Plan, options: LayerOptions, workspace: Workspace
 ) -> Tensor:
@@ -119,16 +128,20 @@ def attend(
     num_kv_heads = own.keys.heads
     group = num_heads // num_kv_heads
     precise = working_dtype(queries.dtype)
-    q = _aligned((queries.to(precise) * options.scale).reshape(places * num_kv_heads, group, size))
+    asked = own.keys.transformed(queries.to(precise))
+    q = _aligned((asked * options.scale).reshape(places * num_kv_heads, group, size))
     seen = _seen(plan, options, pool)
-    of_keys, of_values = (_rows(plan, entries, pool, options) for entries in (own.keys, own.values))
+    of_keys, of_values = (
+        list(zip(*(_rows(plan, each, pool, options) for each in entries.stored), strict=True))
+        for entries in (own.keys, own.values)
+    )
     highest = weight = total = None
     if options.sinks is not None:
         # A score that is seen before all pieces, and brings nothing.
         highest = options.sinks.to(precise).view(1, num_heads, 1).expand(places, -1, -1)
         weight, total = torch.ones_like(highest), highest.new_zeros(places, num_heads, _aligned_width(value_size))
     for hidden, key_rows, value_rows in zip(seen.hidden, of_keys, of_values, strict=True):
-        k = _aligned(workspace.gathered("first", own.keys.rows, key_rows).to(precise).view(-1, PIECE, size))
+        k = _aligned(_piece(own.keys, key_rows, workspace).to(precise).view(-1, PIECE, size))
         scores = options.capped(torch.bmm(q, k.transpose(1, 2)).view(places, -1, PIECE))
         scores.masked_fill_(hidden, -torch.inf)
         most = scores.amax(-1, keepdim=True).clamp_min_(_LOWEST)
@@ -136,7 +149,7 @@ def attend(
         new = scores.sub_(higher).exp_()
         piece_weight = new.sum(-1, keepdim=True)
         # Where the keys lay, which nobody needs any more: that memory is in a cache.
-        v = _aligned(workspace.gathered("first", own.values.rows, value_rows).to(precise).view(-1, PIECE, value_size))
+        v = _aligned(_piece(own.values, value_rows, workspace).to(precise).view(-1, PIECE, value_size))
         piece_total = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_heads, -1)
         if highest is None or weight is None or total is None:
             weight, total = piece_weight, piece_total
@@ -148,4 +161,5 @@ def attend(
     assert weight is not None, "there is always a first piece"
     assert total is not None, "there is always a first piece"
     # A padded place has seen nothing: 0 / 1, not 0 / 0.
-    return (total[..., :value_size] / weight.clamp_min_(torch.finfo(precise).tiny)).to(queries.dtype)
+    found = total[..., :value_size] / weight.clamp_min_(torch.finfo(precise).tiny)
+    return own.values.transformed(found).to(queries.dtype)

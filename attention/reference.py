@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .backend import LayerOptions, LayerShape, working_dtype
 from .kv_pool import LayeredPool
+from .layouts.quantised import AnyEntries
 from .step_tokens import StepTokens
 
 
@@ -36,20 +37,26 @@ class Backend:
         own = pool.layer(layer)
         group = queries.shape[1] // own.keys.heads
         precise = working_dtype(queries.dtype)
-        out = queries.new_zeros(*queries.shape[:2], own.values.size)
+        asked = own.keys.transformed(queries.to(precise))
+        out = asked.new_zeros(*queries.shape[:2], own.values.size)
         firsts = options.first_seen(plan.positions).tolist()
         of_keys, of_values = plan.contexts(own.keys.part), plan.contexts(own.values.part)
         for token, (first, *slots) in enumerate(zip(firsts, of_keys, of_values, strict=True)):
             k, v = (
-                entries.blocks[torch.from_numpy(its // pool.block_size), torch.from_numpy(its % pool.block_size)]
+                _numbers(entries, torch.from_numpy(its // pool.block_size), torch.from_numpy(its % pool.block_size))
                 .to(precise)
                 .repeat_interleave(group, 1)
                 for entries, its in zip((own.keys, own.values), (each[first:] for each in slots), strict=True)
             )
             # [tokens seen, heads]
-            scores = options.capped((queries[token].to(precise) * k).sum(-1) * options.scale)
+            scores = options.capped((asked[token] * k).sum(-1) * options.scale)
             if options.sinks is not None:
                 scores = torch.cat([scores, options.sinks.to(precise)[None]])
             weights = torch.softmax(scores, 0)[: len(k)]
-            out[token] = (weights.unsqueeze(-1) * v).sum(0).to(out.dtype)
-        return out
+            out[token] = (weights.unsqueeze(-1) * v).sum(0)
+        return own.values.transformed(out).to(queries.dtype)
+
+
+def _numbers(entries: AnyEntries, pages: Tensor, places: Tensor) -> Tensor:
+    """K or V of tokens at these places of these pages, int64 [n] both: [n, heads, size]."""
+    return entries.decoded(*(each.blocks[pages, places] for each in entries.stored))

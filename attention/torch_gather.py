@@ -21,6 +21,7 @@ from . import pieces
 from .backend import LayerOptions, LayerShape, working_dtype
 from .kv_pool import LayeredPool, LayerKV
 from .layouts.entries import Entries
+from .layouts.quantised import AnyEntries
 from .step_tokens import Bools, Ints, StepTokens
 from .workspace import Workspace
 
@@ -105,10 +106,11 @@ class Backend:
         own = pool.layer(layer)
         if isinstance(plan, pieces.Plan):
             return pieces.attend(queries, pool, own, plan, options, self._workspace)
-        out = queries.new_zeros(*queries.shape[:2], own.values.size)
+        asked = own.keys.transformed(queries)
+        out = asked.new_zeros(*queries.shape[:2], own.values.size)
         for part in plan.parts:
-            self._attend_part(queries, out, pool, own, part, options)
-        return out
+            self._attend_part(asked, out, pool, own, part, options)
+        return own.values.transformed(out).to(queries.dtype)
 
     def _attend_part(
         self, queries: Tensor, out: Tensor, pool: LayeredPool, own: LayerKV, part: Part, options: LayerOptions
@@ -121,16 +123,19 @@ class Backend:
         q = queries[part.tokens].view(b, num_queries, num_kv_heads, -1, size).permute(0, 2, 3, 1, 4)
         group = q.shape[2]
         q = q.reshape(b * num_kv_heads, group * num_queries, size)
-        k = self._gathered("first", part, own.keys, pool, options)
         precise = working_dtype(q.dtype)
         if options.soft_cap is None and options.sinks is None and (num_queries > 1 or q.dtype != precise):
             # It holds neither the scores of a whole chunk nor K and V in more than their 16 bits; else products are faster.
-            v = self._gathered("second", part, own.values, pool, options)
+            k, v = (
+                self._gathered(name, part, each, pool, options, q.dtype)
+                for name, each in (("first", own.keys), ("second", own.values))
+            )
             is_seen = seen.hidden.logical_not().expand(b, 1, group, num_queries, width).reshape(b, 1, -1, width)
             q, k, v = (each.view(b, num_kv_heads, -1, each.shape[-1]) for each in (q, k, v))
             result = scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=options.scale)
         else:
-            scores = torch.bmm(q.to(precise), k.to(precise).transpose(1, 2)).mul_(options.scale)
+            k = self._gathered("first", part, own.keys, pool, options, precise)
+            scores = torch.bmm(q.to(precise), k.transpose(1, 2)).mul_(options.scale)
             scores = options.capped(scores).view(b, num_kv_heads, group, num_queries, width)
             scores.masked_fill_(seen.hidden, -torch.inf)
             if options.sinks is not None:
@@ -138,17 +143,17 @@ class Backend:
                 scores = torch.cat([scores, sinks], -1)
             weights = torch.softmax(scores, -1)[..., :width].contiguous()
             # Where the keys lay, which nobody needs any more: that memory is in a cache.
-            v = self._gathered("first", part, own.values, pool, options)
-            result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v.to(precise)).to(q.dtype)
+            v = self._gathered("first", part, own.values, pool, options, precise)
+            result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v).to(q.dtype)
         result = result.view(b, num_kv_heads, group, num_queries, value_size).permute(0, 3, 1, 2, 4)
         out[part.tokens] = result.reshape(-1, queries.shape[1], value_size)
 
-    def _gathered(self, name: str, part: Part, entries: Entries, pool: LayeredPool, options: LayerOptions) -> Tensor:
-        """K or V that the part sees: [b * kv heads, L, size]."""
-        rows = _rows(part, entries, pool, options)
-        return self._workspace.gathered(name, entries.rows, rows).view(
-            len(part.sequences) * entries.heads, -1, entries.size
-        )
+    def _gathered(
+        self, name: str, part: Part, entries: AnyEntries, pool: LayeredPool, options: LayerOptions, dtype: torch.dtype
+    ) -> Tensor:
+        """K or V that the part sees, in this dtype: [b * kv heads, L, size]."""
+        parts = (self._workspace.gathered(name, each.rows, _rows(part, each, pool, options)) for each in entries.stored)
+        return entries.decoded(*parts).to(dtype).view(len(part.sequences) * entries.heads, -1, entries.size)
 
 
 def _part(step: StepTokens, pool: LayeredPool, chosen: Ints) -> Part:

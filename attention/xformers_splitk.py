@@ -34,6 +34,7 @@ from torch import Tensor
 from paged.errors import UnsupportedByBackend
 
 from .backend import LayerOptions, LayerShape
+from .kv_dtypes import AUTO
 from .kv_pool import LayeredPool
 from .layouts.entries import Entries
 from .step_tokens import Ints, StepTokens
@@ -132,6 +133,8 @@ class Backend:
             raise _unsupported("attention within chunks", _OTHERS)
         if shape.value_dim not in (None, shape.head_dim):
             raise _unsupported(f"keys of {shape.head_dim} and values of {shape.value_dim} a head", _OTHERS)
+        if shape.kv_dtype != AUTO:
+            raise _unsupported(f"K and V in {shape.kv_dtype}", _OTHERS)
         if not shape.is_even:
             raise _unsupported("pages that are no whole number of a layer's blocks", _OTHERS)
 
@@ -157,6 +160,8 @@ class Backend:
         if options.chunk is not None:
             raise _unsupported("attention within chunks", _OTHERS)
         own = pool.layer(layer)
+        if not (isinstance(own.keys, Entries) and isinstance(own.values, Entries)):
+            raise _unsupported("quantised K and V", _OTHERS)
         if own.keys.part != own.values.part:
             raise _unsupported("K and V of a layer on two pages", _OTHERS)
         key = (options.window, own.keys.part, own.keys.token_steps)

@@ -1,5 +1,6 @@
 """What lies on pages, as tensors that are views of them: a file a layout.
 
-entries   something of each token: K or V of one layer, a latent, an index key
-state     one value a sequence: a recurrent state, the tail of a convolution
+entries    something of each token: K or V of one layer, a latent, an index key
+quantised  K or V in 8 or 4 bits, with a scale a token and head
+state      one value a sequence: a recurrent state, the tail of a convolution
 """

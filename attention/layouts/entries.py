@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kv_dtypes import AUTO
 from ..pages import Pages
 
 # int64 of any shape.
@@ -41,6 +42,8 @@ class Steps(NamedTuple):
 class Entries:
     """One piece of a layer's entries, on this one of the k pages of a block, from this byte on."""
 
+    kv_dtype = AUTO
+
     def __init__(
         self, pages: Pages, *, part: int, offset: int, block_size: int, heads: int, size: int, dtype: torch.dtype
     ) -> None:
@@ -55,6 +58,23 @@ class Entries:
         self.token_steps = Steps(page // of_tokens, token // of_tokens, 0)
         self.rows = pages.view(dtype, offset, ((length - size) // of_rows + 1, size), (of_rows, 1))
         self.row_steps = Steps(page // of_rows, token // of_rows, size // of_rows)
+
+    @property
+    def stored(self) -> tuple[Entries, ...]:
+        """What lies on the pages: itself."""
+        return (self,)
+
+    def encoded(self, new: Tensor) -> tuple[Tensor, ...]:
+        """Return what of numbers [..., size] goes into each of `stored`."""
+        return (new,)
+
+    def decoded(self, *parts: Tensor) -> Tensor:
+        """Return the numbers, floating [..., size], of what lies in each of `stored`."""
+        return parts[0]
+
+    def transformed(self, numbers: Tensor) -> Tensor:
+        """Return queries, or results of attention, [..., size], as they go with numbers that are `decoded`: as they are."""
+        return numbers
 
     def is_even(self, block_size: int) -> bool:
         """Whether a page is a whole number of blocks of this piece alone."""

@@ -11,7 +11,7 @@
  */
 #include "attention.h"
 
-#include "vector.h"
+#include "quantised.h"
 
 #define TILE 64
 #define MOST_ROWS 96
@@ -35,8 +35,16 @@
 #define HIGH(a, b) SHUFFLED(a, b, 2, 6, 3, 7)
 #endif
 
-/* A head's size, up to a multiple of LANES. */
-INLINE size_t up(size_t size) { return (size + LANES - 1) / LANES * LANES; }
+/* A head's size, up to a multiple of LANES and of the codes of a word. */
+INLINE size_t up(size_t size) {
+    const size_t multiple = LANES < 8 ? 8 : LANES;
+    return (size + multiple - 1) / multiple * multiple;
+}
+
+/* Where K and V of positions lie, and their scales where they have some, in bytes. */
+typedef struct {
+    size_t keys[TILE], values[TILE], key_scales[TILE], value_scales[TILE];
+} places;
 
 /* Memory of one piece of work: rows of one head of K and V stand together. */
 typedef struct {
@@ -48,14 +56,15 @@ typedef struct {
     vec weight[MOST_ROWS];
     /* A vector of rows is read from wherever a head's rows begin. */
     float highest[MOST_ROWS + LANES], now[MOST_ROWS + LANES], kept[MOST_ROWS + LANES];
-    size_t key_at[2][TILE], value_at[2][TILE]; /* where K and V of this tile's positions lie and of the next one's, in elements */
+    float key_scales[TILE], value_scales[TILE];
+    places at[2]; /* of this tile's positions and of the next one's */
 } room;
 
 /* LANES elements of a row from `at` on, 0 behind its end. */
-INLINE vec part_of(const void *row, size_t at, size_t length, enum element element) {
-    if (at + LANES <= length) return load(row, at, element);
+INLINE vec part_of(const void *row, size_t at, size_t length, int stored) {
+    if (at + LANES <= length) return load_stored(row, at, stored);
     float part[LANES] = {0};
-    for (size_t i = 0; at + i < length; i++) part[i] = load_one(row, at + i, element);
+    for (size_t i = 0; at + i < length; i++) part[i] = load_stored_one(row, at + i, stored);
     return *(vec *)part;
 }
 
@@ -77,6 +86,53 @@ typedef struct {
     const char *now[TILE], *next[TILE];
 } tile_rows;
 
+/* Rows of `count` positions, of so many bytes each, as words [words, TILE]: 0 behind a row's end, anything behind the last LANES positions. */
+static void turn_words(const tile_rows *rows, size_t count, size_t bytes, size_t words, int32_t *to) {
+    for (size_t first = 0; first < count; first += LANES)
+        for (size_t w = 0; w < words; w += LANES) {
+            vec lines[LANES];
+            UNROLL for (int i = 0; i < LANES; i++) __builtin_prefetch(rows->next[first + i] + w * 4, 0, 3);
+            if (first + LANES <= count)
+                UNROLL for (int i = 0; i < LANES; i++) lines[i] = (vec)words_of(rows->now[first + i], w * 4, bytes);
+            else
+                for (int i = 0; i < LANES; i++) lines[i] = first + i < count ? (vec)words_of(rows->now[first + i], w * 4, bytes) : (vec){0};
+            turn(lines);
+            UNROLL for (int i = 0; i < LANES; i++) *(vec *)(to + (w + i) * TILE + first) = lines[i];
+        }
+}
+
+/* Turned words become turned codes, [depth, TILE], where they lie: the last ones first, for there is more behind each than before. */
+INLINE void unpack_words(float *to, size_t depth, int stored) {
+    const size_t codes = codes_of(stored);
+    for (size_t w = (depth + codes - 1) / codes; w-- > 0;)
+        for (size_t first = 0; first < TILE; first += LANES) {
+            const ivec words = *(const ivec *)(to + w * TILE + first);
+            UNROLL for (size_t i = 0; i < codes; i++) *(vec *)(to + (w * codes + i) * TILE + first) = unpacked(words, i, stored);
+        }
+}
+
+/* Products of few rows with K of turned words, which are unpacked where they are multiplied: to[rows, TILE]. Each number is the sum that `product`
+ * takes of turned codes. */
+INLINE void few_scores(const int rows, const int32_t *words, size_t count, size_t depth, const float *x, float *to, int stored) {
+    const size_t codes = codes_of(stored);
+    for (size_t first = 0; first < count; first += COLUMNS) {
+        vec sums[ROWS][WIDE];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < WIDE; j++) sums[r][j] = (vec){0};
+        for (size_t w = 0; w < depth / codes; w++)
+            UNROLL for (size_t i = 0; i < codes; i++) {
+                vec line[WIDE];
+                UNROLL for (int j = 0; j < WIDE; j++) line[j] = unpacked(*(const ivec *)(words + w * TILE + first + j * LANES), i, stored);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const vec factor = spread(x[r * depth + w * codes + i]);
+                    UNROLL for (int j = 0; j < WIDE; j++) sums[r][j] = fused(factor, line[j], sums[r][j]);
+                }
+            }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + r * TILE + first + j * LANES) = sums[r][j];
+    }
+}
+
 /* K of `count` rows as [depth, TILE], where depth is up(head_size); 0 behind the rows. */
 INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, size_t depth, float *to, enum element element) {
     const char *const *rows = keys->now;
@@ -90,7 +146,7 @@ INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, siz
                 UNROLL for (int i = 0; i < LANES; i++) lines[i] = load(rows[first + i], d, element);
             else
                 for (int i = 0; i < LANES; i++)
-                    lines[i] = first + i < count ? part_of(rows[first + i], d, head_size, element) : (vec){0};
+                    lines[i] = first + i < count ? part_of(rows[first + i], d, head_size, (int)element) : (vec){0};
             turn(lines);
             UNROLL for (int i = 0; i < LANES; i++) *(vec *)(to + (d + i) * TILE + first) = lines[i];
         }
@@ -121,16 +177,16 @@ INLINE void product(size_t rows, const float *x, size_t x_stride, const float *w
 
 /* As `tile`, of rows that lie anywhere, from `column` on: no row of them is read twice. */
 INLINE void scattered_tile(const int rows, const int wide, const float *x, const tile_rows *w, size_t column, size_t depth, float *to,
-                           size_t to_stride, const float *kept, enum element element) {
+                           size_t to_stride, const float *kept, int stored) {
     vec sums[ROWS][WIDE];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < wide; j++) sums[i][j] = *(const vec *)(to + i * to_stride + column + j * LANES) * kept[i];
     for (size_t p = 0; p < depth; p++) {
         vec row[WIDE];
         UNROLL for (int j = 0; j < wide; j++) {
-            const size_t line = (column + j * LANES) * bytes_of(element);
+            const size_t line = row_bytes(column + j * LANES, stored);
             if (line % 64 == 0) __builtin_prefetch(w->next[p] + line, 0, 3);
-            row[j] = load(w->now[p], column + j * LANES, element);
+            row[j] = load_stored(w->now[p], column + j * LANES, stored);
         }
         UNROLL for (int i = 0; i < rows; i++) {
             const vec factor = spread(x[i * TILE + p]);
@@ -168,14 +224,29 @@ INLINE vec weigh(float *scores, float highest) {
     return sum;
 }
 
+/* Rows of a tile, each number times the one of its position. */
+INLINE void times(float *weights, size_t rows, const float *factors) {
+    for (size_t r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < TILE; j += LANES) *(vec *)(weights + r * TILE + j) *= *(const vec *)(factors + j);
+}
+
 /* Where K and V of positions first to last - 1 of a sequence lie, from its block table. */
-INLINE void find(const paged_attention_call *call, const int32_t *table, size_t first, size_t last, size_t *key_at, size_t *value_at) {
-    const size_t key_row = call->kv_heads * call->key_size, value_row = call->kv_heads * call->value_size;
+INLINE void find(const paged_attention_call *call, const int32_t *table, size_t first, size_t last, places *at, int stored) {
+    const size_t key_row = call->kv_heads * row_bytes(call->key_size, stored), value_row = call->kv_heads * row_bytes(call->value_size, stored);
+    const size_t scales_row = call->kv_heads * sizeof(bf16);
     const size_t block_size = call->block_size, step = call->column_stride;
     size_t column = first / block_size * step, offset = first % block_size;
     for (size_t j = 0; j < last - first; j++) {
-        key_at[j] = (size_t)table[column + call->key_part] * call->page_stride + offset * key_row;
-        value_at[j] = (size_t)table[column + call->value_part] * call->page_stride + offset * value_row;
+        const size_t key_page = (size_t)table[column + call->key_part] * call->page_bytes;
+        const size_t value_page = (size_t)table[column + call->value_part] * call->page_bytes;
+        at->keys[j] = key_page + offset * key_row;
+        at->values[j] = value_page + offset * value_row;
+        if (IS_QUANTISED(stored)) {
+            at->key_scales[j] = key_page + offset * scales_row;
+            at->value_scales[j] = value_page + offset * scales_row;
+            __builtin_prefetch(call->key_scales + at->key_scales[j], 0, 3);
+            __builtin_prefetch(call->value_scales + at->value_scales[j], 0, 3);
+        }
         if (++offset == block_size) {
             offset = 0;
             column += step;
@@ -195,12 +266,23 @@ INLINE size_t first_seen(const paged_attention_call *call, size_t seen) {
  * `count` positions. */
 INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys,
                      const tile_rows *values, size_t count, size_t first, size_t before, size_t c, int is_whole,
-                     enum element element) {
+                     int stored) {
     const size_t size = call->value_size, depth = up(size), key_depth = up(call->key_size);
     const size_t group = call->heads / call->kv_heads;
     float *weights = room->weights + own * TILE, *totals = room->totals + own * depth, *kept = room->kept + own;
-    turn_keys(keys, count, call->key_size, key_depth, room->keys, element);
-    product(rows, room->queries + own * key_depth, key_depth, room->keys, TILE, key_depth, weights, TILE, TILE, NULL);
+    int32_t *words = (int32_t *)room->keys;
+    if (IS_QUANTISED(stored))
+        turn_words(keys, count, row_bytes(call->key_size, stored), (key_depth + codes_of(stored) - 1) / codes_of(stored), words);
+    if (IS_QUANTISED(stored) && rows <= ROWS) {
+        WITH_CONSTANT(rows, few_scores, words, count, key_depth, room->queries + own * key_depth, weights, stored)
+    } else {
+        if (IS_QUANTISED(stored))
+            unpack_words(room->keys, key_depth, stored);
+        else
+            turn_keys(keys, count, call->key_size, key_depth, room->keys, (enum element)stored);
+        product(rows, room->queries + own * key_depth, key_depth, room->keys, TILE, key_depth, weights, TILE, TILE, NULL);
+    }
+    if (IS_QUANTISED(stored)) times(weights, rows, room->key_scales);
     if (!is_whole || call->soft_cap != 0)
         for (size_t r = 0; r < rows; r++) {
             const size_t seen = before + (first + r) / group + 1, least = first_seen(call, seen);
@@ -218,22 +300,24 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
         room->highest[own + r] = room->now[own + r];
         room->weight[own + r] = room->weight[own + r] * kept[r] + weigh(weights + r * TILE, room->highest[own + r]);
     }
+    if (IS_QUANTISED(stored)) times(weights, rows, room->value_scales);
     if (rows <= 2 * ROWS && size == depth) {
         for (size_t r = 0; r < rows; r += ROWS)
-            OVER_COLUMNS(size, rows - r, scattered_tile, weights + r * TILE, values, c, count, totals + r * depth, depth, kept + r, element)
+            OVER_COLUMNS(size, rows - r, scattered_tile, weights + r * TILE, values, c, count, totals + r * depth, depth, kept + r, stored)
         return;
     }
     for (size_t j = 0; j < count; j++) __builtin_prefetch(values->next[j], 0, 3);
     for (size_t j = 0; j < count; j++)
-        for (size_t d = 0; d < depth; d += LANES) *(vec *)(room->values + j * depth + d) = part_of(values->now[j], d, size, element);
+        for (size_t d = 0; d < depth; d += LANES) *(vec *)(room->values + j * depth + d) = part_of(values->now[j], d, size, stored);
     product(rows, weights, TILE, room->values, depth, count, totals, depth, depth, kept);
 }
 
 /* Rows `first` to `last` - 1 of sequence i for heads from `head` to `behind` - 1 of K and V; a row is a token of the sequence in this step and
  * a query head of those that read one head of K and V. Heads take turns at each tile: what they read lies side by side. */
 INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room,
-                   enum element element) {
-    const size_t key_size = call->key_size, size = call->value_size, bytes = bytes_of(element);
+                   int stored) {
+    const size_t key_size = call->key_size, size = call->value_size;
+    const size_t key_bytes = row_bytes(key_size, stored), value_bytes = row_bytes(size, stored);
     const size_t key_depth = up(key_size), depth = up(size);
     const size_t group = call->heads / call->kv_heads, rows = last - first;
     const size_t start = call->query_start[i], before = call->seq_lens[i] - (call->query_start[i + 1] - start);
@@ -247,6 +331,7 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         const char *query = (const char *)call->queries + at * bytes_of(call->query_element);
         for (size_t d = 0; d < key_depth; d += LANES)
             *(vec *)(room->queries + r * key_depth + d) = call->scale * part_of(query, d, key_size, call->query_element);
+        if (IS_QUANTISED(stored)) transform(room->queries + r * key_depth, key_size);
         room->highest[r] = call->sinks ? call->sinks[its] : LOWEST;
         room->weight[r] = (vec){0};
         room->weight[r][0] = call->sinks ? 1 : 0;
@@ -254,30 +339,35 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
     memset(room->totals, 0, rows * (behind - head) * depth * sizeof(float));
     /* From the first position that any row sees: behind it none is skipped, and before it nothing is read. */
     size_t from = begin, upto = begin / TILE * TILE + TILE < end ? begin / TILE * TILE + TILE : end;
-    find(call, table, from, upto, room->key_at[0], room->value_at[0]);
+    find(call, table, from, upto, &room->at[0], stored);
     for (int side = 0; from < end; side = !side) {
         const size_t c = from / TILE * TILE, count = upto - c, skipped = from - c;
         const size_t next = upto, behind_next = next + TILE < end ? next + TILE : end;
-        if (next < end) find(call, table, next, behind_next, room->key_at[!side], room->value_at[!side]);
+        if (next < end) find(call, table, next, behind_next, &room->at[!side], stored);
         /* Whether every row sees the whole tile: from where the last one's window begins to where the first one's ends. */
         const int is_whole = c + TILE <= earliest && first_seen(call, end) <= c;
         for (size_t h = head; h < behind; h++) {
             static const float nothing[PAGED_MOST_HEAD_SIZE];
             tile_rows keys, values;
             const int is_last = h + 1 == behind;
-            const size_t *key_at = room->key_at[is_last ? !side : side], *value_at = room->value_at[is_last ? !side : side];
+            const places *now = &room->at[side], *later = &room->at[is_last ? !side : side];
             const size_t known = is_last ? behind_next - next : upto - from, other = is_last ? head : h + 1;
             for (size_t j = 0; j < TILE; j++) {
                 const int is_read = j >= skipped && j < count;
                 keys.now[j] = values.now[j] = (const char *)nothing;
                 if (is_read) {
-                    keys.now[j] = (const char *)call->keys + (room->key_at[side][j - skipped] + h * key_size) * bytes;
-                    values.now[j] = (const char *)call->values + (room->value_at[side][j - skipped] + h * size) * bytes;
+                    keys.now[j] = call->keys + now->keys[j - skipped] + h * key_bytes;
+                    values.now[j] = call->values + now->values[j - skipped] + h * value_bytes;
                 }
-                keys.next[j] = (const char *)call->keys + (j < known ? key_at[j] + other * key_size : 0) * bytes;
-                values.next[j] = (const char *)call->values + (j < known ? value_at[j] + other * size : 0) * bytes;
+                if (IS_QUANTISED(stored)) {
+                    const size_t of = h * sizeof(bf16);
+                    room->key_scales[j] = is_read ? as_float(*(const bf16 *)(call->key_scales + now->key_scales[j - skipped] + of)) : 0;
+                    room->value_scales[j] = is_read ? as_float(*(const bf16 *)(call->value_scales + now->value_scales[j - skipped] + of)) : 0;
+                }
+                keys.next[j] = call->keys + (j < known ? later->keys[j] + other * key_bytes : 0);
+                values.next[j] = call->values + (j < known ? later->values[j] + other * value_bytes : 0);
             }
-            add_tile(call, room, (h - head) * rows, rows, &keys, &values, count, first, before, c, is_whole, element);
+            add_tile(call, room, (h - head) * rows, rows, &keys, &values, count, first, before, c, is_whole, stored);
         }
         from = next;
         upto = behind_next;
@@ -286,6 +376,7 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
         const size_t at = token * call->out_stride + its * size;
         const float factor = 1.0f / sum_of(room->weight[r]);
+        if (IS_QUANTISED(stored)) transform(room->totals + r * depth, size);
         size_t d = 0;
         for (; d + LANES <= size; d += LANES)
             store(call->out, at + d, *(vec *)(room->totals + r * depth + d) * factor, call->out_element);
@@ -293,15 +384,18 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
     }
 }
 
-static void attend_float32(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last,
-                           room *room) {
-    attend(call, i, head, behind, first, last, room, FLOAT32);
-}
+#define ATTEND(name, stored)                                                                                                   \
+    static void name(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room) { \
+        attend(call, i, head, behind, first, last, room, stored);                                                               \
+    }
+ATTEND(attend_float32, FLOAT32)
+ATTEND(attend_bfloat16, BFLOAT16)
+ATTEND(attend_int8, INT8)
+ATTEND(attend_int4, INT4)
 
-static void attend_bfloat16(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last,
-                            room *room) {
-    attend(call, i, head, behind, first, last, room, BFLOAT16);
-}
+/* By `stored`. */
+static void (*const ways[])(const paged_attention_call *, size_t, size_t, size_t, size_t, size_t, room *) = {
+    attend_float32, attend_bfloat16, attend_int8, attend_int4};
 
 /* Heads of K and V that one piece of work has of a sequence with so many rows a head: all, where the sequences are enough for every
  * thread and the rows fit, else one. */
@@ -334,7 +428,7 @@ void paged_attention(const paged_attention_call *call) {
             /* The latest rows first: they see the most, and what is left over at the end is small. */
             const size_t first = (parts - 1 - number / (call->kv_heads / together)) * MOST_ROWS;
             const size_t last = first + MOST_ROWS < rows ? first + MOST_ROWS : rows;
-            (call->pool_element == FLOAT32 ? attend_float32 : attend_bfloat16)(call, i, head, head + together, first, last, &room);
+            ways[call->stored](call, i, head, head + together, first, last, &room);
         }
     }
 }

@@ -9,18 +9,19 @@
 typedef struct {
     const void *queries;           /* [tokens, heads, key_size], query_stride from one token to the next */
     void *out;                     /* [tokens, heads, value_size], out_stride; may be the queries */
-    const void *keys, *values;     /* of page 0: [block_size, kv_heads, key_size] and [.., value_size] without gaps; page_stride to the next page's */
+    const char *keys, *values;     /* of page 0: [block_size, kv_heads, key_size] and [.., value_size] without gaps; page_bytes to the next page's */
+    const char *key_scales, *value_scales; /* bfloat16 [block_size, kv_heads] of page 0, where keys and values are codes; else NULL */
     const int32_t *tables;         /* [n, table_stride], column_stride pages for each block */
     const int64_t *query_start;    /* [n + 1], the tokens of sequence i are query_start[i] to query_start[i + 1] - 1, its last ones */
     const int64_t *seq_lens;       /* [n], tokens of each sequence, those of this step included */
     const float *sinks;            /* [heads] or NULL: a score that every token of a head sees, and that has no value */
-    int64_t query_stride, out_stride, table_stride, column_stride, block_size, page_stride;
+    int64_t query_stride, out_stride, table_stride, column_stride, block_size, page_bytes;
     int64_t key_part, value_part;  /* which of a block's pages K and V lie on */
     int64_t n, heads, kv_heads, key_size, value_size;
     int64_t window;                /* a token attends to so many, itself included; 0: to all before it */
     int64_t chunk;                 /* a token attends to those since the last multiple of so many; 0: to all before it */
     float scale, soft_cap;         /* soft_cap 0: none */
-    int32_t pool_element, query_element, out_element; /* enum element */
+    int32_t stored, query_element, out_element; /* K and V as quantised.h has them; enum element */
 } paged_attention_call;
 
 #define PAGED_MOST_HEAD_SIZE 256

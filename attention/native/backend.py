@@ -1,6 +1,6 @@
 """The backend `native`: attention in C over K and V where they lie, for a CPU. See attention.c for what it does and in which order.
 
-It is invariant always: a token's result depends on its own context alone. Reads float32 and bfloat16 and computes in
+It is invariant always: a token's result depends on its own context alone. Reads float32, bfloat16 and codes with scales, and computes in
 float32.
 """
 
@@ -21,15 +21,18 @@ from paged.errors import BuildFailed, UnsupportedByBackend
 
 from ..backend import LayerOptions, LayerShape
 from ..kv_pool import LayeredPool
+from ..layouts.quantised import AnyEntries, QuantisedEntries
 from ..step_tokens import StepTokens
 from .build import library
 
 _HERE = Path(__file__).parent
-HEADERS = (_HERE / "attention.h", _HERE / "vector.h")
+HEADERS = (_HERE / "attention.h", _HERE / "quantised.h", _HERE / "vector.h")
 # As `library` takes it: its name, sources and headers.
 ATTENTION_LIBRARY = ("attention", (_HERE / "attention.c",), HEADERS)
 # As in vector.h, enum element.
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+# As in quantised.h.
+_STORED = {"int8": 2, "int4": 3}
 # As in attention.h.
 MOST_HEAD_SIZE = 256
 
@@ -44,14 +47,25 @@ class Call(ctypes.Structure):
     _fields_ = (
         *(
             (name, _pointer)
-            for name in ("queries", "out", "keys", "values", "tables", "query_start", "seq_lens", "sinks")
+            for name in (
+                "queries",
+                "out",
+                "keys",
+                "values",
+                "key_scales",
+                "value_scales",
+                "tables",
+                "query_start",
+                "seq_lens",
+                "sinks",
+            )
         ),
         *((name, _int64) for name in ("query_stride", "out_stride", "table_stride", "column_stride")),
-        *((name, _int64) for name in ("block_size", "page_stride", "key_part", "value_part")),
+        *((name, _int64) for name in ("block_size", "page_bytes", "key_part", "value_part")),
         *((name, _int64) for name in ("n", "heads", "kv_heads", "key_size", "value_size", "window", "chunk")),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("pool_element", "query_element", "out_element")),
+        *((name, ctypes.c_int32) for name in ("stored", "query_element", "out_element")),
     )
 
 
@@ -107,9 +121,7 @@ class Backend:
         call = Call(
             queries=queries.data_ptr(),
             out=out.data_ptr(),
-            keys=keys.blocks.data_ptr(),
-            values=values.blocks.data_ptr(),
-            page_stride=keys.blocks.stride(0),
+            page_bytes=pool.pages.page_bytes,
             key_part=keys.part,
             value_part=values.part,
             query_stride=queries.stride(0),
@@ -122,16 +134,31 @@ class Backend:
             chunk=options.chunk or 0,
             scale=options.scale,
             soft_cap=options.soft_cap or 0,
-            pool_element=ELEMENTS[pool.dtype],
             query_element=ELEMENTS[queries.dtype],
             out_element=ELEMENTS[out.dtype],
         )
         if options.sinks is not None:
             sinks = options.sinks.float().contiguous()
             call.sinks = sinks.data_ptr()
+        _write_pool(call, pool, keys, values)
         plan.write(call)
         self._attention(ctypes.byref(call))
         return out
+
+
+def stored_as(pool: LayeredPool, entries: AnyEntries) -> int:
+    """How quantised.h names what they are stored in."""
+    return _STORED[entries.kv_dtype] if isinstance(entries, QuantisedEntries) else ELEMENTS[pool.dtype]
+
+
+def _write_pool(call: Call, pool: LayeredPool, keys: AnyEntries, values: AnyEntries) -> None:
+    """Where K and V lie, into a call."""
+    *key_scales, key_codes = keys.stored
+    *value_scales, value_codes = values.stored
+    call.keys, call.values = key_codes.blocks.data_ptr(), value_codes.blocks.data_ptr()
+    call.stored = stored_as(pool, keys)
+    if key_scales:
+        call.key_scales, call.value_scales = key_scales[0].blocks.data_ptr(), value_scales[0].blocks.data_ptr()
 
 
 def plan_of(step: StepTokens) -> Plan:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from typer import Option
 
+from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.budget import short
 from paged.base.extras import import_with_extra
 from paged.cli.options import Json, count, listed
@@ -29,6 +30,7 @@ Backends = Annotated[str | None, Option(help="Which, with commas between: native
 Shapes = Annotated[str, Option(metavar="HEADS/KV/SIZE[,…]", help="Query heads, heads of K and V, size of a head.", rich_help_panel=_STEP)]
 BlockSizes = Annotated[str, Option(metavar="N[,…]", help="Tokens a block.", rich_help_panel=_STEP)]
 Dtype = Annotated[str, Option(help="Of queries, K and V: float32 or bfloat16.", rich_help_panel=_STEP)]
+KvCacheDtype = Annotated[str, Option(help="How K and V are stored: auto, as --dtype; int8 or int4.", rich_help_panel=_STEP)]
 Sequences = Annotated[int, Option(min=1, help="Sequences of a decode.", rich_help_panel=_STEP)]
 Context = Annotated[int, Option(min=1, help="Tokens of each.", rich_help_panel=_STEP)]
 Prompt = Annotated[int | None, Option(min=1, help="Of these, new ones: of each of 4 sequences in a prefill, of one in a mixed step.", show_default="256, or all", rich_help_panel=_STEP)]
@@ -43,6 +45,7 @@ def attention(
     shapes: Shapes = "9/3/64,14/2/64,32/8/128",
     block_sizes: BlockSizes = "16,64",
     dtype: Dtype = "float32",
+    kv_cache_dtype: KvCacheDtype = AUTO,
     sequences: Sequences = 64,
     context: Context = 512,
     prompt: Prompt = None,
@@ -60,6 +63,8 @@ def attention(
     """
     if dtype not in _DTYPES:
         raise InvalidConfig(f'--dtype is "{dtype}"; it takes {" or ".join(_DTYPES)}')
+    if kv_cache_dtype not in KV_DTYPES:
+        raise InvalidConfig(f'--kv-cache-dtype is "{kv_cache_dtype}"; it takes {", ".join(KV_DTYPES)}')
     pairs = [_numbers(part) for part in shapes.split(",")]
     sizes = listed(block_sizes, "--block-sizes", count)
     names = None if backends is None else [name.strip() for name in backends.split(",")]
@@ -71,11 +76,13 @@ def attention(
     if threads is not None:
         torch.set_num_threads(threads)
     new = min(_MOST_NEW, context) if prompt is None else prompt
-    load = Load(dtype=dtype, sequences=sequences, context=context, prompt=new)
+    load = Load(dtype=dtype, kv_dtype=kv_cache_dtype, sequences=sequences, context=context, prompt=new)
     kind = getattr(torch, dtype)
     asked = [(HeadShape(*numbers), size) for numbers, size in product(pairs, sizes)]
     # What is wrong with any of them is said before one is timed.
-    chosen = [chosen_backends(names, shape, size, kind, invariant=not fast) for shape, size in asked]
+    chosen = [
+        chosen_backends(names, shape, size, kind, kv_dtype=kv_cache_dtype, invariant=not fast) for shape, size in asked
+    ]
     results: list[AttentionTimes] = []
     num_ended = 0
     bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -127,13 +134,17 @@ def _show(results: list[AttentionTimes], load: Load, rounds: int, invariant: boo
         [
             (
                 "steps",
-                f"{load.dtype}, {load.sequences:,} sequences of {load.context:,} tokens, {load.prompt:,} of them new in prompts",
+                f"{load.dtype}{_kept(load)}, {load.sequences:,} sequences of {load.context:,} tokens, {load.prompt:,} of them new in prompts",
             ),
             ("mode", "batch-invariant" if invariant else "fast"),
             ("rounds", f"{rounds}, on {counted(first.threads, 'thread')}; the median, and the least and the most"),
             ("a copy here", f"{first.copy_bytes_per_s / 1e9:.1f} GB/s, read and written"),
         ],
     )
+
+
+def _kept(load: Load) -> str:
+    return "" if load.kv_dtype == AUTO else f", K and V in {load.kv_dtype}"
 
 
 def _cells(result: AttentionTimes, step: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from typer import Option
 
+from paged.attention.kv_dtypes import AUTO
 from paged.cli import models
 from paged.cli.options import Json
 from paged.cli.show import counted, figures, print_json, progress_bar
@@ -54,6 +55,7 @@ def engine(
     max_sequences: MaxSequences = 128,
     max_tokens_per_step: MaxTokensPerStep = 2048,
     dtype: models.Dtype = "auto",
+    kv_cache_dtype: models.KvCacheDtype = AUTO,
     backend: models.Backend = "auto",
     fast: models.Fast = False,
     threads: models.Threads = None,
@@ -86,6 +88,7 @@ def engine(
         max_tokens_per_step=max_tokens_per_step,
         backend=backend,
         batch_invariant=not fast,
+        kv_cache_dtype=kv_cache_dtype,
     )
     bench = EngineBench(loaded, trace, serving, rate=rate_scale)
     found: list[EngineRun] = []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from paged.attention.kv_dtypes import AUTO
 from paged.cli import models
 from paged.cli.options import Json
 from paged.cli.show import counted, figures, print_json, table
@@ -29,6 +30,7 @@ def step(
     context: Context = 256,
     block_size: BlockSize = 16,
     dtype: models.Dtype = "auto",
+    kv_cache_dtype: models.KvCacheDtype = AUTO,
     backend: models.Backend = "auto",
     fast: models.Fast = False,
     threads: models.Threads = None,
@@ -55,6 +57,7 @@ def step(
         block_size=block_size,
         backend=backend,
         batch_invariant=not fast,
+        kv_cache_dtype=kv_cache_dtype,
     )
     if json:
         print_json(found)

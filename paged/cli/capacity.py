@@ -16,6 +16,7 @@ from paged.errors import InvalidConfig, NotModelled, UnknownModel
 from paged.model.layer_plan import Group, LayerPlan, plan_layers
 from paged.study.hardware import (
     DTYPES,
+    KV_DTYPES,
     Capacity,
     Intensity,
     Kept,
@@ -127,9 +128,9 @@ def _pages_alone(
     context: typer.Context, name: str, kv_dtype: str | None, dtype: str, block_size: int | None, *, json: bool
 ) -> None:
     """Show the pages of a model whose weights and steps are not modelled. Refuses options that say nothing of pages."""
-    for option, given in (("dtype", dtype), ("kv_dtype", kv_dtype or dtype)):
-        if given not in DTYPES:
-            raise InvalidConfig(f'{option} is "{given}"; known are {", ".join(DTYPES)}')
+    for option, given, known in (("dtype", dtype, tuple(DTYPES)), ("kv_dtype", kv_dtype or dtype, KV_DTYPES)):
+        if given not in known:
+            raise InvalidConfig(f'{option} is "{given}"; known are {", ".join(known)}')
     kept, plan = _planned(name, kv_dtype or kept_as(dtype), block_size)
     for option in (each for each in context.params if each not in _OF_PAGES):
         source = context.get_parameter_source(option)
@@ -146,7 +147,7 @@ def _pages_alone(
 
 
 def _planned(name: str, dtype: str, block_size: int | None) -> tuple[Kept, LayerPlan]:
-    kept = layers_named(name, size=DTYPES[dtype])
+    kept = layers_named(name, kv_dtype=dtype)
     return kept, plan_layers(kept.layers, block_size=block_size)
 
 

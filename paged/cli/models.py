@@ -24,6 +24,7 @@ ModelArgument = Annotated[str | None, Argument(metavar="MODEL", help="A checkpoi
 Shape = Annotated[str | None, Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=MODEL)]
 Backend = Annotated[str, Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
 Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)]
+KvCacheDtype = Annotated[str, Option(help="How K and V are stored: auto, as the model's dtype; int8 or int4.", rich_help_panel=MODEL)]
 Fast = Annotated[bool, Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=MODEL)]
 Threads = Annotated[int | None, Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice")]
 # fmt: on

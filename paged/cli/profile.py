@@ -11,8 +11,9 @@ import numpy as np
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+from paged.attention.kv_dtypes import AUTO
 from paged.cli.imported import imported
-from paged.cli.models import MODEL, Backend, Dtype, Fast, Shape, check_one, loaded_model, model_name
+from paged.cli.models import MODEL, Backend, Dtype, Fast, KvCacheDtype, Shape, check_one, loaded_model, model_name
 from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
@@ -50,6 +51,7 @@ def profile(
     shape: Shape = None,
     backend: Backend = "auto",
     dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = AUTO,
     device: Device = "cpu",
     fast: Fast = False,
     max_sequences: MaxSequences = 32,
@@ -89,7 +91,7 @@ def profile(
     if max_context is None:
         room = _context_for(loaded, max_tokens_per_step, block_size)
         design = _design(max_sequences, room, max_tokens_per_step, block_size)
-    engine = engine_for(loaded, design, backend=backend, batch_invariant=not fast)
+    engine = engine_for(loaded, design, backend=backend, batch_invariant=not fast, kv_cache_dtype=kv_cache_dtype)
     times = StepTimes(engine, design)
     _time(times, rounds)
     name = model_name(model, shape)
@@ -128,6 +130,8 @@ def _about(engine: Any, fast: bool) -> str:
     here = machine()
     mode = "packed" if fast else "batch-invariant"
     dtype = str(engine.model.dtype).removeprefix("torch.")
+    if engine.pool.kv_dtype != AUTO:
+        dtype += f", K and V in {engine.pool.kv_dtype}"
     num_threads = torch.get_num_threads()
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     versions = ", ".join(f"{name} {here[name]}" for name in ("paged", "python", "torch", "transformers"))

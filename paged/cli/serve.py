@@ -121,7 +121,10 @@ def _announce(front: "Front", port: int) -> None:
         pairs = [
             ("interface", f"{url}/v1"),
             ("model", names),
-            ("memory", f"{memory}, {as_bytes(ready.num_blocks * ready.block_bytes)}, {ready.dtype} on {ready.device}"),
+            (
+                "memory",
+                f"{memory}, {as_bytes(ready.num_blocks * ready.block_bytes)}, {ready.cache_dtype} on {ready.device}",
+            ),
             ("a request", f"up to {ready.max_model_len:,} tokens"),
             ("a step", f"up to {ready.max_sequences:,} sequences and {ready.max_tokens_per_step:,} tokens"),
             ("waiting", f"up to {settings.max_waiting:,} requests"),

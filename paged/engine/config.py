@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, 
 import msgspec
 import numpy as np
 
+from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.arguments import is_integer, is_real
 from paged.engine.door import shown
 from paged.engine.vllm_flags import why_not
@@ -198,6 +199,11 @@ def _costs(value: Any) -> Any:
     return value if isinstance(value, Costs) or (isinstance(value, str) and value == "measured") else None
 
 
+def _kv_dtype(value: Any) -> Any:
+    """As vLLM spells it, too, where that is the same."""
+    return "int8" if value == "int8_per_token_head" else value if isinstance(value, str) else None
+
+
 # fmt: off
 class ModelConfig(Config, frozen=True, kw_only=True):
     """Which model runs, and how it is computed. `model` may be a LoadedModel, too."""
@@ -219,6 +225,7 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
 
     num_blocks: Annotated[int | None, Field(help="Device blocks; pages where layers are of several kinds.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
     kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
+    kv_cache_dtype: Annotated[str, Field(help="How K and V are stored. auto: in the model's dtype; int8, int4: in so many bits, with a scale a token and head. States and latents stay in the model's.", choices=KV_DTYPES, rule=_kv_dtype)] = AUTO
     block_size: Annotated[int, Field(help="Tokens a block.", least=1)] = 16
     host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", least=0)] = 0
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True

@@ -13,7 +13,7 @@ from paged.base.budget import as_bytes
 from paged.block_manager import BlockManager, LayerGroup, Layout
 from paged.engine.config import EngineConfig
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedModel
-from paged.model.capacity import blocks_within, bytes_per_block, layered_pool_for, plan_of, pool_for
+from paged.model.capacity import blocks_within, bytes_per_block, check_kv_dtype, layered_pool_for, plan_of, pool_for
 from paged.model.free_memory import check_fits
 from paged.model.layer_plan import LayerPlan
 from paged.model.loading import LoadedModel
@@ -26,13 +26,17 @@ DEFAULT_KV_BYTES = 256 * 2**20
 def memory_for(
     config: EngineConfig, models: Sequence[LoadedModel], longest: int | None
 ) -> tuple[BlockManager, list[LayeredPool]]:
-    """The books, and a pool a model. Raises BudgetTooSmall, InvalidConfig for more than this machine has and for models that cannot share blocks, and
+    """The books, and a pool a model. Raises BudgetTooSmall, InvalidConfig for more than this machine has, for models that cannot share blocks, and for a KV
+    dtype of a model that keeps no K and V, and
     UnsupportedByLayers for a host tier of layers of several kinds."""
+    kv_dtype = config.memory.kv_cache_dtype
+    for model in models:
+        check_kv_dtype(model, kv_dtype)
     plan = _plan_of(config, models)
     size = config.memory.block_size if plan is None else plan.block_size
     if plan is None:
         groups: tuple[LayerGroup, ...] = (LayerGroup("full"),)
-        block_bytes = bytes_per_block(models, size)
+        block_bytes = bytes_per_block(models, size, kv_dtype)
     else:
         groups = tuple(LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups)
         block_bytes = plan.page_bytes
@@ -48,9 +52,14 @@ def memory_for(
         groups=groups,
     )
     if plan is not None and not _lies_side_by_side(models[0], plan):
-        pools = [layered_pool_for(models[0], plan, num_blocks=num_blocks, num_host_blocks=host_blocks)]
+        pools = [
+            layered_pool_for(models[0], plan, num_blocks=num_blocks, num_host_blocks=host_blocks, kv_dtype=kv_dtype)
+        ]
     else:
-        pools = [pool_for(each, num_blocks=num_blocks, block_size=size, num_host_blocks=host_blocks) for each in models]
+        pools = [
+            pool_for(each, num_blocks=num_blocks, block_size=size, num_host_blocks=host_blocks, kv_dtype=kv_dtype)
+            for each in models
+        ]
     for pool in pools:
         manager.must_fit(pool)
     return manager, pools
@@ -70,7 +79,7 @@ def _plan_of(config: EngineConfig, models: Sequence[LoadedModel]) -> LayerPlan |
         raise InvalidConfig(
             f'speculate="draft": layers of several kinds, as {model.path} has, do not share blocks with another model.'
         )
-    plan = plan_of(model, block_size=config.memory.block_size)
+    plan = plan_of(model, block_size=config.memory.block_size, kv_dtype=config.memory.kv_cache_dtype)
     for group in plan.groups:
         if group.kind != "state" and group.block_tokens != plan.block_size:
             raise UnsupportedModel(
@@ -97,7 +106,8 @@ def _num_blocks(
         return memory.num_blocks
     if layout.is_plain:
         if memory.kv_cache_bytes is not None:
-            return blocks_within(models, memory.kv_cache_bytes, block_size, config.model.max_model_len or 1)
+            longest_named = config.model.max_model_len or 1
+            return blocks_within(models, memory.kv_cache_bytes, block_size, longest_named, memory.kv_cache_dtype)
         room = max(1, DEFAULT_KV_BYTES // block_bytes)
         return room if longest is None else min(room, config.scheduling.max_sequences * -(-longest // block_size))
     least = layout.pages_for(config.model.max_model_len or 1) + layout.spare_pages

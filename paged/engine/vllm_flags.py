@@ -74,7 +74,6 @@ FLAGS: dict[str, Flag] = {
     "--swap-space": _valued("host memory is named in blocks: --host-blocks 4096."),
     "--kv-offloading-size": _valued("host memory is named in blocks: --host-blocks 4096 --host-caching."),
     "--cpu-offload-gb": _valued("all weights lie on the device.", "0"),
-    "--kv-cache-dtype": _valued("K and V have the model's dtype.", "auto"),
     "--quantization": _valued("weights are not quantised here; --dtype bfloat16 halves those of a float32 model."),
     "-q": _valued("weights are not quantised here; --dtype bfloat16 halves those of a float32 model."),
     "--prefix-caching-hash-algo": _valued(

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from paged.attention.kv_dtypes import AUTO, head_bytes
 from paged.model.layer_plan import Layers
 
 
@@ -31,9 +32,21 @@ class AttentionLayer(NamedTuple):
     attended: tuple[int, int, int]
     source: int | None = None
 
-    def kept(self, dtype: torch.dtype) -> Layers:
+    @property
+    def expands(self) -> bool:
+        """Whether it keeps latents, which expand to what it attends to."""
+        return self.attended != (self.heads, self.key_size, self.value_size)
+
+    def stored_as(self, kv_dtype: str) -> str:
+        """How its K and V are stored where those of the model are to be so: latents stay in the model's dtype."""
+        return AUTO if self.expands else kv_dtype
+
+    def kept(self, dtype: torch.dtype, kv_dtype: str = AUTO) -> Layers:
         """What it keeps, as a plan of pages takes it."""
-        entry = tuple(self.heads * size * dtype.itemsize for size in (self.key_size, self.value_size))
+        stored = self.stored_as(kv_dtype)
+        entry = tuple(
+            self.heads * head_bytes(stored, size, dtype.itemsize) for size in (self.key_size, self.value_size)
+        )
         return Layers(kind=self.kind, count=1, entry=entry, reach=self.reach)
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool, StepTokens
+from paged.attention.kv_dtypes import AUTO
 from paged.base import budget
-from paged.errors import UnsupportedModel
+from paged.errors import InvalidConfig, UnsupportedModel
 from paged.model.layer_plan import LayerPlan, Layers, plan_layers
 from paged.model.loading import LoadedModel
 from paged.model.places import Pieces, located, places_of
@@ -22,7 +23,17 @@ from paged.model.states.plan import layers_of, state_places
 _TRIAL_BLOCK = 4
 
 
-def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
+def check_kv_dtype(model: LoadedModel, kv_dtype: str) -> None:
+    """Raise InvalidConfig if K and V are to be quantised and no layer of the model keeps any."""
+    if kv_dtype == AUTO or any(each.stored_as(kv_dtype) != AUTO for each in model.layers):
+        return
+    kept = "latents" if model.layers else "states"
+    raise InvalidConfig(
+        f'kv_cache_dtype="{kv_dtype}": {model.path} keeps {kept}, which stay in the model\'s dtype; its kv_cache_dtype can be "{AUTO}".'
+    )
+
+
+def bytes_per_block(models: Sequence[LoadedModel], block_size: int, kv_dtype: str = AUTO) -> int:
     """Bytes that one block takes over all layers of the models that share it. Raises UnsupportedModel for layers that are not alike."""
     for model in models:
         _check_uniform(model)
@@ -34,15 +45,22 @@ def bytes_per_block(models: Sequence[LoadedModel], block_size: int) -> int:
             head_dim=model.head_dim,
             value_dim=model.value_dim,
             dtype=model.dtype,
+            kv_dtype=kv_dtype,
         )
         for model in models
     )
 
 
 def pool_for(
-    model: LoadedModel, *, num_blocks: int, block_size: int, num_host_blocks: int = 0, kind: type[KVPool] = KVPool
+    model: LoadedModel,
+    *,
+    num_blocks: int,
+    block_size: int,
+    num_host_blocks: int = 0,
+    kv_dtype: str = AUTO,
+    kind: type[KVPool] = KVPool,
 ) -> KVPool:
-    """A pool for the K and V of this model, on its device and in its dtype; every layer keeps all tokens.
+    """A pool for the K and V of this model, on its device and in its dtype, or as `kv_dtype` says; every layer keeps all tokens.
 
     Raises attention's InvalidPool, and UnsupportedModel for layers that are not alike.
     """
@@ -55,6 +73,7 @@ def pool_for(
         head_dim=model.head_dim,
         value_dim=model.value_dim,
         dtype=model.dtype,
+        kv_dtype=kv_dtype,
         device=model.device,
         num_host_blocks=num_host_blocks,
     )
@@ -68,33 +87,39 @@ def _check_uniform(model: LoadedModel) -> None:
         )
 
 
-def blocks_within(models: Sequence[LoadedModel], num_bytes: int, block_size: int, longest: int = 1) -> int:
+def blocks_within(
+    models: Sequence[LoadedModel], num_bytes: int, block_size: int, longest: int = 1, kv_dtype: str = AUTO
+) -> int:
     """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
-    return budget.blocks_within(num_bytes, bytes_per_block(models, block_size), block_size, longest)
+    return budget.blocks_within(num_bytes, bytes_per_block(models, block_size, kv_dtype), block_size, longest)
 
 
-def kept_by(model: LoadedModel) -> list[Layers]:
+def kept_by(model: LoadedModel, kv_dtype: str = AUTO) -> list[Layers]:
     """What each layer with K and V of its own keeps, in the order of the model; and behind them each state layer."""
-    attention = [each.kept(model.dtype) for each in model.layers if each.source is None]
+    attention = [each.kept(model.dtype, kv_dtype) for each in model.layers if each.source is None]
     return [*attention, *map(layers_of, model.state_layers)]
 
 
-def plan_of(model: LoadedModel, *, block_size: int | None = None, page_bytes: int | None = None) -> LayerPlan:
+def plan_of(
+    model: LoadedModel, *, block_size: int | None = None, page_bytes: int | None = None, kv_dtype: str = AUTO
+) -> LayerPlan:
     """Groups and pages for this model's layers. Raises as `plan_layers` does."""
-    return plan_layers(kept_by(model), block_size=block_size, page_bytes=page_bytes)
+    return plan_layers(kept_by(model, kv_dtype), block_size=block_size, page_bytes=page_bytes)
 
 
-def layered_pool_for(model: LoadedModel, plan: LayerPlan, *, num_blocks: int, num_host_blocks: int = 0) -> LayeredPool:
-    """A pool of `num_blocks` pages for this model by a plan of its layers, on its device and in its dtype.
+def layered_pool_for(
+    model: LoadedModel, plan: LayerPlan, *, num_blocks: int, num_host_blocks: int = 0, kv_dtype: str = AUTO
+) -> LayeredPool:
+    """A pool of `num_blocks` pages for this model by a plan of its layers, on its device and in its dtype; `kv_dtype` is that of the plan.
 
     Raises attention's InvalidPool, and InvalidConfig for units that begin anywhere.
     """
     of_groups: list[list[Pieces]] = [places_of(group, plan.page_bytes) for group in plan.groups]
-    found = [(group, of_groups[group][number]) for group, number in located(kept_by(model), plan)]
+    found = [(group, of_groups[group][number]) for group, number in located(kept_by(model, kv_dtype), plan)]
     num_states = len(model.state_layers)
     of_attention, of_states = found[: len(found) - num_states], found[len(found) - num_states :]
     return LayeredPool(
-        _kv_places(model, of_attention),
+        _kv_places(model, of_attention, kv_dtype),
         states=[state_places(layer, pieces) for layer, (_, pieces) in zip(model.state_layers, of_states, strict=True)],
         state_group=of_states[0][0] if of_states else None,
         num_blocks=num_blocks,
@@ -106,7 +131,7 @@ def layered_pool_for(model: LoadedModel, plan: LayerPlan, *, num_blocks: int, nu
     )
 
 
-def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]]) -> dict[int, KVPlace]:
+def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]], kv_dtype: str) -> dict[int, KVPlace]:
     """Where K and V of each attention layer lie; `found`: group and places of those with K and V of their own, in the order of the model."""
     places: dict[int, KVPlace] = {}
     at = iter(found)
@@ -116,8 +141,11 @@ def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]]) -> dict[
             places[each.layer] = KVPlace(owner.group, owner.keys, owner.values, is_shared=True)
             continue
         group, ((keys,), (values,)) = next(at)
+        stored = each.stored_as(kv_dtype)
         places[each.layer] = KVPlace(
-            group, EntryPlace(*keys, each.heads, each.key_size), EntryPlace(*values, each.heads, each.value_size)
+            group,
+            EntryPlace(*keys, each.heads, each.key_size, stored),
+            EntryPlace(*values, each.heads, each.value_size, stored),
         )
     return places
 

@@ -44,7 +44,7 @@ def _prompt_step(runner: Runner) -> StepTokens:
         rising = np.arange(min(num_tokens, pool.num_blocks * size))
         ends, tables = np.array([len(rising)]), np.arange(-(-len(rising) // size), dtype=np.int32)[None]
         return StepTokens(rising, rising, np.append(0, ends), ends, tables, size)
-    plan = plan_of(runner.model, block_size=size)
+    plan = plan_of(runner.model, block_size=size, kv_dtype=pool.kv_dtype)
     while (found := trial_tables(plan, 1, num_tokens))[0] > pool.num_blocks and num_tokens > 1:
         num_tokens //= 2
     ends = np.array([num_tokens])

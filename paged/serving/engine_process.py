@@ -358,6 +358,7 @@ def ready(engine: Engine) -> Ready:
         prefix_caching=manager.prefix_caching,
         groups=[each.group for each in groups_of(manager)],
         rotary_limit=model.rotary_limit,
+        kv_dtype=engine.pool.kv_dtype,
     )
 
 

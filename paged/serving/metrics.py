@@ -90,7 +90,7 @@ class Metrics:
             self._counters += self._followed(counters)
         shown = {
             "block_size": ready.block_size,
-            "cache_dtype": ready.dtype,
+            "cache_dtype": ready.cache_dtype,
             "enable_prefix_caching": ready.prefix_caching,
             "kv_cache_size_tokens": ready.cache_tokens,
             "num_cpu_blocks": ready.host_blocks,

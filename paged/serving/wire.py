@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from paged.attention.kv_dtypes import AUTO
 from paged.block_manager import GroupStats, LayerGroup
 from paged.engine.config import EngineConfig
 from paged.engine.results import Completion, EngineOutput
@@ -91,6 +92,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     prefix_caching: bool
     groups: list[LayerGroup] = []
     rotary_limit: int | None = None
+    kv_dtype: str = AUTO
+
+    @property
+    def cache_dtype(self) -> str:
+        """What K and V are stored in."""
+        return self.dtype if self.kv_dtype == AUTO else self.kv_dtype
 
     def longest(self, length: int) -> int:
         """Tokens of a sequence whose prompt has so many."""

@@ -37,6 +37,7 @@ class EngineWorld(MemoryWorld):
     max_model_len: int | None = None
     vocabulary: int = 8
     backend: str = "auto"
+    kv_dtype: str = "auto"
 
     @property
     def longest(self) -> int:
@@ -163,5 +164,6 @@ def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: str | None
         max_chunk=world.max_chunk,
         max_model_len=world.max_model_len,
         backend=world.backend,
+        kv_cache_dtype=world.kv_dtype,
         steps_ahead=steps_ahead,
     )

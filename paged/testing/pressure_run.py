@@ -41,6 +41,7 @@ class PressureRun:
             num_blocks=world.num_blocks,
             block_size=world.block_size,
             num_host_blocks=world.host_blocks,
+            kv_dtype=world.kv_dtype,
             kind=ShadowedPool,
         )
         assert isinstance(pool, ShadowedPool), "that kind was asked for"
@@ -146,7 +147,7 @@ class PressureRun:
             self.pool.poison(torch.from_numpy((self.manager.device.states == 0).nonzero()[0].astype(np.int64)))
 
 
-def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str) -> Answers:
+def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str, kv_dtype: str = "auto") -> Answers:
     """Each request by itself, its prompt in one step, in memory that it cannot fill."""
     together = Answers()
     for request in requests:
@@ -158,6 +159,7 @@ def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str) -> 
             max_sequences=request.num_sequences,
             prefix_caching=False,
             backend=backend,
+            kv_dtype=kv_dtype,
         )
         answers = PressureRun(model, world).run([request])
         together.tokens |= answers.tokens

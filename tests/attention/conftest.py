@@ -22,6 +22,7 @@ with suppress(ModuleNotFoundError):
     import torch
 
     from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool, StepTokens
+    from paged.attention.kv_dtypes import block_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +105,8 @@ def _guarded(pool: LayeredPool, step: StepTokens, options: LayerOptions, name: s
     for entries in (own.keys, own.values):
         for i in range(step.num_sequences):
             for slot in step.slots_of(i, int(step.seq_lens[i]), entries.part)[firsts[i] :]:
-                _mark("unpoison", entries.blocks[slot // step.block_size, slot % step.block_size])
+                for each in entries.stored:
+                    _mark("unpoison", each.blocks[slot // step.block_size, slot % step.block_size])
     try:
         yield
     finally:
@@ -147,6 +149,7 @@ def _lay_out(
     options: Sequence[LayerOptions] = (),
     parts: int | None = None,
     is_even: bool = False,
+    kv_dtype: str = "auto",
 ) -> Scene:
     random = np.random.default_rng(seed)
     counts = np.array([stop - done for _, done, stop in turns])
@@ -160,7 +163,7 @@ def _lay_out(
     for table, owned in zip(tables, np.split(blocks[:num_owned], np.cumsum(num_columns)[:-1] * k), strict=True):
         table[: len(owned) // k] = owned.reshape(-1, k)
 
-    pool = _pool(turns[0][0], parts, is_even, num_blocks=len(blocks), block_size=block_size)
+    pool = _pool(turns[0][0], parts, is_even, kv_dtype, num_blocks=len(blocks), block_size=block_size)
     pool.poison(torch.arange(pool.num_blocks))
     positions, slot_mapping = [], []
     for i, (sequence, done, stop) in enumerate(turns):
@@ -183,21 +186,24 @@ def _lay_out(
     return Scene(pool, step, queries, keys, values)
 
 
-def _pool(sequence: History, parts: int | None, is_even: bool, *, num_blocks: int, block_size: int) -> LayeredPool:
+def _pool(
+    sequence: History, parts: int | None, is_even: bool, kv_dtype: str, *, num_blocks: int, block_size: int
+) -> LayeredPool:
     """A pool of blocks of all layers; or of blocks of so many pages, K of a layer on one and V on the next, and as much room beside them as one
     number takes."""
     (_, heads, key_size), dtype = sequence.keys.shape, sequence.keys.dtype
     value_size = sequence.values.shape[2]
     sizes = {"num_blocks": num_blocks, "block_size": block_size, "dtype": dtype}
     if parts is None:
-        return KVPool(num_layers=NUM_LAYERS, num_kv_heads=heads, head_dim=key_size, value_dim=value_size, **sizes)
+        shape = {"num_kv_heads": heads, "head_dim": key_size, "value_dim": value_size, "kv_dtype": kv_dtype}
+        return KVPool(num_layers=NUM_LAYERS, **shape, **sizes)
     ends = [0 if is_even else dtype.itemsize] * parts
     layers = {}
     for layer in range(NUM_LAYERS):
         places = []
         for part, size in ((layer % parts, key_size), ((layer + (not is_even)) % parts, value_size)):
-            places.append(EntryPlace(part, ends[part], heads, size))
-            ends[part] += block_size * heads * size * dtype.itemsize
+            places.append(EntryPlace(part, ends[part], heads, size, kv_dtype))
+            ends[part] += block_bytes(kv_dtype, block_size, heads, size, dtype.itemsize)
         layers[layer] = KVPlace(0, *places)
     return LayeredPool(layers, page_bytes=max(ends), **sizes)
 
@@ -222,6 +228,6 @@ def lay_out() -> Callable[..., Scene]:
     """Puts turns, in their order, into a pool with blocks in an order drawn from a seed.
 
     With `options`, what no token of the step can see by any of them is gone from the pool, and from the tables. With `parts` a block has so many
-    pages, and K and V of a layer lie on two of them; or on one, pages being whole blocks of K, if `is_even`.
+    pages, and K and V of a layer lie on two of them; or on one, pages being whole blocks of K, if `is_even`. `kv_dtype`: as of a KVPool.
     """
     return _lay_out

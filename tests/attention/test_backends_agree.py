@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from paged.attention import LayerOptions, StepTokens, get_backend, known_backends
+from paged.attention import KVPool, LayerOptions, StepTokens, get_backend, known_backends
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,7 +40,7 @@ OWN_TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2**-
 @dataclass(frozen=True)
 class Case:
     """A step: for each sequence, tokens before it and tokens of its own; layers of different options share one plan. `parts`: pages of a block;
-    None: it has all layers."""
+    None: it has all layers. `kv_dtype`: how K and V are stored."""
 
     turns: list[tuple[int, int]]
     block_size: int
@@ -48,6 +48,7 @@ class Case:
     num_padded: int
     options: list[LayerOptions]
     parts: int | None
+    kv_dtype: str
     seed: int
 
 
@@ -83,6 +84,7 @@ def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
             st.lists(st.builds(LayerOptions, scales, WINDOWS, SOFT_CAPS, sinks, CHUNKS), min_size=1, max_size=2)
         ),
         parts=draw(st.none() | st.integers(1, 3)),
+        kv_dtype=draw(st.sampled_from(["auto", "auto", "int8", "int4"])),
         seed=draw(st.integers(0, 2**16)),
     )
 
@@ -93,16 +95,34 @@ def build(draw_turn, lay_out):
 
     def build(case):
         turns = [draw_turn(*turn, seed=case.seed + i, **case.sizes) for i, turn in enumerate(case.turns)]
-        scene = lay_out(turns, block_size=case.block_size, seed=case.seed, options=case.options, parts=case.parts)
-        return turns, scene
+        sizes = {"block_size": case.block_size, "parts": case.parts, "kv_dtype": case.kv_dtype}
+        return turns, lay_out(turns, seed=case.seed, options=case.options, **sizes)
 
     return build
 
 
-def dense(turn, options):
-    """Attention as it is defined, over contiguous K and V, in float64: [count, num_heads, head_dim]."""
+def as_stored(numbers, kv_dtype):
+    """What comes back of K or V, [tokens, heads, size], float64."""
+    if kv_dtype == "auto":
+        return numbers.double()
+    pool = KVPool(
+        num_layers=1,
+        num_blocks=1,
+        block_size=len(numbers),
+        kv_dtype=kv_dtype,
+        num_kv_heads=numbers.shape[1],
+        head_dim=numbers.shape[2],
+    )
+    pool.write_kv(0, torch.arange(len(numbers)), numbers, numbers)
+    own = pool.layer(0).keys
+    return own.transformed(own.decoded(*(each.blocks[0] for each in own.stored)).double())
+
+
+def dense(turn, options, kv_dtype):
+    """Attention as it is defined, over contiguous K and V as they are stored, in float64: [count, num_heads, head_dim]."""
     sequence, done, stop = turn
-    queries, keys, values = (tensor[:stop].double() for tensor in (sequence.queries, sequence.keys, sequence.values))
+    queries = sequence.queries[:stop].double()
+    keys, values = (as_stored(each[:stop], kv_dtype) for each in (sequence.keys, sequence.values))
     group = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     positions = torch.arange(stop)
@@ -131,7 +151,7 @@ def assert_close(found, expected, tolerances):
 def test_the_reference_is_dense_attention(build, case):
     turns, scene = build(case)
     for options, found in zip(case.options, scene.attend(REFERENCE, *case.options), strict=True):
-        expected = torch.cat([dense(turn, options) for turn in turns])
+        expected = torch.cat([dense(turn, options, case.kv_dtype) for turn in turns])
         assert_close(found, expected, OWN_TOLERANCES)
 
 

@@ -30,14 +30,16 @@ each_backend = pytest.mark.parametrize("backend", INVARIANT.values(), ids=INVARI
 # Heads of K and V, query heads for each, and their size.
 SHAPES = st.sampled_from([(2, 2, 8), (1, 1, 1), (3, 1, 7), (2, 7, 64), (1, 4, 128)])
 SIZES = st.builds(
-    lambda shape, value_dim, dtype: {
+    lambda shape, value_dim, dtype, kv_dtype: {
         **dict(zip(("num_kv_heads", "group", "head_dim"), shape, strict=True)),
         "value_dim": value_dim,
         "dtype": dtype,
+        "kv_dtype": kv_dtype,
     },
     SHAPES,
     st.none() | st.sampled_from([5, 32]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
+    st.sampled_from(["auto", "auto", "int8", "int4"]),
 )
 OPTIONS = st.builds(
     LayerOptions,
@@ -99,10 +101,12 @@ def test_a_sequence_gets_what_it_gets_alone_in_whatever_blocks(
     backend, draw_turn, lay_out, sizes, options, block_size, spans, parts, seed
 ):
     sizes, options = fitting(backend, sizes, options)
+    kv_dtype = sizes.pop("kv_dtype")
     turns = [draw_turn(*span, seed=i, **sizes) for i, span in enumerate(spans)]
-    crowd = results(lay_out(turns, block_size=block_size, seed=seed, options=[options], parts=parts), backend, options)
+    blocks = {"block_size": block_size, "parts": parts, "kv_dtype": kv_dtype}
+    crowd = results(lay_out(turns, seed=seed, options=[options], **blocks), backend, options)
     for i, found in enumerate(crowd):
-        (alone,) = results(lay_out([turns[i]], block_size=16), backend, options)
+        (alone,) = results(lay_out([turns[i]], block_size=16, kv_dtype=kv_dtype), backend, options)
         assert torch.equal(found, alone), i
 
 
@@ -118,10 +122,15 @@ EVERY_PLACES = list(range(PLACES, 300, PLACES))
 @given(SIZES, OPTIONS, LONG, CUTS)
 def test_where_prompts_are_cut_changes_nothing(backend, draw_turn, lay_out, sizes, options, spans, cuts):
     sizes, options = fitting(backend, sizes, options)
+    kv_dtype = sizes.pop("kv_dtype")
     turns = [draw_turn(*span, seed=i, **sizes) for i, span in enumerate(spans)]
     # Every run has a pool of its own: what a part has not written yet is NaN.
-    whole = lay_out(turns, block_size=16).attend_in_parts(backend, options, EVERY_PLACES, PLACES)
-    parts = lay_out(turns, block_size=16).attend_in_parts(backend, options, [*EVERY_PLACES, *cuts], PLACES)
+    whole, parts = (
+        lay_out(turns, block_size=16, kv_dtype=kv_dtype).attend_in_parts(
+            backend, options, [*EVERY_PLACES, *more], PLACES
+        )
+        for more in ([], cuts)
+    )
     assert torch.equal(parts, whole)
 
 

@@ -54,18 +54,22 @@ def step_of(first, last, block_size=4):
     return StepTokens(positions, slots, np.array([0, last - first]), np.array([last]), table[None], block_size)
 
 
-def said(fused, model, ids, cuts):
+def said(fused, model, ids, cuts, kv_dtype="auto"):
     """Hidden states and logits of all tokens, the prompt being cut there."""
     if model.state_layers:
         pool, tables = trial_memory(model, 1, LENGTH)
     else:
-        pool = pool_for(model, num_blocks=-(-LENGTH // 4), block_size=4)
+        pool, tables = pool_for(model, num_blocks=-(-LENGTH // 4), block_size=4, kv_dtype=kv_dtype), None
+    return said_on(pool, fused, ids, cuts, tables)
+
+
+def said_on(pool, fused, ids, cuts, tables=None):
     pool.poison(torch.arange(pool.num_blocks))
     assert fused.fits(pool)
     parts = []
     for first, last in zip([0, *cuts], [*cuts, LENGTH], strict=True):
         step = step_of(first, last)
-        if model.state_layers:
+        if tables is not None:
             step = trial_step(pool, step.positions, step.query_start_loc, step.seq_lens, tables)
         parts.append(fused.forward(step, pool, ids[first:last], np.arange(last - first)))
     return [torch.cat(each) for each in zip(*parts, strict=True)]
@@ -83,6 +87,32 @@ def test_states_and_logits_are_transformers_and_the_same_bits_however_a_prompt_i
     for cuts in ([1], [7, 8, 30], list(range(1, LENGTH))):
         for found, expected in zip(said(fused, model, ids, cuts), whole, strict=True):
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama, odd sizes", "qwen3"])
+def test_k_and_v_are_quantised_to_the_bytes_that_a_pool_makes_of_them_however_a_prompt_is_cut(loaded, name, kv_dtype):
+    architecture, changes = MODELS[name]
+    model = loaded(architecture, **changes)
+    fused, ids = fused_decoder(model.module), np.arange(3, 3 + LENGTH).astype(np.int32)
+    sizes = {"num_blocks": -(-LENGTH // 4), "block_size": 4}
+    # K and V of the first layer do not depend on how any are stored.
+    plain, made, expected = (pool_for(model, **sizes, kv_dtype=each) for each in ("auto", kv_dtype, kv_dtype))
+    said_on(plain, fused, ids, [])
+    whole = said_on(made, fused, ids, [])
+    slots = torch.from_numpy(step_of(0, LENGTH).slot_mapping)
+    expected.write_kv(0, slots, *(each(0).flatten(0, 1)[slots] for each in (plain.keys, plain.values)))
+    for of_made, of_expected in zip(parts_of(made), parts_of(expected), strict=True):
+        assert torch.equal(of_made.flatten(0, 1)[slots], of_expected.flatten(0, 1)[slots])
+    for found, wanted in zip(said(fused, model, ids, [1, 7, 8, 30], kv_dtype), whole, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def parts_of(pool):
+    """Scales, as bits, and codes of K and V of the first layer, by block."""
+    own = pool.layer(0)
+    for scales, codes in (own.keys.stored, own.values.stored):
+        yield from (scales.blocks.view(torch.int16), codes.blocks)
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])

@@ -2,11 +2,13 @@
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, note, settings, strategies as st
 
 from paged import Request, Retention
+from paged.attention.kv_dtypes import KV_DTYPES
 from paged.testing.engine_world import EngineWorld
 from paged.testing.pressure import differences
 from paged.testing.pressure_run import PressureRun, run_alone
@@ -26,7 +28,7 @@ FEW = settings() if "PAGED_EXAMPLES" in os.environ else settings(max_examples=20
 def press(model, conditions, requests):
     """(what pressure did, what it changed, and what was in a slot of somebody else's)."""
     answers = PressureRun(model, conditions).run(requests)
-    alone = run_alone(model, requests, conditions.backend)
+    alone = run_alone(model, requests, conditions.backend, conditions.kv_dtype)
     return answers, differences(answers, alone) + answers.violations + alone.violations
 
 
@@ -35,18 +37,29 @@ def press(model, conditions, requests):
 def test_pressure_changes_no_bit_of_an_answer(loaded, draw_world, chance, name):
     architecture, changes = MODELS[name]
     world = draw_world(chance)
-    note(f"{name}: {world}")
-    _, changed = press(loaded(architecture, **changes), world.conditions, world.requests)
+    conditions = replace(world.conditions, kv_dtype=chance.choice(KV_DTYPES))
+    note(f"{name}: {conditions}, {world.requests}")
+    _, changed = press(loaded(architecture, **changes), conditions, world.requests)
     assert changed == []
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_pressed_in_every_way(loaded, draw_world, name):
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        *((name, "auto") for name in MODELS),
+        ("llama", "int8"),
+        ("llama, odd", "int4"),
+        ("gemma2", "int4"),
+        ("gpt2", "int8"),
+    ],
+)
+def test_every_model_is_pressed_in_every_way(loaded, draw_world, name, kv_dtype):
     architecture, changes = MODELS[name]
     recomputed = swapped = hit_tokens = 0
     for seed in range(6):
         world = draw_world(random.Random(seed))
-        answers, changed = press(loaded(architecture, **changes), world.conditions, world.requests)
+        conditions = replace(world.conditions, kv_dtype=kv_dtype)
+        answers, changed = press(loaded(architecture, **changes), conditions, world.requests)
         assert changed == [], seed
         recomputed, swapped = recomputed + answers.recomputed, swapped + answers.swapped
         hit_tokens += answers.hit_tokens

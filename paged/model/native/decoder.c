@@ -13,7 +13,7 @@
 
 #include "attention.h"
 #include "products.h"
-#include "vector.h"
+#include "quantised.h"
 
 /* Rows below which a pass over them is not worth a second thread. */
 #define FEW 8
@@ -43,12 +43,19 @@ INLINE void rotate(float *head, const float *table, size_t size) {
     }
 }
 
-/* A token's K or V into its slot, where page 0 has it at `to`. */
-INLINE void put_row(const paged_step *step, char *to, int64_t slot, const float *from, size_t row, enum element element) {
-    const int64_t block_size = step->attention.block_size;
+/* A token's K or V of all heads, into its slot, where page 0 has them at `to` and their scales, if there are any, at `scales`. */
+INLINE void keep(const paged_step *step, float *x, size_t heads, size_t size, int64_t slot, char *to, char *scales) {
+    const int stored = step->attention.stored;
+    const size_t bytes = row_bytes(size, stored);
     if (slot < 0) return;
-    const size_t at = slot / block_size * step->attention.page_stride + slot % block_size * row;
-    for (size_t d = 0; d < row; d++) store_one(to, at + d, from[d], element);
+    const size_t page = slot / step->attention.block_size * step->attention.page_bytes, first = slot % step->attention.block_size * heads;
+    to += page + first * bytes;
+    if (!IS_QUANTISED(stored)) {
+        for (size_t d = 0; d < heads * size; d++) store_one(to, d, x[d], (enum element)stored);
+        return;
+    }
+    bf16 *scale = (bf16 *)(scales + page) + first;
+    for (size_t h = 0; h < heads; h++) quantise(x + h * size, size, to + h * bytes, scale + h, stored);
 }
 
 /* Queries and keys are normed and turned; K and V go to their slots of this layer. */
@@ -64,10 +71,10 @@ static void place_heads(const paged_decoder *model, const paged_layer *layer, co
             if (weight) norm(own + h * size, weight, size, model->epsilon, own + h * size, FLOAT32);
             rotate(own + h * size, table, size);
         }
-        const float *k = own + heads * size, *v = k + row;
+        float *k = own + heads * size, *v = k + row;
         const int64_t *slots = step->slot_mapping + t * step->parts;
-        put_row(step, place->keys, slots[place->key_part], k, row, model->element);
-        put_row(step, place->values, slots[place->value_part], v, row, model->element);
+        keep(step, k, kv_heads, size, slots[place->key_part], place->keys, place->key_scales);
+        keep(step, v, kv_heads, size, slots[place->value_part], place->values, place->value_scales);
     }
 }
 
@@ -172,6 +179,8 @@ static void attend(const paged_decoder *model, const paged_layer *layer, const p
     place_heads(model, layer, step, place, at->qkv, stride);
     attention->keys = place->keys;
     attention->values = place->values;
+    attention->key_scales = place->key_scales;
+    attention->value_scales = place->value_scales;
     attention->key_part = place->key_part;
     attention->value_part = place->value_part;
     attention->window = layer->window;
@@ -188,7 +197,7 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     attention.query_element = FLOAT32;
     attention.out = at.attended;
     attention.out_stride = q;
-    attention.out_element = attention.pool_element = model->element;
+    attention.out_element = model->element;
     attention.heads = model->heads;
     attention.kv_heads = model->kv_heads;
     attention.key_size = attention.value_size = size;

@@ -23,10 +23,10 @@ typedef struct {
     int64_t window;                         /* as paged_attention_call's */
 } paged_layer;
 
-/* Where a layer's memory lies: of an attention layer K and V of page 0, and on which of a block's pages they are; of a short convolution
- * its units, as paged_rows has them. */
+/* Where a layer's memory lies: of an attention layer K and V of page 0 with their scales, and on which of a block's pages they are, as
+ * paged_attention_call has them; of a short convolution its units, as paged_rows has them. */
 typedef struct {
-    char *keys, *values;
+    char *keys, *values, *key_scales, *value_scales;
     const int64_t *parts, *offsets;
     int64_t key_part, value_part, units;
 } paged_place;
@@ -52,7 +52,7 @@ typedef struct {
     float *states, *logits;      /* [num_wanted, hidden] behind the last norm, [num_wanted, vocabulary] */
     int64_t tokens, num_wanted, parts;
     paged_rows rows;             /* of states, but for their units */
-    paged_attention_call attention; /* tables, query_start, seq_lens, table_stride, column_stride, block_size, page_stride, n */
+    paged_attention_call attention; /* tables, query_start, seq_lens, table_stride, column_stride, block_size, page_bytes, n, stored */
 } paged_step;
 
 int64_t paged_decoder_room(const paged_decoder *model, int64_t rows);

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paged.attention import LayeredPool, StepTokens
-from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of
+from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of, stored_as
 from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library
 from paged.model.native.recurrences import MOST_TAPS, Rows, rows_of
 
@@ -71,7 +71,7 @@ class _Layer(ctypes.Structure):
 
 class _Place(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("keys", "values", "parts", "offsets")),
+        *((name, _pointer) for name in ("keys", "values", "key_scales", "value_scales", "parts", "offsets")),
         *((name, _int64) for name in ("key_part", "value_part", "units")),
     )
 
@@ -116,8 +116,8 @@ class FusedDecoder:
         self._work = torch.empty(0, dtype=torch.uint8)
         # Everything that C reads by address.
         self._held: list[Tensor] = []
-        # The pool that came last, the group of its attention layers, and where each layer's memory lies.
-        self._placed: tuple[LayeredPool | None, int, Any] = (None, 0, None)
+        # The pool that came last, the group of its attention layers, what K and V are stored in, and where each layer's memory lies.
+        self._placed: tuple[LayeredPool | None, int, int, Any] = (None, 0, 0, None)
         self._layers = (_Layer * len(body.layers))(*(self._layer(each, config) for each in body.layers))
         is_packed = isinstance(body.embed_tokens, PackedEmbedding)
         self._decoder = _Decoder(
@@ -144,7 +144,7 @@ class FusedDecoder:
     ) -> tuple[Tensor, Tensor]:
         """Hidden states behind the last norm, float32 [k, hidden], and logits, float32 [k, vocabulary], of the k wanted tokens of the step, which rise. What the
         layers keep of all its tokens is in the pool then, which `fits`."""
-        decoder, (group, places) = self._decoder, self._placed_in(pool)
+        decoder, (group, stored, places) = self._decoder, self._placed_in(pool)
         step = step.of_group(group)
         self._reach(int(step.positions.max(initial=0)))
         states, logits = torch.empty(len(wanted), decoder.hidden), torch.empty(len(wanted), decoder.vocabulary)
@@ -167,7 +167,8 @@ class FusedDecoder:
         pool.written(torch.from_numpy(slots))
         plan = plan_of(step)
         plan.write(call.attention)
-        call.attention.page_stride = pool.pages.page_bytes // pool.dtype.itemsize
+        call.attention.page_bytes = pool.pages.page_bytes
+        call.attention.stored = stored
         if step.states is not None:
             rows = rows_of(pool.pages, *step.states, plan.query_start)
             call.rows = rows
@@ -175,18 +176,18 @@ class FusedDecoder:
         return states, logits
 
     def fits(self, pool: LayeredPool) -> bool:
-        """Whether a pool has the layers' memory as C reads it: attention layers in one group, each with K and V of its own and of the weights' dtype."""
+        """Whether a pool has the layers' memory as C reads it: attention layers in one group, stored alike, each with K and V of its own, and of the weights' dtype."""
         attention = [number for number, each in enumerate(self._layers) if not each.mix.packed]
-        groups = {pool.layer(number).group for number in attention}
+        kinds = {(pool.layer(number).group, stored_as(pool, pool.layer(number).keys)) for number in attention}
         has_own = not any(pool.layer(number).is_shared for number in attention)
         of_dtype = [each for each in pool.states if len(each) == 1 and each[0].dtype == pool.dtype]
         is_there = len(of_dtype) == len(self._layers) - len(attention)
-        return len(groups) == 1 and has_own and is_there and ELEMENTS.get(pool.dtype) == self._decoder.element
+        return len(kinds) == 1 and has_own and is_there and ELEMENTS.get(pool.dtype) == self._decoder.element
 
-    def _placed_in(self, pool: LayeredPool) -> tuple[int, Any]:
-        """The group of its attention layers, and where each layer's memory lies."""
+    def _placed_in(self, pool: LayeredPool) -> tuple[int, int, Any]:
+        """The group of its attention layers, what K and V are stored in, and where each layer's memory lies."""
         if self._placed[0] is not pool:
-            places, group, states = (_Place * len(self._layers))(), 0, iter(pool.states)
+            places, group, stored, states = (_Place * len(self._layers))(), 0, 0, iter(pool.states)
             for number, (layer, place) in enumerate(zip(self._layers, places, strict=True)):
                 if layer.mix.packed:
                     (state,) = next(states)
@@ -194,9 +195,15 @@ class FusedDecoder:
                     place.units = len(state.parts)
                     continue
                 own = pool.layer(number)
-                place.keys, place.values = own.keys.blocks.data_ptr(), own.values.blocks.data_ptr()
+                *key_scales, keys = own.keys.stored
+                *value_scales, values = own.values.stored
+                place.keys, place.values = keys.blocks.data_ptr(), values.blocks.data_ptr()
+                if key_scales:
+                    place.key_scales = key_scales[0].blocks.data_ptr()
+                    place.value_scales = value_scales[0].blocks.data_ptr()
                 place.key_part, place.value_part, group = own.keys.part, own.values.part, own.group
-            self._placed = pool, group, places
+                stored = stored_as(pool, own.keys)
+            self._placed = pool, group, stored, places
         return self._placed[1:]
 
     def _layer(self, layer: Any, config: Any) -> _Layer:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from paged.attention import AttentionBackend, KVPool, LayerOptions, LayerShape, StepTokens, get_backend
+from paged.attention.kv_dtypes import AUTO, head_bytes
 from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.free_memory import check_fits
 from paged.study.bench.measured import Measured
@@ -52,6 +54,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     is longer than its context."""
 
     dtype: str
+    kv_dtype: str = AUTO
     sequences: int = 64
     context: int = 512
     prompt: int = 256
@@ -87,13 +90,19 @@ class AttentionTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chosen_backends(
-    names: Sequence[str] | None, shape: HeadShape, block_size: int, dtype: torch.dtype, *, invariant: bool
+    names: Sequence[str] | None,
+    shape: HeadShape,
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    kv_dtype: str = AUTO,
+    invariant: bool,
 ) -> list[AttentionBackend]:
     """The backends of these names; None: all that can do such layers on a CPU, but the reference.
 
     Raises UnknownBackend, and UnsupportedByBackend for a named one that cannot.
     """
-    layers = LayerShape(shape.heads, shape.kv_heads, shape.head_size, block_size, dtype, _CPU)
+    layers = LayerShape(shape.heads, shape.kv_heads, shape.head_size, block_size, dtype, _CPU, kv_dtype=kv_dtype)
     chosen = []
     for name in dict.fromkeys(names or _HERE):
         try:
@@ -117,7 +126,8 @@ class AttentionBench:
         self, backends: Sequence[AttentionBackend], shape: HeadShape, block_size: int, load: Load, dtype: torch.dtype
     ) -> None:
         self._shape, self._block_size, self._load = shape, block_size, load
-        self._layer_bytes = 2 * load.sequences * load.context * shape.kv_heads * shape.head_size * dtype.itemsize
+        of_head = head_bytes(load.kv_dtype, shape.head_size, dtype.itemsize)
+        self._layer_bytes = 2 * load.sequences * load.context * shape.kv_heads * of_head
         self.pool, tables = _pool(shape, block_size, load, dtype, min(-(-_BYTES // self._layer_bytes), _MOST_LAYERS))
         ones = np.ones(load.sequences, np.int64)
         few = min(_PREFILLS, load.sequences)
@@ -219,30 +229,20 @@ def _pool(
     """A pool of so many layers with drawn values, and block tables int32 [sequences, columns] into it, in random order."""
     columns = -(-load.context // block_size)
     num_blocks = load.sequences * columns
-    block_bytes = KVPool.bytes_per_block(
-        num_layers=num_layers,
-        block_size=block_size,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_size,
-        dtype=dtype,
-    )
-    check_fits(num_blocks, 0, block_bytes, _CPU)
-    pool = KVPool(
-        num_layers=num_layers,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_size,
-        dtype=dtype,
-    )
+    sizes: dict[str, Any] = {
+        "num_layers": num_layers,
+        "block_size": block_size,
+        "num_kv_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "kv_dtype": load.kv_dtype,
+    }
+    check_fits(num_blocks, 0, KVPool.bytes_per_block(**sizes, dtype=dtype), _CPU)
+    pool = KVPool(num_blocks=num_blocks, **sizes, dtype=dtype)
     drawn = torch.Generator().manual_seed(0)
+    slots = torch.arange(num_blocks * block_size)
+    numbers = torch.empty(2, len(slots), shape.kv_heads, shape.head_size, dtype=dtype).normal_(generator=drawn)
     for layer in range(num_layers):
-        for of_pool, first in ((pool.keys(layer), pool.keys(0)), (pool.values(layer), pool.values(0))):
-            if layer:
-                of_pool.copy_(first)
-            else:
-                # The scratch block stays zero.
-                of_pool[:num_blocks].normal_(generator=drawn)
+        pool.write_kv(layer, slots, *numbers)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(load.sequences, columns)
     return pool, tables
 

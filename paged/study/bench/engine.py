@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from paged import Batch, SamplingParams
+from paged.attention.kv_dtypes import AUTO
 from paged.engine.engine import Engine
 from paged.errors import BenchmarkFailed, InvalidConfig
 from paged.model.limits import Limits, measured_limits
@@ -38,13 +39,12 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_step: int = 2048
     backend: str = "auto"
     batch_invariant: bool = True
+    kv_cache_dtype: str = AUTO
 
     def engine(self, model: LoadedModel) -> Engine:
         """A new one, every page of whose pool is there. Raises as Engine does."""
         engine = Engine(model, **msgspec.structs.asdict(self))
-        for layer in range(model.num_layers):
-            engine.pool.keys(layer).zero_()
-            engine.pool.values(layer).zero_()
+        engine.pool.pages.on_device.zero_()
         return engine
 
 
@@ -108,7 +108,7 @@ class EngineBench:
         with THREADS.at_most(1 if is_small(model) else torch.get_num_threads()):
             self._limits = measured_limits(model.dtype)
         shape = shape_of(model)
-        self._floor = None if shape is None else Floor(shape, self._limits)
+        self._floor = None if shape is None else Floor(shape, self._limits, serving.kv_cache_dtype)
 
     def run(self) -> EngineRun:
         """Serve the trace once. Raises as `engine_run`."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from paged.attention.kv_dtypes import AUTO
 from paged.model.limits import Limits
 from paged.study.hardware import Device, ModelShape, Roofline, StepWork
 
@@ -20,9 +21,9 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Floor:
-    """A model on this machine."""
+    """A model on this machine; `kv_dtype` as an engine's `kv_cache_dtype`."""
 
-    def __init__(self, shape: ModelShape, limits: Limits) -> None:
+    def __init__(self, shape: ModelShape, limits: Limits, kv_dtype: str = AUTO) -> None:
         dtype = _DTYPES[limits.dtype]
         here = Device(
             name="this machine",
@@ -32,7 +33,9 @@ class Floor:
             host_link=limits.read_bytes_per_s,
         )
         self._limits = limits
-        self._roofline = Roofline(model=shape, device=here, dtype=dtype)
+        self._roofline = Roofline(
+            model=shape, device=here, dtype=dtype, kv_dtype=None if kv_dtype == AUTO else kv_dtype
+        )
 
     def seconds(self, steps: Sequence[StepWork], used_slots: Sequence[int]) -> float:
         """Of all steps together. `used_slots`: of the blocks in use at each, those of the step's own tokens perhaps not among them."""

@@ -24,6 +24,7 @@ import torch
 
 from paged import Batch, SamplingParams
 from paged.attention import StepTokens
+from paged.attention.kv_dtypes import AUTO
 from paged.attention.native.backend import ELEMENTS
 from paged.engine.engine import Engine
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
@@ -84,6 +85,7 @@ def step_parts(
     block_size: int = _BLOCK_SIZE,
     backend: str = "auto",
     batch_invariant: bool = True,
+    kv_cache_dtype: str = AUTO,
 ) -> StepParts:
     """Time steps in which `rows` sequences with prompts of `context` tokens decode one token each; `name` is what the result calls the model.
 
@@ -92,7 +94,15 @@ def step_parts(
     for size, value in (("rows", rows), ("context", context), ("steps", steps)):
         if value < 1:
             raise InvalidConfig(f"{size} is {value}; at least 1 is needed")
-    engine = _decoding(model, rows, context, steps, block_size, backend, batch_invariant)
+    serving = Serving(
+        num_blocks=1,
+        block_size=block_size,
+        max_sequences=rows,
+        backend=backend,
+        batch_invariant=batch_invariant,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    engine = _decoding(model, context, steps, serving)
     batches: list[Batch] = []
     engine.on_batch = batches.append
     timed: list[dict[str, float]] = []
@@ -133,10 +143,9 @@ def step_parts(
     )
 
 
-def _decoding(
-    model: LoadedModel, rows: int, context: int, steps: int, block_size: int, backend: str, batch_invariant: bool
-) -> Engine:
-    """An engine whose rows have all computed their prompts, with memory to spare for every step to come."""
+def _decoding(model: LoadedModel, context: int, steps: int, serving: Serving) -> Engine:
+    """An engine whose rows have all computed their prompts, with memory to spare for every step to come; else as `serving` has it."""
+    rows, block_size = serving.max_sequences, serving.block_size
     budget = max(_LEAST_BUDGET, 2 * rows)
     # Until all have, the first ones decode.
     prefill_steps = -(-rows * context // (budget - rows)) + 1
@@ -149,15 +158,7 @@ def _decoding(
         )
     # A policy's watermark, a few percent of the pool, must not keep the last ones waiting.
     num_blocks = rows * -(-longest // block_size) * 11 // 10 + 64
-    serving = Serving(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_sequences=rows,
-        max_tokens_per_step=budget,
-        backend=backend,
-        batch_invariant=batch_invariant,
-    )
-    engine = serving.engine(model)
+    engine = msgspec.structs.replace(serving, num_blocks=num_blocks, max_tokens_per_step=budget).engine(model)
     random = np.random.default_rng(0)
     for number in range(rows):
         prompt = random.integers(0, model.vocabulary_size, context).tolist()

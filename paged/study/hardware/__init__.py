@@ -12,7 +12,7 @@ from paged.study.hardware.catalogue import (
     published_layers,
 )
 from paged.study.hardware.cost_model import CostModel, budgets, suiting_budget
-from paged.study.hardware.device import DTYPES, Device
+from paged.study.hardware.device import DTYPES, KV_DTYPES, Device
 from paged.study.hardware.layers import Kept, layers_named
 from paged.study.hardware.placement import Placement, kept_as, usual_dtype
 from paged.study.hardware.profile import Profile, ProfiledModel, ProfileError
@@ -21,6 +21,7 @@ from paged.study.hardware.step_work import Amount, Spans, StepWork
 
 __all__ = [
     "DTYPES",
+    "KV_DTYPES",
     "Amount",
     "Capacity",
     "CostModel",

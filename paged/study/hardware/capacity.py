@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 
 from paged.errors import InvalidConfig
-from paged.study.hardware.device import DTYPES
 from paged.study.hardware.placement import Placement
 from paged.study.hardware.roofline import Roofline
 from paged.study.hardware.step_work import Spans, StepWork
@@ -119,7 +118,7 @@ def capacity_of(
     num_blocks = max(left, 0) // page_bytes
     prompts, decodes = partial(_prefill, roofline.spans), partial(_decode, roofline.spans)
     given = int(roofline.device.memory_bytes * memory_share)
-    per_token = model.kv_elements_of_all_heads * DTYPES[roofline.kept_dtype]
+    per_token = roofline.kv_bytes_of(model.kv_elements_of_all_heads)
     return Capacity(
         model=model.name,
         device=roofline.device.name,

@@ -6,10 +6,20 @@ import math
 
 import msgspec
 
+from paged.attention.kv_dtypes import CODE_BITS, head_bytes
 from paged.errors import InvalidConfig
 
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 """The dtypes of weights, activations and KV, and the bytes of an element."""
+KV_DTYPES = tuple(dict.fromkeys((*DTYPES, *CODE_BITS)))
+"""Those of K and V; int8 and int4 have a scale a token and head beside."""
+
+
+def kv_bytes(dtype: str, elements: int, head_size: int) -> int:
+    """Return the bytes of so many elements of K and V, in heads of this size, with the scales that the dtype has."""
+    if dtype in CODE_BITS:
+        return elements // head_size * head_bytes(dtype, head_size, 0)
+    return elements * DTYPES[dtype]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
+from paged.attention.kv_dtypes import CODE_BITS
 from paged.errors import BadHardwareFile, InvalidConfig, MissingExtra, NotModelled, UnknownLayers, UnknownModel
 from paged.model.kept_layers import config_of, kept_layers
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import BF16, ModelShape
 from paged.study.hardware.catalogue import is_path, model_named, model_names, published_layers
+from paged.study.hardware.device import KV_DTYPES, kv_bytes
 from paged.study.hardware.files import read_described
 from paged.study.hardware.hf_config import is_config, name_of, with_usual_names
 
@@ -24,11 +26,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     doubt: str | None = None
 
 
-def layers_named(name: str, *, size: int = BF16) -> Kept:
+def layers_named(name: str, *, kv_dtype: str = "bf16") -> Kept:
     """Return what the layers of a model keep: one of `published_layers` or of `model_names`, a publisher's name, or a file as `model_named` takes it.
 
-    `size`: bytes of an element of K and V; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
-    for a configuration that nothing installed reads, or OSError for a file that cannot be read.
+    `kv_dtype`: of K and V; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
+    for a configuration that nothing installed reads, InvalidConfig for scales of heads whose size is not known, or OSError for a file that cannot
+    be read.
     """
     kept = _published(name) or _configured(name)
     if kept is None:
@@ -36,10 +39,27 @@ def layers_named(name: str, *, size: int = BF16) -> Kept:
             kept = _by_shape(model_named(name))
         except UnknownModel:
             raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
+    head_size = _head_size(name, kv_dtype) if kv_dtype in CODE_BITS else 1
     layers = [
-        msgspec.structs.replace(each, entry=tuple(piece * size // BF16 for piece in each.entry)) for each in kept.layers
+        msgspec.structs.replace(each, entry=tuple(kv_bytes(kv_dtype, piece // BF16, head_size) for piece in each.entry))
+        for each in kept.layers
     ]
     return msgspec.structs.replace(kept, layers=tuple(layers))
+
+
+def _head_size(name: str, kv_dtype: str) -> int:
+    """Of a model's K and V, to which scales go."""
+    try:
+        shape = model_named(name)
+    except (UnknownModel, NotModelled):
+        shape = None
+    if shape is None or shape.latent:
+        what = "it keeps latents, which have none" if shape else "only the bytes of a token are known of it"
+        raise InvalidConfig(
+            f'kv_dtype is "{kv_dtype}", with a scale a head of {name}, and {what}: it can be '
+            f"{', '.join(each for each in KV_DTYPES if each not in CODE_BITS)}"
+        )
+    return shape.head_dim
 
 
 def _published(name: str) -> Kept | None:

@@ -7,11 +7,12 @@ from functools import cache, cached_property
 
 import msgspec
 
+from paged.attention.kv_dtypes import CODE_BITS
 from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
-from paged.study.hardware.device import DTYPES, Device
+from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, kv_bytes
 from paged.study.hardware.link import Link
 from paged.study.hardware.step_work import Span, Spans
 
@@ -57,8 +58,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise InvalidConfig(
                 f"a link was named ({self.link}), but nothing goes over it: tensor_parallel is 1, and no ranks share experts"
             )
-        if self.kv_dtype is not None and self.kv_dtype not in DTYPES:
-            raise InvalidConfig(f'kv_dtype is "{self.kv_dtype}"; known are {", ".join(DTYPES)}')
+        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
+            raise InvalidConfig(f'kv_dtype is "{self.kv_dtype}"; known are {", ".join(KV_DTYPES)}')
+        if self.model.latent and self.kept_dtype in CODE_BITS:
+            raise InvalidConfig(
+                f'kv_dtype is "{self.kept_dtype}"; {self.model.name} keeps latents, which have no scale a head: it can be '
+                f"{', '.join(each for each in KV_DTYPES if each not in CODE_BITS)}"
+            )
         if not _is_shared_evenly(self.model, degree, self.split_context):
             few = [each for each in self.degrees() if each <= max(self.model.heads, 2 * degree)]
             raise InvalidConfig(
@@ -108,7 +114,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         if model.dtype is not None and model.dtype != self.dtype:
             said.append(f"{model.name} is published in {model.dtype}; its weights are counted in {self.dtype}")
-        if self.kept_dtype != self.dtype or DTYPES[self.kept_dtype] == 1:
+        if self.kept_dtype != self.dtype or self.kept_dtype in ("fp8", *CODE_BITS):
             said.append(f"K and V are kept in {self.kept_dtype}" + ("" if self.kv_dtype else " (--kv-dtype)"))
         if not self.split_context and not model.latent and self.tensor_parallel > model.kv_heads:
             times = self.tensor_parallel // model.kv_heads
@@ -127,7 +133,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of a token over all layers, each kept once."""
-        return self.model.kv_elements * DTYPES[self.kept_dtype]
+        return self.kv_bytes_of(self.model.kv_elements)
+
+    def kv_bytes_of(self, elements: int) -> int:
+        """Return the bytes of so many elements of K and V, scales included."""
+        return kv_bytes(self.kept_dtype, elements, self.model.head_dim)
 
     @cached_property
     def kv_bytes_per_token_of_device(self) -> int:
@@ -144,14 +154,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def kept_of_device(self) -> tuple[Layers, ...]:
         """What layers of several kinds keep on one device (the fullest); empty where all layers keep K and V of all tokens."""
-        model, degree, size = self.model, self.tensor_parallel, DTYPES[self.kept_dtype]
+        model, degree = self.model, self.tensor_parallel
         times, of = (1, degree) if self.split_context else (-(-model.kv_heads // degree), model.kv_heads)
         if model.latent and not self.split_context:
             times = of = 1
         return tuple(
             msgspec.structs.replace(
                 each,
-                entry=tuple(-(-piece * size * times // (BF16 * of)) for piece in each.entry),
+                entry=tuple(-(-self.kv_bytes_of(piece // BF16) * times // of) for piece in each.entry),
                 parts=tuple(_split(part, degree) for part in each.parts),
             )
             for each in model.kept
@@ -183,9 +193,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Bytes that the layers keep of a sequence of so many tokens, over all devices, each once."""
         if not self.model.kept:
             return self.kv_bytes_per_token * length
-        size = DTYPES[self.kept_dtype]
         return sum(
-            each.kept_bytes(length) if each.kind == "state" else each.kept_bytes(length) * size // BF16
+            each.kept_bytes(length) if each.kind == "state" else self.kv_bytes_of(each.kept_bytes(length) // BF16)
             for each in self.model.kept
         )
 

@@ -51,7 +51,14 @@ class TimedStep(msgspec.Struct, frozen=True):
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
-def engine_for(model: LoadedModel, design: Design, *, backend: str = "auto", batch_invariant: bool = True) -> Engine:
+def engine_for(
+    model: LoadedModel,
+    design: Design,
+    *,
+    backend: str = "auto",
+    batch_invariant: bool = True,
+    kv_cache_dtype: str = "auto",
+) -> Engine:
     """An engine that a design can be timed on. Raises as Engine does."""
     from paged.engine.engine import Engine
 
@@ -67,6 +74,7 @@ def engine_for(model: LoadedModel, design: Design, *, backend: str = "auto", bat
         max_sequences=design.max_sequences,
         backend=backend,
         batch_invariant=batch_invariant,
+        kv_cache_dtype=kv_cache_dtype,
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paged import BlockManager, Scheduler
 from paged.errors import InvalidConfig
-from paged.study.hardware import DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
+from paged.study.hardware import KV_DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
 from paged.study.hardware.link import link_of
 from paged.study.hardware.measured import step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
@@ -380,8 +380,8 @@ def _kv_dtype_of(dtype: str | None) -> str | None:
     """Of a run that names one. Raises InvalidConfig for one that is not known."""
     if dtype is None or dtype == "auto":
         return None
-    known = {"bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
-    if known.get(dtype, dtype) not in DTYPES:
+    known = {"bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int8_per_token_head": "int8"}
+    if known.get(dtype, dtype) not in KV_DTYPES:
         raise InvalidConfig(f"the run keeps K and V in {dtype}, which is not modelled; --kv-dtype says what to count")
     return known.get(dtype, dtype)
 

@@ -1,0 +1,103 @@
+"""K or V of each token in 8 or 4 bits: of each head a scale and codes, whose products are its numbers after a Hadamard transform.
+
+    a block   | scales, bfloat16 [block_size, heads] | codes, int8 [block_size, heads, bytes of a head] |
+
+The transform (orthogonal, its own inverse) spreads a large number over its head, so that it costs the others no precision (QuaRot, arXiv:2404.00456).
+It is not undone where K and V are read: scores are those of queries that are transformed likewise, and a result is transformed back.
+
+A code is a whole number from -128 to 127, or -8 to 7. A scale is the number of largest magnitude, after the transform, over -128 (-8), its
+magnitude rounded up to bfloat16: no code overflows, and zeros stay zero. It is written once, with its token, so codes depend neither on other
+tokens nor on how a prompt was cut. Where a number is no number, or infinite, the scale is NaN, and so is all of the head that is read; so it
+is where a block is poisoned. A product of a code and a scale is exact in float32. Two codes of 4 bits share a byte, the first in its low half.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..kv_dtypes import CODE_BITS, SCALE_BYTES, code_bytes
+from ..pages import Pages
+from .entries import Entries
+
+
+class QuantisedEntries:
+    """One piece of a layer's entries as codes and scales, which are entries of their own; arguments as of Entries."""
+
+    def __init__(
+        self, pages: Pages, *, part: int, offset: int, block_size: int, heads: int, size: int, kv_dtype: str
+    ) -> None:
+        self.part, self.heads, self.size = part, heads, size
+        self.kv_dtype = kv_dtype
+        self.scales = Entries(
+            pages, part=part, offset=offset, block_size=block_size, heads=heads, size=1, dtype=torch.bfloat16
+        )
+        self.codes = Entries(
+            pages,
+            part=part,
+            offset=offset + block_size * heads * SCALE_BYTES,
+            block_size=block_size,
+            heads=heads,
+            size=code_bytes(kv_dtype, size),
+            dtype=torch.int8,
+        )
+        self.stored = (self.scales, self.codes)
+
+    def encoded(self, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scales, bfloat16 [..., 1], and codes, int8 [..., bytes of a head], for numbers [..., size]."""
+        bits = CODE_BITS[self.kv_dtype]
+        most = 2 ** (bits - 1)
+        numbers = self.transformed(new.float())
+        scales = _scales(numbers.amax(-1, keepdim=True), numbers.amin(-1, keepdim=True), most)
+        codes = (numbers / scales.float()).round_()
+        # Zeros over a scale of zero, and what has no scale.
+        codes = codes.masked_fill_(codes.isnan(), 0).clamp_(-most, most - 1).to(torch.int8)
+        return scales, codes if bits == 8 else _packed(codes)
+
+    def decoded(self, scales: Tensor, codes: Tensor) -> Tensor:
+        """Return the numbers after the transform, float32 [..., size], of what `encoded` gave."""
+        if self.kv_dtype == "int4":
+            codes = _unpacked(codes)[..., : self.size]
+        return codes.float().mul_(scales)
+
+    def transformed(self, numbers: Tensor) -> Tensor:
+        """Return queries, or results of attention, [..., size], as they go with numbers that are `decoded`: float32, of float64 the same. Done twice it
+        is undone."""
+        whole = numbers if numbers.dtype == torch.float64 else numbers.float()
+        # Of the largest power of two that a head is made of.
+        size = self.size & -self.size
+        half = 1
+        while half < size:
+            first, second = whole.unflatten(-1, (-1, 2, half)).unbind(-2)
+            whole = torch.stack([first + second, first - second], -2).flatten(-3)
+            half *= 2
+        return whole * size**-0.5
+
+    def is_even(self, block_size: int) -> bool:
+        """Whether a page is a whole number of blocks of this piece alone: its scales lie between."""
+        return False
+
+
+AnyEntries = Entries | QuantisedEntries
+
+
+def _scales(most: Tensor, least: Tensor, codes: int) -> Tensor:
+    """Scales of heads with these largest and least numbers, float32, for so many codes below zero; NaN where they are not finite."""
+    size = torch.maximum(most, -least)
+    bits = ((size / codes).view(torch.int32) + 0xFFFF) >> 16
+    # The number of largest magnitude has the lowest code: above zero it has a scale below.
+    bits = bits | (most == size).to(torch.int32) << 15
+    return torch.where(size.isfinite(), bits, 0x7FC0).to(torch.int16).view(torch.bfloat16)
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """Two codes a byte."""
+    codes = pad(codes, (0, codes.shape[-1] % 2))
+    return codes[..., 0::2] & 15 | codes[..., 1::2] << 4
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    """Codes from -8 to 7, two for each byte."""
+    # Shifted to the left and back, the low half has its sign.
+    return torch.stack([packed << 4 >> 4, packed >> 4], -1).flatten(-2)

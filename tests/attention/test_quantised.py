@@ -1,0 +1,171 @@
+"""K and V in 8 and 4 bits: what comes back of numbers, when their bytes are the same, and how many bytes they take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool, LayerShape, get_backend, run_moves
+from paged.block_manager import Moves
+from paged.errors import InvalidPool, UnsupportedByBackend
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Codes below zero.
+MOST = {"int8": 128, "int4": 8}
+each_kv_dtype = pytest.mark.parametrize("kv_dtype", MOST)
+
+
+def pool_of(kv_dtype, size=8, num_blocks=8, **more):
+    sizes = {"num_layers": 2, "block_size": 4, "num_kv_heads": 2, "head_dim": size, "num_blocks": num_blocks}
+    return KVPool(**sizes, kv_dtype=kv_dtype, **more)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def stored(pool, numbers, slots=None):
+    """What comes back of K, [tokens, heads, size], that goes into these slots, in the order of tokens."""
+    slots = torch.arange(len(numbers)) if slots is None else slots
+    pool.write_kv(1, slots, numbers, -numbers)
+    return pool.keys(1).flatten(0, 1)[slots]
+
+
+@each_kv_dtype
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 33, 64, 96, 128])
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e4, 1e36])
+def test_no_number_is_off_by_more_than_a_step_after_the_transform_and_most_by_half_a_step(kv_dtype, size, magnitude):
+    pool, numbers = pool_of(kv_dtype, size), drawn(30, 2, size) * magnitude
+    transformed = pool.layer(1).keys.transformed
+    off = (transformed(stored(pool, numbers)) - transformed(numbers)).abs()
+    # A step is rounded up to 8 bits. At the end with one code less a number may be off by all of it.
+    steps = transformed(numbers).abs().amax(-1, keepdim=True) / MOST[kv_dtype] * (1 + 2**-7)
+    assert (off <= steps * 1.001).all()
+    assert (off > steps * 0.501).float().mean() < 0.1
+
+
+@pytest.mark.parametrize("size", [1, 2, 6, 16, 33, 96, 128])
+def test_the_transform_is_undone_by_itself_and_keeps_products(size):
+    entries, (first, second) = pool_of("int8", size).layer(0).keys, drawn(2, 5, size)
+    torch.testing.assert_close(entries.transformed(entries.transformed(first)), first)
+    products = (entries.transformed(first) * entries.transformed(second)).sum(-1)
+    torch.testing.assert_close(products, (first * second).sum(-1))
+
+
+@each_kv_dtype
+def test_one_large_number_costs_the_others_little(kv_dtype):
+    numbers = drawn(30, 2, 64)
+    numbers[..., 5] = 40.0
+    off = (stored(pool_of(kv_dtype, 64), numbers) - numbers).abs().mean()
+    # By codes of the numbers as they are, all but one number would be 0.
+    assert off < {"int8": 0.02, "int4": 0.35}[kv_dtype] < numbers[..., 6:].abs().mean()
+
+
+@each_kv_dtype
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_a_step_times_a_code_comes_back_as_it_is(kv_dtype, sign):
+    # Their number is odd, so that the transform leaves them as they are.
+    codes = torch.arange(-MOST[kv_dtype], MOST[kv_dtype] - 1).float()
+    numbers = (codes * sign * 2**-5).expand(1, 2, -1)
+    assert torch.equal(stored(pool_of(kv_dtype, len(codes)), numbers), numbers)
+
+
+@each_kv_dtype
+def test_zeros_stay_zero_and_a_head_of_numbers_too_small_for_a_step_becomes_zero(kv_dtype):
+    numbers = torch.zeros(2, 2, 8)
+    numbers[1, 0] = 1e-44
+    assert not stored(pool_of(kv_dtype), numbers).any()
+
+
+@each_kv_dtype
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_shows_in_its_head_and_nowhere_else(kv_dtype, bad):
+    numbers = drawn(3, 2, 8)
+    numbers[1, 1, 5] = bad
+    is_nan = stored(pool_of(kv_dtype), numbers).isnan()
+    assert is_nan[1, 1].all()
+    assert is_nan.sum() == 8
+
+
+@each_kv_dtype
+@pytest.mark.parametrize("size", [3, 8])
+def test_bytes_do_not_depend_on_what_is_written_beside(kv_dtype, size):
+    numbers, slots = drawn(30, 2, size), torch.randperm(32, generator=torch.Generator().manual_seed(1))[:30]
+    whole, parts = pool_of(kv_dtype, size), pool_of(kv_dtype, size)
+    stored(whole, numbers, slots)
+    for first, last in ((0, 1), (1, 17), (17, 30)):
+        stored(parts, numbers[first:last], slots[first:last])
+    assert torch.equal(whole.pages.on_device, parts.pages.on_device)
+
+
+@each_kv_dtype
+def test_a_poisoned_block_is_nan_and_scratch_is_zero(kv_dtype):
+    pool = pool_of(kv_dtype)
+    stored(pool, drawn(32, 2, 8))
+    pool.poison(torch.tensor([2]))
+    for numbers in (pool.keys(1), pool.values(1)):
+        assert numbers[2].isnan().all()
+        assert not numbers[pool.scratch_block].any()
+        assert numbers[[0, 1, 3, 4, 5, 6, 7]].isfinite().all()
+
+
+@each_kv_dtype
+def test_copies_and_swaps_carry_codes_and_scales(kv_dtype):
+    pool = pool_of(kv_dtype, num_host_blocks=2)
+    numbers = stored(pool, drawn(32, 2, 8)).unflatten(0, (8, 4))
+    pairs = {
+        "device_to_host": np.array([[3, 1]], np.int32),
+        "host_to_device": np.array([[1, 6]], np.int32),
+        "device_to_device": np.array([[6, 0]], np.int32),
+    }
+    run_moves(pool, Moves(**pairs))
+    for block in (0, 6):
+        assert torch.equal(pool.keys(1)[block], numbers[3])
+
+
+@pytest.mark.parametrize(("kv_dtype", "times"), [("int8", 1.9), ("int4", 3.6)])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_so_many_times_the_blocks_of_bfloat16_fit_in_the_same_bytes(kv_dtype, times, head_dim):
+    sizes = {"num_layers": 30, "block_size": 16, "num_kv_heads": 3, "head_dim": head_dim, "dtype": torch.bfloat16}
+    assert KVPool.bytes_per_block(**sizes) >= times * KVPool.bytes_per_block(**sizes, kv_dtype=kv_dtype)
+
+
+@each_kv_dtype
+def test_a_pool_takes_the_bytes_that_its_blocks_do(kv_dtype):
+    pool = pool_of(kv_dtype, 3)
+    sizes = {"num_layers": 2, "block_size": 4, "num_kv_heads": 2, "head_dim": 3, "dtype": torch.float32}
+    of_head = {"int8": 3 + 2, "int4": 2 + 2}[kv_dtype]
+    assert pool.pages.page_bytes == KVPool.bytes_per_block(**sizes, kv_dtype=kv_dtype) == 2 * 2 * 4 * 2 * of_head
+
+
+def test_layers_of_one_pool_can_be_stored_in_different_ways():
+    places = {0: EntryPlace(0, 0, 2, 8, "int4"), 1: EntryPlace(0, 256, 2, 8)}
+    layers = {layer: KVPlace(0, place, place._replace(offset=place.offset + 1024)) for layer, place in places.items()}
+    pool = LayeredPool(layers, num_blocks=4, page_bytes=2048, block_size=4)
+    numbers = drawn(16, 2, 8)
+    for layer in (0, 1):
+        pool.write_kv(layer, torch.arange(16), numbers, -numbers)
+    found = [pool.keys(layer)[:4].flatten(0, 1) for layer in (0, 1)]
+    assert torch.equal(found[1], numbers)
+    assert 0 < (found[0] - numbers).abs().max() < 0.3
+    assert (pool.kv_dtype, pool.is_side_by_side) == ("int4", False)
+
+
+def test_a_kv_dtype_that_is_none_is_refused():
+    with pytest.raises(InvalidPool, match='kv_dtype is "fp8"; known are auto, int8, int4'):
+        pool_of("fp8")
+
+
+@each_kv_dtype
+def test_a_backend_that_cannot_read_it_says_so(kv_dtype):
+    shape = LayerShape(2, 2, 64, 16, torch.bfloat16, torch.device("cuda"), kv_dtype=kv_dtype)
+    from paged.attention.xformers_splitk import Backend
+
+    with pytest.raises(UnsupportedByBackend, match=f"K and V in {kv_dtype}"):
+        Backend.check(shape)
+    get_backend("torch_gather").check(shape)
