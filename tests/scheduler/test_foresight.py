@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 from paged.block_manager import BlockManager
 from paged.scheduler import POLICIES, Request, Scheduler
-from paged.scheduler.foresight import ROWS, STRIDE, peak
-from paged.scheduler.foresight import WINDOW, OutputLengths
+from paged.scheduler.foresight import ROWS, STRIDE, WINDOW, OutputLengths, peak
 
 STEERED = msgspec.structs.replace(POLICIES["paged"], name="steered", quantile=0.4, stall_target=None)
 ORACLE = msgspec.structs.replace(POLICIES["paged"], name="oracle", foresight="expected")
