@@ -51,7 +51,9 @@ class Packer:
             num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.setflags(write=False)
             known = ends - num_drafts
-        samples, num_samples = _samples(step, rows, state.columns.not_sampling)
+        samples, num_samples = _ALL_TRUE.first(num), num
+        if step.chunks or state.columns.not_sampling:
+            samples, num_samples = _samples(step, rows, state.columns.not_sampling)
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         out = None if composed.is_empty else flight
         ticket = Ticket(
@@ -119,17 +121,22 @@ class Packer:
             positions = positions.copy()
         if not step.chunks:
             return token_ids, positions, composed.slots, begins
-        flight, tables, size = composed.flight, self._manager.rows, self._manager.block_size
-        starts = flight.starts[len(step.decodes) :]
-        counts = flight.ends[len(step.decodes) :] - starts
-        rows, at = flight.rows[len(step.decodes) :].repeat(counts), rising_from(starts, counts)
-        slots = tables.block_tables[rows, at // size].astype(np.int64) * size + at % size
-        return (
-            np.concatenate([token_ids, tables.tokens[rows, at]]),
-            np.concatenate([positions, at]),
-            np.concatenate([composed.slots, slots]),
-            begins,
+        size, tables, ids = self._manager.block_size, self._manager.rows.block_tables, self._manager.rows.tokens
+        columns = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in step.chunks]
+        # All slots of all touched blocks. The cast is apart: numpy buffers an operation on mixed types.
+        bases = np.concatenate(columns).astype(np.int64)
+        touched, at, parts = (
+            (bases[:, None] * size + rising(size)).reshape(-1),
+            0,
+            [(token_ids, positions, composed.slots)],
         )
+        for blocks, (row, first, count, _) in zip(columns, step.chunks, strict=True):
+            begin = at + first % size
+            numbers = rising(first + count)[first:]
+            parts.append((ids[row, first : first + count], numbers, touched[begin : begin + count]))
+            at += len(blocks) * size
+        token_ids, positions, slots = map(np.concatenate, zip(*parts, strict=True))
+        return token_ids, positions, slots, begins
 
     def _sources(self, step: Step, token_ids: Tokens, begins: Counts) -> tuple[Counts, Counts]:
         """Return the batch and the place that sample each token without a value yet, else -1; set its id to -1."""

@@ -50,7 +50,7 @@ class Apart(Composition):
 
     def steps_shut(self, state: State) -> int:
         """How many of the coming steps surely let no request in, if the same rows decode in them: too few can enter together, as long as those who decode take ever more blocks, and decoding has not gone on long enough."""
-        state.books.begin_step()
+        state.books.set_owed(None)
         step = Step(state.limits.max_tokens_per_step, state.limits.max_sequences, np.empty(0, np.int64))
         if not state.waiting.num or state.away.num or self._interrupts(state, step):
             return 0
