@@ -96,8 +96,9 @@ class EventLog:
                 before, now = self._told.pop((run, place), []), self._residing(run, place)
                 if now:
                     self._told[run, place] = now
-                removed += [self._removed(run, place, *part) for part in _without(before, now)]
-                stored += [self._stored(run, place, *part) for part in _without(now, before)]
+                if now != before:
+                    removed += [self._removed(run, place, *part) for part in _without(before, now)]
+                    stored += [self._stored(run, place, *part) for part in _without(now, before)]
         events: list[Event] = [Cleared()] if self._was_cleared else []
         self._changed, self._was_cleared = set(), False
         return [*events, *removed[::-1], *stored]
@@ -127,6 +128,9 @@ class EventLog:
         blocks = run.blocks[place]
         if blocks is None or length <= 0:
             return []
+        if (there := run.num_there(place, 0, length)) == min(length, len(blocks)):
+            # Most often there is no gap.
+            return [(0, there)]
         edges = np.diff(blocks[:length] >= 0, prepend=False, append=False).nonzero()[0].tolist()
         return list(zip(edges[::2], edges[1::2], strict=True))
 

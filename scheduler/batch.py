@@ -219,6 +219,12 @@ class SchedulerStats(Counted):
     rejected: int = 0
     aborted: int = 0
 
+    def count_batches(self, num: int, computed: int, outputs: int) -> None:
+        """Batches ran, with so many tokens in all."""
+        self.steps += num
+        self.computed_tokens += computed
+        self.output_tokens += outputs
+
     def count_preemption(self, kind: str, nth: int) -> None:
         """A request was preempted for the `nth` time, by "swap" or "recompute"."""
         self.count(**{f"preemptions_{kind}": 1})

@@ -98,7 +98,6 @@ def _wrong(batch: Batch, what: str) -> WrongTokens:
 def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) -> Outputs:
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
-    state.stats.count(steps=int(len(ticket.rows) > 0), computed_tokens=len(batch.token_ids))
     if ticket.gone or ticket.recomputed:
         state.stats.count(**state.outstanding.count_waste(batch))
     state.outstanding.release_loading(batch.number)
@@ -121,7 +120,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
-    state.stats.count(output_tokens=len(tokens))
+    state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens))
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
     may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
@@ -324,7 +323,7 @@ def end_sequences(
                 until = state.now + (math.inf if retention.lasts is None else retention.lasts)
                 priority, lasts = int(retention.priority), until if until < math.inf else None
                 state.manager.content.retain_row(request.rows[sequence], priority, lasts)
-        request.count(num_output=num_output, num_live=-1)
+        request.note_ended(num_output)
         row = state.unseat(request, sequence, None)
         if row >= 0:
             state.manager.release(row)

@@ -17,7 +17,7 @@ from .batch import SchedulerStats
 from .policies import Policy
 from .request import RequestState
 from .reservations import ROWS, Books
-from .rows import Counts
+from .rows import NO_ROWS, Counts
 
 WINDOW = 1000  # ended outputs that are remembered
 STRIDE = 16  # steps after which one that did not fit is looked at again, though no request ended and none came
@@ -103,6 +103,11 @@ class OutputLengths:
             means: NDArray[np.float64] = come / lasting[place]
         return means
 
+    def remaining_of(self, written: int, quantile: float) -> int:
+        """Return `remaining` of one sequence."""
+        longer = bisect_left(self._rising, -written)
+        return -written - self._rising[int((1.0 - quantile) * longer)]
+
     def remaining(self, written: Counts, quantile: float) -> Counts:
         """Return the tokens to come after `written`, int64 [n]; below 1 if only an immediate end is known."""
         unwritten = -written
@@ -120,7 +125,7 @@ class Foresight:
         self.quantile = self._base = policy.quantile
         self._next_look = 0
         self._moment: tuple[int, int, int, int, float] | None = None
-        self._in: tuple[Counts, Counts] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._in: tuple[Counts, Counts, float] = NO_ROWS, NO_ROWS, 0.0
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
         manager = books.manager
@@ -208,39 +213,50 @@ class Foresight:
 
     def peak_with(self, request: RequestState) -> int:
         """Return the peak of tokens in memory if the waiting request is admitted now."""
-        held, remaining = self._those_in()
-        wish, live = request.request.expected_tokens if self._knows else None, request.live_sequences
-        known = np.array([len(tokens) for tokens in request.tokens if tokens is not None])
-        before = request.prompt_len + np.array([request.appended[i] for i in live])
-        most = np.array([request.max_total[i] for i in live])
-        more_held, more_remaining = self._guessed(known, before, before + (wish or 0), most)
-        return peak(np.concatenate([held, more_held]), np.concatenate([remaining, more_remaining]))
+        held, remaining, quantile = self._those_in()
+        wish, slack, more_held, more_left = request.request.expected_tokens, self._books.manager.block_size // 2, [], []
+        for i, tokens in enumerate(request.tokens):
+            if tokens is None:
+                continue
+            known, before = len(tokens), request.prompt_len + request.appended[i]
+            left = self._lengths.remaining_of(known - before, quantile)
+            if self._knows and wish is not None and before + wish > known:
+                left = before + wish - known
+            more_held.append(known + slack)
+            more_left.append(max(1, min(left, request.max_total[i] - known)))
+        if self._books.manager.layout.sides:
+            slots = self._as_slots(np.array(more_held), np.array(more_left))
+            more_held, more_left = slots[0].tolist(), slots[1].tolist()
+        held[-1], remaining[-1] = more_held[0], more_left[0]
+        if len(more_held) > 1:
+            held, remaining = np.concatenate([held, more_held[1:]]), np.concatenate([remaining, more_left[1:]])
+        return peak(held, remaining)
 
-    def _those_in(self) -> tuple[Counts, Counts]:
-        """Return held and coming tokens of admitted sequences, int64 [n] each."""
+    def _those_in(self) -> tuple[Counts, Counts, float]:
+        """Return held and coming slots of admitted sequences, int64 [n + 1] each, with a last place for a newcomer, and the
+        quantile of the guesses."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
         moment = books.manager.batch, books.queues.running.num, books.queues.away.num, len(books.bounded), self.quantile
         if moment != self._moment:
-            rows = books.rows_in()
-            most, expected = columns.max_total[rows], columns.expected_total[rows] if self._knows else 0
+            rows = np.append(books.rows_in(), 0)
+            known, most, quantile = tables.num_tokens[rows], columns.max_total[rows], self._quantile_now()
+            expected = columns.expected_total[rows] if self._knows else 0
             if books.bounded:
                 # Everything up to their full length is reserved.
                 is_theirs = np.isin(rows, [row for other in books.bounded for row in other.live_rows])
                 expected = np.where(is_theirs, most, expected)
-            self._in = self._guessed(tables.num_tokens[rows], columns.prompt_total[rows], expected, most)
+            guessed = self._lengths.remaining(known - columns.prompt_total[rows], quantile)
+            # On average half of a last block is empty.
+            held = known + books.manager.block_size // 2
+            self._in = *self._as_slots(held, outputs_left(guessed, expected, known, most)), quantile
             self._moment = moment
         return self._in
 
-    def _guessed(self, known: Counts, before: Counts, expected: Counts | int, most: Counts) -> tuple[Counts, Counts]:
-        """Return held and coming slots of sequences with `known` tokens, of which `before` are no outputs, int64 [n] each.
-        `expected` and `most`: tokens in the end."""
-        layout, guessed = self._books.manager.layout, self._lengths.remaining(known - before, self._quantile_now())
-        remaining = outputs_left(guessed, expected, known, most)
-        # On average half of a last block is empty.
-        held = known + self._books.manager.block_size // 2
+    def _as_slots(self, held: Counts, remaining: Counts) -> tuple[Counts, Counts]:
+        """Return these tokens, int64 [n] each, as slots: what other groups hold at last is held from the start."""
+        layout = self._books.manager.layout
         if not layout.sides:
             return held, remaining
-        # What other groups hold at last is held from the start.
         beside = layout.side_slots(held + remaining)
         return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
 

@@ -11,7 +11,7 @@ from paged.block_manager import Composed, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
 from .batch import NO_LOADS, Batch, Ticket
-from .rows import Counts, Rows
+from .rows import NO_ROWS, Counts, Rows
 from .state import State, Step
 
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
@@ -24,9 +24,7 @@ class Packer:
 
     def __init__(self, owner: object, state: State) -> None:
         self._owner, self._state, self._manager = owner, state, state.manager
-        self._rows: Rows = np.empty(0, np.int64)
-        self._ids: NDArray[np.object_] = np.empty(0, object)
-        self._sequences: Counts = np.empty(0, np.int64)
+        self._name(NO_ROWS)
 
     def pack(self, step: Step) -> Batch:
         """Commit a decided step, whose rows are in flight from now on. Return its batch."""
@@ -41,7 +39,7 @@ class Packer:
         if rows is not self._rows:
             self._name(rows)
         num, drafts, known = len(rows), None, ends
-        counts, start_loc, num_drafts = ones(num), rising(num + 1), _ALL_ZERO.first(num)
+        (counts, start_loc, num_drafts, samples), num_samples = self._usual, num
         if step.chunks or step.draft_counts is not None:
             counts, start_loc = ends - flight.starts, np.zeros(num + 1, np.int64)
             counts.setflags(write=False)
@@ -51,7 +49,8 @@ class Packer:
             num_drafts[: len(step.decodes)] = step.draft_counts
             num_drafts.setflags(write=False)
             known = ends - num_drafts
-        samples, num_samples = _samples(step, rows, state.columns.not_sampling)
+        if step.chunks or state.columns.not_sampling:
+            samples, num_samples = _samples(step, rows, state.columns.not_sampling)
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         out = None if composed.is_empty else flight
         ticket = Ticket(
@@ -99,8 +98,9 @@ class Packer:
         return composed, positions
 
     def _name(self, rows: Rows) -> None:
-        """Remember which sequence each row serves."""
-        columns, self._rows = self._state.columns, rows
+        """Remember which sequence each row serves, and the arrays of a batch where each row decodes."""
+        columns, num, self._rows = self._state.columns, len(rows), rows
+        self._usual = ones(num), rising(num + 1), _ALL_ZERO.first(num), _ALL_TRUE.first(num)
         self._ids = columns.id[rows]
         self._sequences = columns.sequence[rows]
         for names in (self._ids, self._sequences):
@@ -119,17 +119,22 @@ class Packer:
             positions = positions.copy()
         if not step.chunks:
             return token_ids, positions, composed.slots, begins
-        flight, tables, size = composed.flight, self._manager.rows, self._manager.block_size
-        starts = flight.starts[len(step.decodes) :]
-        counts = flight.ends[len(step.decodes) :] - starts
-        rows, at = flight.rows[len(step.decodes) :].repeat(counts), rising_from(starts, counts)
-        slots = tables.block_tables[rows, at // size].astype(np.int64) * size + at % size
-        return (
-            np.concatenate([token_ids, tables.tokens[rows, at]]),
-            np.concatenate([positions, at]),
-            np.concatenate([composed.slots, slots]),
-            begins,
+        size, tables, ids = self._manager.block_size, self._manager.rows.block_tables, self._manager.rows.tokens
+        columns = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in step.chunks]
+        # All slots of all touched blocks. The cast is apart: numpy buffers an operation on mixed types.
+        bases = np.concatenate(columns).astype(np.int64)
+        touched, at, parts = (
+            (bases[:, None] * size + rising(size)).reshape(-1),
+            0,
+            [(token_ids, positions, composed.slots)],
         )
+        for blocks, (row, first, count, _) in zip(columns, step.chunks, strict=True):
+            begin = at + first % size
+            numbers = rising(first + count)[first:]
+            parts.append((ids[row, first : first + count], numbers, touched[begin : begin + count]))
+            at += len(blocks) * size
+        token_ids, positions, slots = map(np.concatenate, zip(*parts, strict=True))
+        return token_ids, positions, slots, begins
 
     def _sources(self, step: Step, token_ids: Tokens, begins: Counts) -> tuple[Counts, Counts]:
         """Return the batch and the place that sample each token without a value yet, else -1; set its id to -1."""

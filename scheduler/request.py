@@ -145,11 +145,13 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
     Raises InvalidRequest."""
     if type(request.id) is not str or not request.id:
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
-    rare, eos = _rare_of(request), request.eos_token_id
+    rare, most, eos = _rare_of(request), request.max_tokens, request.eos_token_id
     # Types first: arrays refuse to be compared.
-    is_usual = [*map(type, rare)] == _USUAL_TYPES and rare == _USUAL
-    if not (is_usual and _is_count(request.max_tokens, 1) and (eos is None or _is_token(eos))):
+    is_usual = [*map(type, rare)] == _USUAL_TYPES and rare == _USUAL and type(most) is int and 0 < most <= UNLIMITED
+    own = request
+    if not is_usual or not (eos is None or (type(eos) is int and 0 <= eos < 2**31)):
         _check_fields(request)
+        own = _with_own_integers(request)
     try:
         prompt = tokens_of(vocabulary_size, request.prompt)
     except InvalidTokens as invalid:
@@ -159,8 +161,7 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
     if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
     # The array may be the caller's.
-    own = prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt
-    return _with_own_integers(request), own, namespace_root(request)
+    return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, namespace_root(request)
 
 
 def _check_fields(request: Request) -> None:
@@ -257,6 +258,7 @@ class RequestState(Counted, eq=False, gc=False):
     high_water: list[int]  # tokens that were computed once: below it, computing is recomputing
     appended: list[int]  # tokens that the caller appended
     has_sampled: list[bool]  # all known tokens are computed and sampled: computed again, they do not sample
+    is_plain: bool  # new, one sequence, and loads nothing: most are
     status: Status = Status.WAITING
     num_output: int = 0  # output tokens of the sequences that have ended
     preemptions: int = 0
@@ -274,11 +276,6 @@ class RequestState(Counted, eq=False, gc=False):
     @property
     def id(self) -> str:
         return self.request.id
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is new, one sequence, and loads nothing: most are."""
-        return self.is_new and len(self.rows) == 1 and self.num_loading == 0 and not self.request.is_private
 
     @property
     def first_tokens(self) -> Tokens:
@@ -343,7 +340,7 @@ class RequestState(Counted, eq=False, gc=False):
         return number
 
     def admitted(self) -> None:
-        self.is_new = False
+        self.is_plain = self.is_new = False
 
     def charge(self, num_tokens: int, turn: float) -> None:
         """Charge so many tokens to its tenant; from now on its turn stands for its arrival."""
@@ -373,6 +370,11 @@ class RequestState(Counted, eq=False, gc=False):
         """Wait for blocks that the request of this id computes; None: for none."""
         self.follows = leader
 
+    def note_ended(self, num_output: int) -> None:
+        """One of its sequences, of so many outputs, has ended."""
+        self.num_output += num_output
+        self.num_live -= 1
+
     def usage(self) -> RequestUsage:
         took = self.hit_tokens, self.recomputed_tokens, self.swapped_blocks, self.preemptions
         return RequestUsage(self.prompt_len, self.num_output, *took)
@@ -397,4 +399,5 @@ def state_of(
         [0] * num,
         [0] * num,
         [False] * num,
+        num == 1 and not request.num_computed and not request.is_private,
     )

@@ -221,6 +221,8 @@ class RunningRows:
 
     def __init__(self) -> None:
         self._rows: Rows = np.empty(0, np.int64)
+        # Since the array was read: rows to append, or to mask out.
+        self._joined: list[int] = []
         self._left: list[int] = []
         self._is_stale = False
         # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
@@ -232,27 +234,31 @@ class RunningRows:
     def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
         """Add rows that run from now on: `at_end`, or after the first `place` rows, if that is known."""
         self.num += len(rows)
-        if self._left:
-            self._mask_out()
+        if self._left or not at_end:
+            self._apply()
         if at_end:
-            place = len(self._rows)
-        if place is None:
+            self._joined += rows
+        elif place is None or self._is_stale:
             self._is_stale = True
-        elif rows and not self._is_stale:
+        else:
             self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
 
     def leave(self, rows: list[int]) -> None:
         self.num -= len(rows)
+        if self._joined:
+            self._apply()
         self._left += rows
 
     def keep(self, rows: Rows) -> bool:
         """Keep `rows`, those of a batch, if they are all running rows in order. Return whether."""
         if self._left or self._is_stale:
             return False
-        if rows is not self._rows:
-            if rows.tobytes() != self._rows.tobytes():
-                return False
-            self._rows = rows
+        if rows is self._rows and not self._joined:
+            return True
+        self._apply()
+        if rows.tobytes() != self._rows.tobytes():
+            return False
+        self._rows = rows
         return True
 
     def settle(self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: Counts, known: Counts) -> None:
@@ -261,7 +267,7 @@ class RunningRows:
         stay = rows
         if goes_on is not None:
             stay, computed, known = rows[goes_on], computed[goes_on], known[goes_on]
-        if rows is self._rows and not self._is_stale and len(self._left) == len(rows) - len(stay):
+        if rows is self._rows and not (self._joined or self._is_stale) and len(self._left) == len(rows) - len(stay):
             self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 
     def unsettle(self) -> None:
@@ -288,12 +294,16 @@ class RunningRows:
         """Return the rows. `states` iterates the running requests in order, in case the array is made anew."""
         if self._is_stale:
             self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
-            self._is_stale, self._left, self.num = False, [], len(self._rows)
-        elif self._left:
-            self._mask_out()
+            self._is_stale, self._joined, self._left, self.num = False, [], [], len(self._rows)
+        elif self._joined or self._left:
+            self._apply()
         return self._rows
 
-    def _mask_out(self) -> None:
-        stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
-        stays[self._left] = False
-        self._rows, self._left = self._rows[stays[self._rows]], []
+    def _apply(self) -> None:
+        """Append the rows that joined, or mask out those that left: there are never both."""
+        if self._joined:
+            self._rows, self._joined = np.concatenate([self._rows, self._joined]), []
+        elif self._left:
+            stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
+            stays[self._left] = False
+            self._rows, self._left = self._rows[stays[self._rows]], []

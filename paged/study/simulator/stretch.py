@@ -88,7 +88,7 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
         state.running_rows.steady = (steady, computed + num_steps, ends + num_steps)
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
-    state.stats.count(steps=num_steps, computed_tokens=len(rows) * num_steps, output_tokens=tokens.size)
+    state.stats.count_batches(num_steps, len(rows) * num_steps, tokens.size)
     scheduler._raise_violations()
     return drawn
 
