@@ -65,7 +65,7 @@ from pathlib import Path
 import numpy as np, torch
 from paged import Engine, SamplingParams
 torch.set_num_threads(1)
-config, rows, steps = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+config, steps, works = json.loads(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 model = "hybrid"
 if config:
     from transformers import AutoModelForCausalLM
@@ -82,7 +82,7 @@ engine = Engine(model, kv_cache_bytes=768 << 20, max_sequences=32, max_tokens_pe
 random = np.random.default_rng(0)
 def add(length, outputs):
     engine.add_request(random.integers(3, 1000, length).tolist(), SamplingParams(max_tokens=outputs, temperature=0, ignore_eos=True))
-def timed():
+def timed(rows):
     if not rows:
         add(512, 1)
         begin = time.process_time()
@@ -100,24 +100,28 @@ def timed():
     while engine.has_unfinished:
         engine.step()
     return rows * steps / seconds
-timed()
-print(timed())
+found = {}
+for work, rows in works.items():
+    timed(rows)
+    found[work] = timed(rows)
+print(json.dumps(found))
 """
 
 
-def tokens_a_second(tree: Path, model: str, rows: int) -> float:
-    """The second time, in a process of its own."""
+def tokens_a_second(tree: Path, model: str) -> dict[str, float]:
+    """Of each work, the second time, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    steps = 10 * (16 if model == "hybrid" else 1)
+    steps = 160 if model == "hybrid" else 10
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(MODELS[model]), str(rows), str(steps)],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(MODELS[model]), str(steps), json.dumps(WORK)],
         env=environment,
         cwd=tree,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return float(done.stdout)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def commit(tree: Path) -> str:
@@ -135,14 +139,15 @@ def main(before: Annotated[Path, typer.Argument(help="A checkout of the earlier 
 
     lines = []
     for model in MODELS:
-        for work, rows in WORK.items():
-            speeds: dict[Path, list[float]] = {before: [], REPOSITORY: []}
-            for number in range(rounds):
-                for tree in (before, REPOSITORY) if number % 2 else (REPOSITORY, before):
-                    speeds[tree].append(tokens_a_second(tree, model, rows))
-            ratio = [now / then for now, then in zip(speeds[REPOSITORY], speeds[before], strict=True)]
+        speeds: dict[Path, list[dict[str, float]]] = {before: [], REPOSITORY: []}
+        for number in range(rounds):
+            for tree in (before, REPOSITORY) if number % 2 else (REPOSITORY, before):
+                speeds[tree].append(tokens_a_second(tree, model))
+        for work in WORK:
+            then, now = ([each[work] for each in speeds[tree]] for tree in (before, REPOSITORY))
+            ratio = [new / old for new, old in zip(now, then, strict=True)]
             lines.append(
-                f"| {model} | {work} | {spread(speeds[before], ',.0f')} | {spread(speeds[REPOSITORY], ',.0f')} | {np.median(ratio):.1f} × ({min(ratio):.1f} to {max(ratio):.1f}) |"
+                f"| {model} | {work} | {spread(then, ',.0f')} | {spread(now, ',.0f')} | {np.median(ratio):.1f} × ({min(ratio):.1f} to {max(ratio):.1f}) |"
             )
             print(lines[-1], flush=True)
     its = machine()

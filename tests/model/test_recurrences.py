@@ -57,9 +57,9 @@ class Convolution:
 class DeltaRule:
     """Heads that share keys two by two; a state in a unit a head."""
 
-    def __init__(self, heads, key_size, value_size, *, is_normed=True):
+    def __init__(self, heads, key_size, value_size, *, is_normed=True, has_many_decays=False):
         self.shape, self.dtype, self.units = (2 * heads, key_size, value_size), torch.float32, 2 * heads
-        self.is_normed = is_normed
+        self.is_normed, self.decays = is_normed, (key_size,) if has_many_decays else ()
 
     def tokens(self, count, seed):
         heads, key_size, value_size = self.shape
@@ -67,7 +67,7 @@ class DeltaRule:
         if not self.is_normed:
             keys = keys / keys.norm(dim=-1, keepdim=True)
         values, decay, beta = (
-            drawn(count, heads, *size, seed=seed + 2 + i) for i, size in enumerate([(value_size,), (), ()])
+            drawn(count, heads, *size, seed=seed + 2 + i) for i, size in enumerate([(value_size,), self.decays, ()])
         )
         return [queries, keys, values, -decay.abs(), beta.sigmoid()]
 
@@ -84,7 +84,7 @@ class DeltaRule:
             queries, keys = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (queries, keys))
         state, out = state.double(), []
         for q, k, v, g, b in zip(queries / math.sqrt(queries.shape[-1]), keys, values, decay, beta, strict=True):
-            state = state * g.exp()[:, None, None]
+            state = state * g.exp().reshape(len(g), -1, 1)
             change = (v - (state * k[..., None]).sum(1)) * b[:, None]
             state = state + k[..., None] * change[:, None]
             out.append((state * q[..., None]).sum(1))
@@ -157,7 +157,7 @@ KINDS = st.one_of(
         has_bias=st.booleans(),
         has_silu=st.booleans(),
     ),
-    st.builds(DeltaRule, st.integers(1, 2), SIZES, SIZES, is_normed=st.booleans()),
+    st.builds(DeltaRule, st.integers(1, 2), SIZES, SIZES, is_normed=st.booleans(), has_many_decays=st.booleans()),
     st.builds(Scan, st.integers(1, 2), SIZES, SIZES, has_skip=st.booleans()),
     st.builds(SelectiveScan, SIZES, SIZES, has_skip=st.booleans()),
 )
@@ -318,6 +318,14 @@ def test_a_state_of_another_shape_is_refused_and_nothing_is_written():
     with pytest.raises(UnsupportedModel, match=r"a state of \(2, 16, 16\) .* keeps \(2, 16, 8\) in torch.float32"):
         memory.run([other.tokens(1, 3)], [-1], [0])
     assert torch.equal(memory.pool.pages.on_device, before)
+
+
+def test_arguments_of_another_shape_are_refused():
+    memory = Memory(kind := DeltaRule(1, 16, 16))
+    tokens = kind.tokens(3, 3)
+    tokens[3] = tokens[3][:, :1]
+    with pytest.raises(UnsupportedModel, match=r"decay of \(3, 1\); .* takes \(3, 2\)"):
+        memory.run([tokens], [-1], [0])
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2", "jamba"])

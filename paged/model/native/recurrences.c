@@ -155,22 +155,28 @@ INLINE void prepare(const float *from, size_t size, int is_normed, float scale, 
     for (size_t i = 0; i < size; i++) to[i] = from[i] * factor;
 }
 
+/* What is kept of each of `size` rows of a state, of the logarithm of one decay or of as many. */
+INLINE void keep(const float *decay, size_t given, size_t size, float *to) {
+    for (size_t i = 0; i < given; i += LANES) put_some(to + i, exp_of(some(decay + i, given - i)), given - i);
+    for (size_t i = given; i < size; i++) to[i] = to[0];
+}
+
 /* One token and `wide` vectors of a head's columns, the last of them with `count` - (wide - 1) * LANES columns: the state loses by decay, what
  * it holds at the key moves towards the value by a share, and the query reads it. */
 INLINE void delta_columns(const int wide, const float *before, float *state, size_t columns, size_t key_size, size_t count, const float *key,
-                          const float *query, const float *value, float kept, float share, float *out) {
+                          const float *query, const float *kept, const float *value, float share, float *out) {
     const size_t last = count - (wide - 1) * LANES;
     vec held[WIDE] = {{0}}, found[WIDE] = {{0}};
     if (before)
         for (size_t i = 0; i < key_size; i++)
             UNROLL for (int j = 0; j < wide; j++)
-                held[j] = fused(some(before + i * columns + j * LANES, j < wide - 1 ? LANES : last) * kept, spread(key[i]), held[j]);
+                held[j] = fused(some(before + i * columns + j * LANES, j < wide - 1 ? LANES : last) * kept[i], spread(key[i]), held[j]);
     UNROLL for (int j = 0; j < wide; j++) held[j] = (some(value + j * LANES, j < wide - 1 ? LANES : last) - held[j]) * share;
     for (size_t i = 0; i < key_size; i++)
         UNROLL for (int j = 0; j < wide; j++) {
             const size_t width = j < wide - 1 ? LANES : last;
             vec now = {0};
-            if (before) now = some(before + i * columns + j * LANES, width) * kept;
+            if (before) now = some(before + i * columns + j * LANES, width) * kept[i];
             now = fused(spread(key[i]), held[j], now);
             put_some(state + i * columns + j * LANES, now, width);
             found[j] = fused(now, spread(query[i]), found[j]);
@@ -184,23 +190,24 @@ static void delta_head(const paged_delta_rule *call, const paged_rows *rows, int
     const float *before = own.before;
     float *state = own.state;
     if (!state) return;
-    float key[PAGED_MOST_KEY_SIZE], query[PAGED_MOST_KEY_SIZE];
+    float key[PAGED_MOST_KEY_SIZE], query[PAGED_MOST_KEY_SIZE], kept[PAGED_MOST_KEY_SIZE];
     for (int64_t t = rows->starts[row]; t < rows->starts[row + 1]; t++) {
         const int64_t of_head = t * call->heads + head;
         const int64_t of_key = (t * call->key_heads + head / (call->heads / call->key_heads)) * (int64_t)key_size;
         const float *value = call->values + of_head * (int64_t)columns;
         float *out = call->out + of_head * (int64_t)columns;
-        const float kept = exp_of(spread(call->decay[of_head]))[0], share = call->beta[of_head];
+        const float share = call->beta[of_head];
+        keep(call->decay + of_head * call->decay_size, call->decay_size, key_size, kept);
         prepare(call->keys + of_key, key_size, call->is_normed, 1, key);
         prepare(call->queries + of_key, key_size, call->is_normed, call->scale, query);
         for (size_t c = 0; c < columns;) {
             const float *from = before ? before + c : NULL;
             if (columns - c >= COLUMNS) {
-                delta_columns(WIDE, from, state + c, columns, key_size, COLUMNS, key, query, value + c, kept, share, out + c);
+                delta_columns(WIDE, from, state + c, columns, key_size, COLUMNS, key, query, kept, value + c, share, out + c);
                 c += COLUMNS;
             } else {
                 const size_t count = columns - c < LANES ? columns - c : LANES;
-                delta_columns(1, from, state + c, columns, key_size, count, key, query, value + c, kept, share, out + c);
+                delta_columns(1, from, state + c, columns, key_size, count, key, query, kept, value + c, share, out + c);
                 c += count;
             }
         }

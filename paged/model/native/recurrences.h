@@ -24,13 +24,15 @@ typedef struct {
     int32_t element, has_silu; /* enum element; whether silu comes after it */
 } paged_convolution;
 
-/* The gated delta rule (Yang et al., 2024). A state has a unit a head, float32 [key_size, value_size]. */
+/* The gated delta rule (Yang et al., 2024), and Kimi's, whose decay is one for each number of a key. A state has a unit a head, float32 [key_size, value_size]. */
 typedef struct {
     const float *queries, *keys;      /* [places, key_heads, key_size], each head of which serves heads / key_heads in a row */
     const float *values;              /* [places, heads, value_size] */
-    const float *decay, *beta;        /* [places, heads]: the decay's logarithm, and the share of the correction */
+    const float *decay;               /* [places, heads, decay_size]: its logarithm */
+    const float *beta;                /* [places, heads]: the share of the correction */
     float *out;                       /* [places, heads, value_size] */
     int64_t heads, key_heads, key_size, value_size;
+    int64_t decay_size;               /* 1 or key_size */
     float scale;                      /* of queries */
     int32_t is_normed;                /* whether queries and keys are brought to length 1 first */
 } paged_delta_rule;

@@ -56,7 +56,7 @@ class _Convolution(ctypes.Structure):
 class _DeltaRule(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("queries", "keys", "values", "decay", "beta", "out")),
-        *((name, _int64) for name in ("heads", "key_heads", "key_size", "value_size")),
+        *((name, _int64) for name in ("heads", "key_heads", "key_size", "value_size", "decay_size")),
         ("scale", ctypes.c_float),
         ("is_normed", _int32),
     )
@@ -121,7 +121,8 @@ def advance_delta_rule(
 
     queries, keys  [T, key heads, key size]; each serves heads / key heads in a row; `is_normed`: brought to length 1 first
     values         [T, heads, value size]
-    decay, beta    [T, heads]: the decay's logarithm, and the share of the correction
+    decay          [T, heads], or [T, heads, key size] with one for each number of a key: its logarithm
+    beta           [T, heads]: the share of the correction
     states         float32 [heads, key size, value size], a unit a head
     starts         as of `convolve`
     """
@@ -131,6 +132,9 @@ def advance_delta_rule(
         raise UnsupportedModel(
             f"a key of {keys.shape[2]} numbers; the gated delta rule in C has up to {MOST_KEY_SIZE}."
         )
+    tokens, heads, _ = values.shape
+    decays = (tokens, heads) if decay.dim() == 2 else (tokens, heads, keys.shape[2])
+    _check_shapes(decay=(decay, decays), beta=(beta, (tokens, heads)), queries=(queries, tuple(keys.shape)))
     out = _results(values.shape, torch.float32, starts)
     call = _DeltaRule(
         queries=queries.data_ptr(),
@@ -143,6 +147,7 @@ def advance_delta_rule(
         key_heads=keys.shape[1],
         key_size=keys.shape[2],
         value_size=values.shape[2],
+        decay_size=1 if decay.dim() == 2 else keys.shape[2],
         scale=keys.shape[2] ** -0.5,
         is_normed=is_normed,
     )
@@ -172,6 +177,8 @@ def advance_scan(
     x, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
     skip = None if skip is None else skip.float().contiguous()
     _check(rows, (*x.shape[1:], reading.shape[2]), torch.float32)
+    tokens, heads, _ = x.shape
+    _check_shapes(step=(step, (tokens, heads)), decay=(decay, (heads,)), into=(into, tuple(reading.shape)))
     out = _results(x.shape, torch.float32, starts)
     call = _Scan(
         x=x.data_ptr(),
@@ -212,6 +219,8 @@ def advance_selective_scan(
     x, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
     skip = None if skip is None else skip.float().contiguous()
     _check(rows, (x.shape[1], reading.shape[1]), torch.float32)
+    shape = (x.shape[1], reading.shape[1])
+    _check_shapes(step=(step, tuple(x.shape)), decay=(decay, shape), into=(into, tuple(reading.shape)))
     out = _results(x.shape, torch.float32, starts)
     call = _SelectiveScan(
         x=x.data_ptr(),
@@ -234,6 +243,13 @@ def _check(rows: RowPages, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         raise UnsupportedModel(
             f"a state of {its.shape} in {its.dtype}; this recurrence in C keeps {shape} in {dtype}, float32 or bfloat16."
         )
+
+
+def _check_shapes(**each: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Raise UnsupportedModel unless each tensor has its shape: C reads as much."""
+    for name, (tensor, shape) in each.items():
+        if tuple(tensor.shape) != shape:
+            raise UnsupportedModel(f"{name} of {tuple(tensor.shape)}; this recurrence in C takes {shape}.")
 
 
 def _results(shape: Sequence[int], dtype: torch.dtype, starts: NDArray[np.int64]) -> Tensor:

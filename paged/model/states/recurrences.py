@@ -5,6 +5,7 @@ with a cache object that says of no state that it is there, so that it goes the 
 
     causal_conv1d_fn                a short convolution: LFM2's layers, and what comes before the others
     torch_chunk_gated_delta_rule    Qwen3-Next, Qwen3.5, OLMo Hybrid
+    chunk_kimi_delta_attention      Kimi Linear, GLM 5 Next, Bailing Hybrid
     mamba2_chunk_scan               Mamba 2, Bamba, Granite 4, Nemotron-H, Falcon-H1, Zamba 2
     mamba_selective_scan            Mamba, Falcon-Mamba, Jamba
 
@@ -22,6 +23,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -57,7 +59,7 @@ class _Call:
         self.tail = f"conv {state_idx}"
         return conv_states
 
-    def update_recurrent_state(self, recurrent_states: None, layer_idx: int, **others: Any) -> None: ...
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, **others: Any) -> None: ...
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return False
@@ -66,6 +68,8 @@ class _Call:
         return False
 
 
+# In place of a state that is on pages.
+_ELSEWHERE = torch.empty(0)
 _UNDER_WAY: ContextVar[_Call] = ContextVar("call of a layer")
 
 
@@ -76,6 +80,7 @@ class Recurrence:
         functions = {
             "causal_conv1d_fn": self._convolve,
             "torch_chunk_gated_delta_rule": _advance_delta_rule,
+            "chunk_kimi_delta_attention": _advance_delta_rule,
             "mamba2_chunk_scan": _advance_scan,
             "mamba_selective_scan": _advance_selective_scan,
         }
@@ -134,8 +139,8 @@ def _advance_delta_rule(
     beta: Tensor,
     use_qk_l2norm_in_kernel: bool = False,
     **others: Any,
-) -> tuple[Tensor, None]:
-    """In place of torch_chunk_gated_delta_rule, [1, T, heads, size]."""
+) -> tuple[Tensor, Tensor]:
+    """In place of torch_chunk_gated_delta_rule and chunk_kimi_delta_attention, [1, T, heads, size]."""
     _refuse(others, "cu_seqlens", "initial_state")
     call = _UNDER_WAY.get()
     out = advance_delta_rule(
@@ -148,7 +153,7 @@ def _advance_delta_rule(
         rows=call.rows["recurrent 0"],
         is_normed=use_qk_l2norm_in_kernel,
     )
-    return out[None].to(query.dtype), None
+    return out[None].to(query.dtype), _ELSEWHERE
 
 
 def _advance_scan(
@@ -161,7 +166,7 @@ def _advance_scan(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **others: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor]:
     """In place of mamba2_chunk_scan, [1, T, heads, size]; A, B and C come by place."""
     _refuse(others, "z", "seq_idx", "initial_states")
     call = _UNDER_WAY.get()
@@ -178,7 +183,7 @@ def _advance_scan(
         starts=call.starts,
         rows=call.rows["recurrent 0"],
     )
-    return out[None], None
+    return out[None], _ELSEWHERE
 
 
 def _advance_selective_scan(
@@ -191,7 +196,7 @@ def _advance_selective_scan(
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
     **others: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor]:
     """In place of mamba_selective_scan, [1, channels, T]; A, B and C come by place."""
     call = _UNDER_WAY.get()
     step = dt[0].t()
@@ -208,7 +213,7 @@ def _advance_selective_scan(
         starts=call.starts,
         rows=call.rows["recurrent 0"],
     ).t()[None]
-    return out if z is None else out * nn.functional.silu(z), None
+    return out if z is None else out * nn.functional.silu(z), _ELSEWHERE
 
 
 def _refuse(others: dict[str, Any], *names: str) -> None:
