@@ -13,6 +13,8 @@ is where a block is poisoned. A product of a code and a scale is exact in float3
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -69,10 +71,10 @@ class QuantisedEntries:
         size = self.size & -self.size
         half = 1
         while half < size:
-            first, second = whole.unflatten(-1, (-1, 2, half)).unbind(-2)
+            first, second = whole.reshape(*whole.shape[:-1], -1, 2, half).unbind(-2)
             whole = torch.stack([first + second, first - second], -2).flatten(-3)
             half *= 2
-        return whole * size**-0.5
+        return whole * (1 / math.sqrt(size))
 
     def is_even(self, block_size: int) -> bool:
         """Whether a page is a whole number of blocks of this piece alone: its scales lie between."""
