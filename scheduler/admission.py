@@ -107,8 +107,8 @@ def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
 
 
 def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], *, passes: bool) -> RequestState | None:
-    """Return the first of these waiting requests that has its tokens, seats, and memory now and as foreseen. `passes`: it
-    would enter before the head of the queue."""
+    """Return the first of these waiting requests that has seats, and memory now and as foreseen. `passes`: it would
+    enter before the head of the queue."""
     manager, foresight, books, free = state.manager, state.foresight, state.books, None
     max_sequences = state.limits.max_sequences
     has_seat = state.running_rows.num < max_sequences
@@ -190,8 +190,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
 
 
 def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
-    """Return at which lengths of the request's prompt others begin: those that it names, and where it parts from the next
-    that wait. The first of them leaves there what a window or a state needs."""
+    """Return at which lengths of its prompt others begin: those that it names, and where it parts from the next that
+    wait. The first of them leaves there what a window or a state needs."""
     if state.manager.sides is None:
         return ()
     tokens, others = request.first_tokens, [state.waiting.head(), *state.waiting.behind(NUM_PASSING)]
@@ -253,7 +253,7 @@ def _has_seats(books: Books, step: Step, request: RequestState, max_sequences: i
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:
-    """Start one more sequence of a running request, which shares the full blocks of `sequence`; the partial one is copied
+    """Start one more sequence of a running request. It shares the full blocks of `sequence`; the partial one is copied
     before the next batch, because both will write it. Return its number. Raises as `Scheduler.fork` does, changing
     nothing."""
     if request.status is not Status.RUNNING:
@@ -291,7 +291,7 @@ def force_progress(state: State, step: Step) -> None:
     """Run the first request that has work and can get room; end those that outgrew the pool."""
     books, queues = state.books, state.queues
     admitted = [request for request in (*queues.running, *queues.away) if request.status is not Status.LOADING]
-    while able := sorted((r for r in admitted if _has_todo(books, r)), key=lambda request: request.order):
+    while able := sorted((r for r in admitted if state.outstanding.has_todo(r)), key=lambda request: request.order):
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
@@ -314,15 +314,10 @@ def force_progress(state: State, step: Step) -> None:
                 _run(state, step, request)
 
 
-def _has_todo(books: Books, request: RequestState) -> bool:
-    tables = books.manager.rows
-    return any(tables.num_tokens[row] != tables.num_launched[row] for row in request.live_rows)
-
-
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
     """Take what the request needs, unless it cannot suffice. Return whether at least its next token fits."""
     books, manager = state.books, state.manager
-    may_give = partial(_may_give, books)
+    may_give = partial(_may_give, state)
     givers = [other for other in state.victims.candidates(books, may_give) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
     kept = manager.pages_of_rows([row for other in keepers for row in other.live_rows])
@@ -332,17 +327,17 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
     return _clear(state, step, request, needed) or books.to_go_on(request) <= books.allowance(request)
 
 
-def _may_give(books: Books, other: RequestState) -> bool:
-    if other not in books.bounded or not _has_todo(books, other):
+def _may_give(state: State, other: RequestState) -> bool:
+    if other not in state.books.bounded or not state.outstanding.has_todo(other):
         return True
     # Reservations that a cancel took back in part do not bind when nothing else goes on.
-    return books.owed_to_bounded() > books.manager.device.num_available
+    return state.books.owed_to_bounded() > state.manager.device.num_available
 
 
 def _clear(state: State, step: Step, request: RequestState, needed: Callable[[RequestState], int]) -> bool:
     """Take from other victims until the `needed` blocks, which may change, are available. Return whether they are."""
     books = state.books
-    for victim in state.victims.candidates(books, partial(_may_give, books)):
+    for victim in state.victims.candidates(books, partial(_may_give, state)):
         missing = needed(request) - books.allowance(request)
         if missing <= 0 and state.reservation.reason(books, request, 0) is None:
             break

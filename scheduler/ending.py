@@ -176,8 +176,8 @@ def _extend_unevenly(
 
 
 def _without_wrong_states(state: State, rows: Rows, ends: Counts, accepted: Counts, drafted: Counts) -> Counts:
-    """Return up to where rows stay computed that had computed `ends` tokens, the `accepted` ones of their `drafted` tokens among them:
-    where one was wrong, up to where their share began. Note there what is computed again."""
+    """Return up to where rows that had computed `ends` tokens stay computed: where not all of their `drafted` tokens
+    were `accepted`, up to where their share began. Note there what is computed again."""
     is_wrong = accepted < drafted
     for row, end in zip(rows[is_wrong].tolist(), ends[is_wrong].tolist(), strict=True):
         state.columns.recover(row, end)
@@ -263,7 +263,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
 
 
 def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
-    """Return the requests whose states a cancel of the batch leaves at no length but 0, in order, and note how far each was."""
+    """Return the requests whose states a cancel of the batch leaves at no length but 0, and note how far each was."""
     if ticket.flight is None or not state.manager.layout.states:
         return []
     starts = {share.row: share.start for share in ticket.flight.shares()}

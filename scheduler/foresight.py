@@ -24,11 +24,11 @@ STRIDE = 16  # steps after which one that did not fit is looked at again, though
 PATIENCE = 64  # of so many running rows it is waited a step longer when one ended: a look costs as much as their step
 MEMORY = 200_000  # computed tokens over which waste is remembered
 GAIN = 0.1
-"""How far the quantile goes up for each target that the waste is above the target, and down where there is none. No sum over time: an
-admission costs something thousands of tokens later, and a sum would swing."""
+"""How far the quantile goes up for each target that the waste is above the target, and down where there is none. No sum
+over time: an admission costs something thousands of tokens later, and a sum would swing."""
 RISE = 0.02
-"""By how much the base of the quantile rises when a request ends that stood still for too long. It falls with all others by so little that it
-rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
+"""By how much the base of the quantile rises when a request ends that stood still for too long. It falls with all
+others by so little that it rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
 MIDDLE = 0.25
 """With ROWS rows the quantile is what was said; with n rows it is √(ROWS ÷ n) times as far from this."""
 
@@ -44,7 +44,7 @@ def peak(held: Counts, remaining: Counts) -> int:
 
 
 def outputs_left(guessed: Counts, expected: Counts | int, known: Counts, most: Counts) -> Counts:
-    """Return the outputs to come of sequences with `known` tokens, int64 [n]: up to the `expected` tokens where these are
+    """Return the outputs to come of sequences with `known` tokens, int64 [n]: up to `expected` tokens where these are
     more, else as `guessed`; at least one, and up to `most` tokens."""
     left: Counts = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))
     return left
@@ -233,11 +233,12 @@ class Foresight:
         return peak(held, remaining)
 
     def _those_in(self) -> tuple[Counts, Counts, float]:
-        """Return held and coming slots of admitted sequences, int64 [n + 1] each, with a last place for a newcomer, and the
-        quantile of the guesses."""
+        """Return held and coming slots of admitted sequences, int64 [n + 1] each, and the quantile of the guesses. The
+        last place is for a newcomer."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
         moment = books.manager.batch, books.queues.running.num, books.queues.away.num, len(books.bounded), self.quantile
         if moment != self._moment:
+            # Any row holds the newcomer's place.
             rows = np.append(books.rows_in(), 0)
             known, most, quantile = tables.num_tokens[rows], columns.max_total[rows], self._quantile_now()
             expected = columns.expected_total[rows] if self._knows else 0
@@ -245,7 +246,7 @@ class Foresight:
                 # Everything up to their full length is reserved.
                 is_theirs = np.isin(rows, [row for other in books.bounded for row in other.live_rows])
                 expected = np.where(is_theirs, most, expected)
-            guessed = self._lengths.remaining(known - columns.prompt_total[rows], quantile)
+            guessed = self._lengths.remaining(np.maximum(known - columns.prompt_total[rows], 0), quantile)
             # On average half of a last block is empty.
             held = known + books.manager.block_size // 2
             self._in = *self._as_slots(held, outputs_left(guessed, expected, known, most)), quantile

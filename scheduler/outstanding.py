@@ -99,8 +99,8 @@ class Outstanding:
         return self._awaited
 
     def steady_source(self, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-        """Return (rows, launched, launched + 1) if the latest batch has this very array of rows, samples for each, and each
-        goes on from there."""
+        """Return (rows, launched, launched + 1) if the latest batch has this very array of rows and samples for each,
+        and each goes on from there."""
         last, columns = self.batches[-1], self._columns
         ticket = last.ticket
         if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
@@ -136,8 +136,8 @@ class Outstanding:
         return self.totals_of(np.array([row])).item() if self.batches else known
 
     def totals_of(self, rows: Rows) -> Counts:
-        """Return upper bounds of the rows' known tokens after all batches; of those that cannot go on yet, their launched
-        tokens. int64 [n]."""
+        """Return upper bounds of the rows' known tokens after all batches, int64 [n]; of those that cannot go on yet,
+        their launched tokens."""
         known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known
@@ -159,11 +159,14 @@ class Outstanding:
     def computes(self, request: RequestState) -> bool:
         return any(self.shares_of(request, i) for i in range(len(request.rows)))
 
+    def has_todo(self, request: RequestState) -> bool:
+        """Whether a row of the request has known tokens to compute."""
+        tables = self._manager.rows
+        return any(tables.num_tokens[row] != tables.num_launched[row] for row in request.live_rows)
+
     def is_idle(self, request: RequestState) -> bool:
         """Whether a request with rows can compute nothing until the caller appends tokens."""
-        rows, tables = request.live_rows, self._manager.rows
-        has_todo = any(tables.num_tokens[row] != tables.num_launched[row] for row in rows)
-        return not has_todo and not self._samples_for(request)
+        return not self.has_todo(request) and not self._samples_for(request)
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
@@ -180,7 +183,7 @@ class Outstanding:
             batch.ticket.gone[place] = Left(request, sequence, has_ended)
 
     def void_unknown(self, request: RequestState, sequence: int) -> None:
-        """Void what batches compute beyond the known tokens of a live sequence: it rests on a token that did not come."""
+        """Void what batches compute beyond the known tokens of a live sequence: it rests on one that did not come."""
         row, tokens = request.rows[sequence], request.tokens[sequence]
         num_known = self._manager.rows.num_tokens.item(row) if tokens is None else len(tokens)
         for batch, place in self.shares_of(request, sequence):
@@ -193,8 +196,8 @@ class Outstanding:
             self._manager.give_up_from(row, num_known)
 
     def count_waste(self, batch: Batch) -> dict[str, int]:
-        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there are,
-        and how many tokens are void, by the names of `SchedulerStats`."""
+        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there
+        were, and how many tokens are void, by the names of `SchedulerStats`."""
         ticket, num_again = batch.ticket, 0
         num_void = sum(batch.num_tokens.item(place) for place, left in ticket.gone.items() if left.is_void)
         for place, num in ticket.recomputed.items():

@@ -166,11 +166,11 @@ def policy_named(policy: str | Policy) -> Policy:
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What giving blocks up costs, in seconds; only the ratio decides. A swapped block (a page, where layers are of several
-    kinds) is copied twice (out and in), cached content that comes back on a hit once more. Recomputing positions a to b
-    costs `seconds_per_token` · (b - a) · (1 + (a + b) / 2 / attention_knee): beyond the knee (tokens) attention outweighs
-    the linear layers. The defaults resemble an 8B model on one A100: 2 MiB a block over 25 GB/s, 8,000 prompt tokens a
-    second."""
+    """What giving blocks up costs, in seconds; only the ratio decides. A swapped block (a page, where layers are of
+    several kinds) is copied twice (out and in), cached content that comes back on a hit once more. Recomputing
+    positions a to b costs `seconds_per_token` · (b - a) · (1 + (a + b) / 2 / attention_knee): beyond the knee (tokens)
+    attention outweighs the linear layers. The defaults resemble an 8B model on one A100: 2 MiB a block over 25 GB/s,
+    8,000 prompt tokens a second."""
 
     seconds_per_swapped_block: float = 84e-6
     seconds_per_token: float = 125e-6

@@ -19,7 +19,8 @@ from .reservations import Books
 from .state import State, Step
 
 Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
-"""Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are dropped."""
+"""Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are
+dropped."""
 
 
 class Victims:
@@ -36,8 +37,8 @@ class Victims:
     def candidates(
         self, books: Books, may_give: Callable[[RequestState], bool] | None = None
     ) -> Iterator[RequestState]:
-        """Iterate victims that are not placed and `may_give` (None: are not bounded): paused, followers, then running ones
-        as `ranked`. Each may be preempted."""
+        """Iterate victims that are not placed and `may_give` (None: all but bounded ones): paused, followers, then
+        running ones as `ranked`. Each may be preempted."""
         may_give = may_give or (lambda request: request not in books.bounded)
         for victim in reversed(list(books.queues.away)):
             if victim.status is Status.PAUSED and may_give(victim):

@@ -21,9 +21,9 @@ _order_of = attrgetter("order")
 
 
 class Queue(Protocol):
-    """Waiting requests, in the order in which they are to be admitted. `add` returns whether a request is known to be the
-    last one; `head` is the first, if there is one, `behind` up to `count` that come after it; `let_in` removes a request
-    that is admitted."""
+    """Waiting requests, in the order in which they are to be admitted. `add` returns whether a request is known to be
+    last; `head` is the first, if there is one, `behind` up to `count` that come after it; `let_in` removes an admitted
+    one."""
 
     num: int
 

@@ -141,8 +141,8 @@ def _with_own_integers(request: Request) -> Request:
 
 
 def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
-    """Return the request with Python integers, its prompt, int32 [n], and its encoded namespace, if all fields are in range.
-    Raises InvalidRequest."""
+    """Return the request with Python integers, its prompt, int32 [n], and its encoded namespace. Raises InvalidRequest
+    unless all fields are in range."""
     if type(request.id) is not str or not request.id:
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     rare, most, eos = _rare_of(request), request.max_tokens, request.eos_token_id
@@ -208,7 +208,7 @@ def _is_token(value: Any) -> bool:
 
 
 def namespace_root(request: Request) -> bytes:
-    """Return the encoded namespace of a valid request's content. Raises InvalidRequest for a key with no exact encoding."""
+    """Return the encoded namespace of a valid request. Raises InvalidRequest for a key with no exact encoding."""
     if request.salt is None and request.adapter is None and request.extra_key is None:
         return _NO_NAMESPACE
     try:
@@ -244,8 +244,8 @@ class RequestState(Counted, eq=False, gc=False):
 
     request: Request  # what the user submitted, with Python integers
     root: bytes
-    # (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn replaces the
-    # arrival at its first admission.
+    # (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn replaces
+    # the arrival at its first admission.
     order: tuple[int, float, int]
     stops: tuple[int, ...]  # ids that end a sequence, EOS among them
     prompt_len: int

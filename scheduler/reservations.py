@@ -19,7 +19,8 @@ Totals = Callable[["Books", RequestState, int], int]
 """Tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
 
 ROWS = 16
-"""With so many rows guesses of outputs are taken as they are. With n rows their errors count √(ROWS ÷ n) times: those of more cancel."""
+"""With so many rows guesses of outputs are taken as they are. With n rows their errors count √(ROWS ÷ n) times: those
+of more cancel."""
 
 
 class Reservation:

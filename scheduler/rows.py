@@ -120,8 +120,8 @@ class RowColumns:
     def kept_counts(
         self, rows: Rows, given: tuple[Tokens, Counts, Counts], known: Counts
     ) -> tuple[Counts, NDArray[np.int8]]:
-        """Return how many of its new tokens each row keeps, int64 [n], and why it ends after them, int8 [n], or 0. `given`:
-        all tokens, the place of each row's first one, and how many it has; `known`: its tokens before."""
+        """Return how many of its new tokens each row keeps, int64 [n], and why it ends after them, int8 [n], or 0.
+        `given`: all tokens, the place of each row's first one, and how many it has; `known`: its tokens before."""
         tokens, first, counts = given
         if not self.num_with_stops and not np.count_nonzero(known + counts >= self.max_total[rows]):
             # None can end: the usual case with drafts.
@@ -262,8 +262,8 @@ class RunningRows:
         return True
 
     def settle(self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: Counts, known: Counts) -> None:
-        """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that ran.
-        Those that do not go on have left (`goes_on` None: all do)."""
+        """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that
+        ran and those that do not go on have left (`goes_on` None: all do)."""
         stay = rows
         if goes_on is not None:
             stay, computed, known = rows[goes_on], computed[goes_on], known[goes_on]

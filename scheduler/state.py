@@ -66,7 +66,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
     is_short: bool = False  # a victim gives up blocks: admit no request in this step
 
     def place_decodes(self, rows: Rows, starts: Counts, ends: Counts, *, after: int = -1) -> None:
-        """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows; else -1."""
+        """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows."""
         self.decodes, self.decode_starts, self.decode_ends, self.decodes_after = rows, starts, ends, after
         self.budget -= len(rows)
         self.seats -= len(rows)
@@ -157,7 +157,7 @@ class State:
             self.columns.recover(row, hit_tokens)
 
     def unseat(self, request: RequestState, sequence: int, tokens: Tokens | None) -> int:
-        """Take the row, to be released, from a sequence that keeps `tokens`; None: it has ended. Return the row, or -1."""
+        """Take the row, to be released, from a sequence that keeps `tokens`; None: it has ended. Return it, or -1."""
         row = request.rows[sequence]
         if self.outstanding.batches:
             self.outstanding.leave(request, sequence, has_ended=tokens is None)
@@ -168,8 +168,8 @@ class State:
         return row
 
     def remember_high_water(self, request: RequestState, starts: Mapping[int, int] | None = None) -> None:
-        """Note how much of the request has been computed, before it loses blocks: computing it again is waste. Of rows in
-        a batch that did not run: up to where their shares begin, by row."""
+        """Note how much of the request was computed, before it loses blocks: computing it again is waste. `starts`: of
+        rows in a batch that did not run, where their shares begin."""
         launched, starts = self.manager.rows.num_launched, starts or {}
         for row in request.live_rows:
             self.columns.recover(row, starts.get(row, launched.item(row)))

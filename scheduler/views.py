@@ -97,7 +97,7 @@ def view_of(books: Books, request: RequestState) -> RequestView:
 
 
 def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
-    """Return the entries of its block tables, or its pages where a block is no page, and its blocks on the host, or pages."""
+    """Return the entries of its block tables, and its blocks on the host; pages, where a block is no page."""
     rows = request.live_rows
     held = sum(manager.rows.num_blocks.item(row) for row in rows)
     on_host = sum(map(manager.tiers.pages_on_host, rows))
@@ -153,8 +153,8 @@ def _where(manager: Memory, hit: HitEnd | None) -> str:
 
 
 def _holders(manager: Memory, requests: Iterable[RequestState], request: RequestState) -> tuple[tuple[str, int], ...]:
-    """Return (id, blocks) of other requests that hold blocks, each block counted once, most first. Where a block is no page:
-    the pages of each."""
+    """Return (id, blocks) of other requests that hold blocks, each block counted once, most first; or the pages of
+    each."""
     is_counted = np.zeros(manager.blocks.num_blocks, np.bool_)
     held: dict[str, int] = {}
     for other in (request, *sorted(requests, key=lambda other: other.order)):
