@@ -71,6 +71,8 @@ FAMILIES = {
             "hidden_size": 128,
             "conv_dim": 128,
             "block_dim": 128,
+            # So long that a wrong state is seen by all tokens of a block.
+            "conv_L_cache": 32,
             "block_ff_dim": 128,
             "block_multiple_of": 32,
             "block_auto_adjust_ff_dim": False,
