@@ -116,7 +116,7 @@ def test_each_group_has_a_table_and_they_grow_together():
 
 
 def test_in_front_of_a_window_a_whole_table_has_the_null_block():
-    first, second = request("a", range(9), most=1), request("b", [*range(9), 9], most=1)
+    first, second = request("a", list(range(9)), most=1), request("b", [*range(9), 9], most=1)
     run = Run(first, num_blocks=16, specs=[full(), window(3)])
     run.step()
     run.core.add_request(second)
@@ -127,19 +127,19 @@ def test_in_front_of_a_window_a_whole_table_has_the_null_block():
 
 
 def test_a_group_of_smaller_blocks_has_more_of_them():
-    run = Run(request("a", range(5), most=4), num_blocks=16, block_size=4, specs=[full(4), window(8, 2)])
+    run = Run(request("a", list(range(5)), most=4), num_blocks=16, block_size=4, specs=[full(4), window(8, 2)])
     assert [len(table) for table in told(run.step())] == [2, 4]
 
 
 def test_a_state_has_one_block_for_all_tokens():
-    run = Run(request("a", range(6), most=4), num_blocks=16, specs=[full(), STATE, STATE], **WITHOUT_CACHE)
+    run = Run(request("a", list(range(6)), most=4), num_blocks=16, specs=[full(), STATE, STATE], **WITHOUT_CACHE)
     assert [len(table) for table in told(run.step())] == [3, 1, 1]
     (more,) = run.step().scheduled_cached_reqs.new_block_ids
     assert [len(table) for table in more] == [1, 0, 0]
 
 
 def test_a_state_that_is_kept_is_copied_and_its_request_goes_on_in_the_copy():
-    run = Run(request("a", range(6), most=1), num_blocks=16, specs=[full(), STATE])
+    run = Run(request("a", list(range(6)), most=1), num_blocks=16, specs=[full(), STATE])
     # A chunk ends with the prompt's last full block, a token being left to compute.
     output = run.step()
     assert output.num_scheduled_tokens == {"a": 4}
@@ -161,7 +161,7 @@ def test_a_state_that_is_kept_is_copied_and_its_request_goes_on_in_the_copy():
 @pytest.mark.parametrize("zeroes", [False, True])
 def test_the_runner_is_told_which_blocks_are_new_where_it_has_to_clear_them(zeroes):
     specs = [full(), window(3), STATE]
-    run = Run(request("a", range(5), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
+    run = Run(request("a", list(range(5)), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
     output = run.step()
     tables = told(output)
     assert sorted(output.new_block_ids_to_zero or ()) == (sorted(tables[0] + tables[1]) if zeroes else [])
