@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights whose layers are of several kinds, which vLLM's CPU build runs in float32."""
+"""Tiny checkpoints with random weights whose layers are of several kinds, which vLLM's CPU build runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Family(NamedTuple):
     num_blocks: int
     given: dict[str, Any]
     keeps_states: bool = False
+    dtype: str = "float32"
 
 
 FAMILIES = {
@@ -71,6 +72,8 @@ FAMILIES = {
             "hidden_size": 128,
             "conv_dim": 128,
             "block_dim": 128,
+            # So long that a wrong state is seen by all tokens of a block.
+            "conv_L_cache": 32,
             "block_ff_dim": 128,
             "block_multiple_of": 32,
             "block_auto_adjust_ff_dim": False,
@@ -80,6 +83,24 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         keeps_states=True,
+    ),
+    # vLLM's CPU kernels take bfloat16 and heads of 128 alone.
+    "states of gated delta rules, as in Qwen3-Next": Family(
+        "qwen3_next",
+        22,
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            # Experts would be chosen otherwise after rounding.
+            "mlp_only_layers": [0, 1, 2, 3],
+        },
+        keeps_states=True,
+        dtype="bfloat16",
     ),
 }
 
@@ -91,11 +112,11 @@ def write(family: Family, folder: Path) -> Path:
 
     torch.manual_seed(0)
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(family.model_type, dtype="float32", **tokens, **_SIZES | family.given)
+    config = AutoConfig.for_model(family.model_type, dtype=family.dtype, **tokens, **_SIZES | family.given)
     model = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if weights.dim() > 1:
                 weights.normal_(0, 0.05 if "embed" in name else 0.3)
-    model.save_pretrained(folder)
+    model.to(getattr(torch, family.dtype)).save_pretrained(folder)
     return folder

@@ -16,10 +16,10 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 # Without this vLLM holds all tokens of chunks.
 os.environ["VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"] = "1"
 import vllm
-checkpoint, num_blocks = sys.argv[1], int(sys.argv[2])
+checkpoint, num_blocks, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 is_ours = num_blocks < 400
 llm = vllm.LLM(
-    checkpoint, dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=128, block_size=32,
+    checkpoint, dtype=dtype, enforce_eager=True, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=128, block_size=32,
     num_gpu_blocks_override=num_blocks, async_scheduling=False, enable_prefix_caching=False, skip_tokenizer_init=True,
     **({"scheduler_cls": "paged.integrations.vllm.Scheduler"} if is_ours else {}),
 )
@@ -49,8 +49,8 @@ print("FOUND " + json.dumps({
 """
 
 
-def found(checkpoint, num_blocks, repository):
-    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(num_blocks)]
+def found(checkpoint, num_blocks, dtype, repository):
+    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(num_blocks), dtype]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=repository)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, ended.stdout[-3000:] + ended.stderr[-3000:]
@@ -59,7 +59,7 @@ def found(checkpoint, num_blocks, repository):
 
 def both(family, checkpoint, repository):
     """What vLLM's own scheduler answers with ample memory, and ours with little; that all is well with ours."""
-    theirs, ours = found(checkpoint, 400, repository), found(checkpoint, family.num_blocks, repository)
+    theirs, ours = [found(checkpoint, num, family.dtype, repository) for num in (400, family.num_blocks)]
     assert ours["wrong"] == [] and ours["used"] == 0
     assert ours["preempted"] > 0 and ours["hits"] > 0
     return theirs, ours
@@ -78,8 +78,8 @@ def test_answers_short_of_memory_are_those_of_vllms_own_scheduler(name, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.keeps_states])
-def test_states_short_of_memory_are_no_further_from_transformers_than_vllms_own(name, tmp_path, repository):
-    """vLLM's CPU kernels for states round so that its own answers change with the batch: so by log-probability, not by token."""
+def test_states_short_of_memory_are_as_near_to_transformers_as_vllms_own(name, tmp_path, repository):
+    """By log-probability: vLLM's CPU kernels round so that its own answers change with the batch."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -87,14 +87,14 @@ def test_states_short_of_memory_are_no_further_from_transformers_than_vllms_own(
     theirs, ours = both(family, write(family, tmp_path), repository)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).float().eval()
 
-    def furthest(answers):
+    def error(answers):
         errors = []
         for prompt, tokens, logprobs in (answer.values() for answer in answers):
             with torch.no_grad():
                 seen = model(torch.tensor([prompt + tokens])).logits[0].log_softmax(-1)
             expected = seen[len(prompt) - 1 : -1].gather(1, torch.tensor(tokens)[:, None])[:, 0]
-            errors.append((expected - torch.tensor(logprobs)).abs().max().item())
-        return max(errors)
+            errors.append((expected - torch.tensor(logprobs)).abs())
+        return torch.cat(errors).mean().item()
 
-    limit = 2 * furthest(theirs["answers"])
-    assert furthest(ours["answers"]) < limit and furthest(ours["again"]) < limit
+    errors = [error(answers) for answers in (theirs["answers"], ours["answers"], ours["again"])]
+    assert max(errors) < 2 * errors[0], errors

@@ -116,7 +116,7 @@ def test_each_group_has_a_table_and_they_grow_together():
 
 
 def test_in_front_of_a_window_a_whole_table_has_the_null_block():
-    first, second = request("a", range(9), most=1), request("b", [*range(9), 9], most=1)
+    first, second = request("a", list(range(9)), most=1), request("b", [*range(9), 9], most=1)
     run = Run(first, num_blocks=16, specs=[full(), window(3)])
     run.step()
     run.core.add_request(second)
@@ -127,19 +127,19 @@ def test_in_front_of_a_window_a_whole_table_has_the_null_block():
 
 
 def test_a_group_of_smaller_blocks_has_more_of_them():
-    run = Run(request("a", range(5), most=4), num_blocks=16, block_size=4, specs=[full(4), window(8, 2)])
+    run = Run(request("a", list(range(5)), most=4), num_blocks=16, block_size=4, specs=[full(4), window(8, 2)])
     assert [len(table) for table in told(run.step())] == [2, 4]
 
 
 def test_a_state_has_one_block_for_all_tokens():
-    run = Run(request("a", range(6), most=4), num_blocks=16, specs=[full(), STATE, STATE], **WITHOUT_CACHE)
+    run = Run(request("a", list(range(6)), most=4), num_blocks=16, specs=[full(), STATE, STATE], **WITHOUT_CACHE)
     assert [len(table) for table in told(run.step())] == [3, 1, 1]
     (more,) = run.step().scheduled_cached_reqs.new_block_ids
     assert [len(table) for table in more] == [1, 0, 0]
 
 
 def test_a_state_that_is_kept_is_copied_and_its_request_goes_on_in_the_copy():
-    run = Run(request("a", range(6), most=1), num_blocks=16, specs=[full(), STATE])
+    run = Run(request("a", list(range(6)), most=1), num_blocks=16, specs=[full(), STATE])
     # A chunk ends with the prompt's last full block, a token being left to compute.
     output = run.step()
     assert output.num_scheduled_tokens == {"a": 4}
@@ -161,7 +161,7 @@ def test_a_state_that_is_kept_is_copied_and_its_request_goes_on_in_the_copy():
 @pytest.mark.parametrize("zeroes", [False, True])
 def test_the_runner_is_told_which_blocks_are_new_where_it_has_to_clear_them(zeroes):
     specs = [full(), window(3), STATE]
-    run = Run(request("a", range(5), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
+    run = Run(request("a", list(range(5)), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
     output = run.step()
     tables = told(output)
     assert sorted(output.new_block_ids_to_zero or ()) == (sorted(tables[0] + tables[1]) if zeroes else [])
@@ -177,6 +177,8 @@ class Device:
 
     def __init__(self, specs):
         self.specs, self.blocks, self.runner = specs, {}, Runner(1)
+        # Who wrote into a block last.
+        self.writers = {}
 
     def run(self, output, batch):
         """Make the step's copies, write what it writes, and hold what each token attends to against what it should be."""
@@ -188,28 +190,34 @@ class Device:
         self.blocks |= {target: dict(self.blocks[source]) for target, source in copies}
         # Its slots are those of blocks of one token, which nobody has.
         starts = self.runner._told(output)
-        shares = [(self.runner.known[id], starts[id], count) for id, count in output.num_scheduled_tokens.items()]
+        shares = [
+            (self.runner.known[id], starts[id], count, output.scheduled_spec_decode_tokens.get(id, []))
+            for id, count in output.num_scheduled_tokens.items()
+        ]
         for number, its in enumerate(self.specs):
             (self._run_states if hasattr(its, "shapes") else self._attend)(number, its, shares)
 
     def _attend(self, number, its, shares):
         size = its.block_size
-        for known, start, count in shares:
-            tokens, table = known.prompt + known.outputs, known.tables[number]
+        for known, start, count, drafts in shares:
+            tokens, table = known.prompt + known.outputs + drafts, known.tables[number]
             for position in range(start, start + count):
                 assert table[position // size], "a token is written into the null block"
-                block = self.blocks.setdefault(table[position // size], {})
-                assert position % size or not block, "a block is begun that was not cleared"
-                block[position % size] = (number, tokens[position])
-        for known, start, count in shares:
-            tokens, table = known.prompt + known.outputs, known.tables[number]
+                id = table[position // size]
+                block = self.blocks.setdefault(id, {})
+                # Drafts of its own that were wrong may lie there.
+                is_clear = not block or self.writers[id] is known
+                assert position % size or is_clear, "a block is begun that was not cleared"
+                block[position % size], self.writers[id] = (number, tokens[position]), known
+        for known, start, count, drafts in shares:
+            tokens, table = known.prompt + known.outputs + drafts, known.tables[number]
             for position in range(self._front(its, start), start + count):
                 found = self.blocks[table[position // size]].get(position % size)
                 assert found == (number, tokens[position]), (number, position)
 
     def _run_states(self, number, its, shares):
         written = {}
-        for known, start, count in shares:
+        for known, start, count, _ in shares:
             (block,) = known.tables[number]
             tokens = known.prompt + known.outputs
             assert not start or self.blocks[block] == {STATE_AT: (number, tokens[:start])}, (number, start)
@@ -235,7 +243,7 @@ MODELS = {
 }
 
 
-def run_at_random(specs, seed):
+def run_at_random(specs, seed, num_drafts=0):
     """Serve requests that begin alike in a pool for hardly two of the longest; how many tokens they found, and preemptions."""
     chance, policy = random.Random(seed), ("paged", "vllm")[seed % 2]
     layout = plug_in(999, specs=specs).manager.layout
@@ -248,6 +256,8 @@ def run_at_random(specs, seed):
         max_num_batched_tokens=16 * step,
         max_model_len=512,
         additional_config={"paged": {"policy": policy}},
+        num_speculative_tokens=num_drafts,
+        speculative_config=SimpleNamespace(method="ngram") if num_drafts else None,
     )
     device, hits, preempted = Device(specs), 0, 0
     opening = [chance.randrange(3) for _ in range(7 * step)]
@@ -263,10 +273,16 @@ def run_at_random(specs, seed):
         preempted += len(batch.preempted)
         hits += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
         device.run(output, batch)
-        places = batch.samples.nonzero()[0]
-        sampled = {id: [chance.randrange(3)] for id in batch.ids[places].tolist()}
+        sampled = {}
+        for place in batch.samples.nonzero()[0].tolist():
+            # Of its drafts so many were right.
+            drafts = output.scheduled_spec_decode_tokens.get(batch.ids[place], [])
+            right = drafts[: chance.randint(0, len(drafts))]
+            sampled[batch.ids[place]] = [*right, chance.randrange(3)]
         device.runner.sampled(batch, sampled)
         core.update_from_output(output, answer(output, sampled))
+        guesses = [[chance.randrange(3) for _ in range(chance.randint(0, num_drafts))] for _ in sampled]
+        core.update_draft_token_ids(SimpleNamespace(req_ids=[*sampled], draft_token_ids=guesses))
         assert core.check() == []
     assert not core.get_num_unfinished_requests() and core.manager.device.num_used == 0
     return hits, preempted
@@ -278,3 +294,9 @@ def test_every_token_attends_to_what_it_should_and_finds_its_state(model):
     assert hits
     # States alone never grow.
     assert preempted or model == "state alone"
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("full and state", "state alone", "all")])
+def test_drafts_that_were_wrong_leave_nothing_behind(model):
+    hits, preempted = map(sum, zip(*(run_at_random(MODELS[model], seed, num_drafts=3) for seed in range(4))))
+    assert hits and preempted

@@ -3,9 +3,9 @@
     vLLM  full | window | window | window | state | state      a table of block ids each, out of one pool
     ours  full | window, 3 pages a block  | state, 2 pages     first page of a block: the first of its groups, and so on
 
-Layers of one kind and reach share one table of ours, so their blocks are drawn, held and evicted together. Where vLLM's
-groups have blocks of different sizes, a block of ours has the tokens of their least common multiple, and a smaller block of
-vLLM's is a page more. A state is written in place in vLLM; where ours has to go on elsewhere, it is copied first.
+Layers of one kind and reach share one table of ours, so their blocks are drawn, held and evicted together. If blocks of
+vLLM's groups differ in size, a block of ours has the tokens of their least common multiple, and takes more pages of a
+group with smaller blocks. vLLM's layers write a state where they read it. Where ours go on elsewhere, it is copied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paged.integrations.told import ToldTables
 from paged.scheduler import Batch
 
 _STATES = LayerGroup("state")
-# Subclasses keep something else, so they are not looked up.
+# By exact type: subclasses keep something else.
 _KINDS: dict[type, Callable[[Any], LayerGroup]] = {
     FullAttentionSpec: lambda spec: LayerGroup("full"),
     MLAAttentionSpec: lambda spec: LayerGroup("full"),
@@ -41,14 +41,14 @@ _KINDS: dict[type, Callable[[Any], LayerGroup]] = {
 }
 CARRIED = ", ".join(sorted(kind.__name__ for kind in _KINDS))
 """The kinds of groups that are carried, by the names of vLLM's specifications."""
-# Tokens of a block where layers keep states alone, so that no block says how many.
+# Tokens of a block where all layers keep states, so that no group says how many.
 _BETWEEN_STATES = 16
 # Block 0 is vLLM's null block.
 FIRST_BLOCK = 1
 
 
 class Part(NamedTuple):
-    """Where a group of vLLM's is among ours: its block ids are `pages` pages of each block of `group`, from `first` on."""
+    """A group of vLLM's among ours: its block ids are `pages` pages of each block of `group`, from `first` on."""
 
     group: int
     first: int
@@ -57,7 +57,8 @@ class Part(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """What a model's layers keep. `parts`: one a group of vLLM's. `zeroes`: vLLM's runner has to be told which blocks are new."""
+    """What a model's layers keep. `parts`: one a group of vLLM's. `zeroes`: the runner clears new blocks, and has
+    to be told them."""
 
     block_size: int
     layers: tuple[LayerGroup, ...]
@@ -107,8 +108,8 @@ def groups_of(memory: Any) -> Groups:
 
 
 class ToldGroups:
-    """The tables of each of vLLM's groups, as the runner was told of them. What a window has passed is told as the null block, with a
-    whole table; of one that only grows the runner never reads it again."""
+    """What the runner was told of each group's tables. What a window has passed is the null block in a whole table.
+    In a table that only grew it stays, since the runner does not read there any more."""
 
     def __init__(self, manager: BlockManager, groups: Groups) -> None:
         self._manager, self._groups = manager, groups
@@ -116,8 +117,8 @@ class ToldGroups:
         self._states = [number for number, group in enumerate(groups.layers) if group.kind == "state"]
 
     def copies_of(self, batch: Batch) -> list[Any]:
-        """The copies to make before a step: those that were decided, and states that rows must not overwrite. Rows that write a state
-        elsewhere have another table."""
+        """The copies to make before a step: those that were decided, and of states that their rows must not overwrite.
+        Such a row goes on in the copy, so it is told its tables anew."""
         pairs = batch.moves.device_to_device.tolist()
         for number in self._states:
             assert batch.groups is not None, "a model with states has groups"
@@ -129,7 +130,7 @@ class ToldGroups:
         return [KVCacheBlockCopy(source + FIRST_BLOCK, target + FIRST_BLOCK) for source, target in pairs]
 
     def new_in(self, batch: Batch) -> list[int] | None:
-        """The block ids that a step begins to fill, of layers that keep tokens, where the runner has to know them; None: no need."""
+        """The block ids that a step begins to fill, of layers that keep tokens; None: the runner need not know."""
         if not self._groups.zeroes:
             return None
         size = self._manager.block_size
@@ -141,8 +142,8 @@ class ToldGroups:
         return np.concatenate(found).tolist() if found and len(rows) else None
 
     def tell(self, batch: Batch) -> Iterator[tuple[int, tuple[list[int], ...], bool]]:
-        """Of each row of the batch whose tables are not what the runner has: its place, the block ids of each of vLLM's groups that it has
-        to put behind that row's tables, and whether to put them in their place."""
+        """Yield each row of the batch whose tables are not what the runner has: its place, by group of vLLM's the block
+        ids to put behind that row's tables, and whether to put them in the place of these."""
         if self._groups.is_plain:
             for place, table, is_whole in self.told.tell(batch):
                 yield place, (table,), is_whole
@@ -166,7 +167,7 @@ class ToldGroups:
             yield place, tuple(tables), is_whole
 
     def _ids(self, batch: Batch, number: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int32]:
-        """What vLLM calls the pages of these blocks of a group, int32 [n, pages]; the null block where there is none."""
+        """What vLLM calls the pages of these blocks of a group, int32 [n, pages]; the null block if there is none."""
         pages = (
             batch.block_tables[rows, columns][:, None]
             if batch.groups is None
