@@ -42,7 +42,10 @@ from mutant_sample import REPOSITORY, ROOMS, Mutant, sampled
 COPIED = (*ROOMS, "attention", "paged", "tests", "docs", "pyproject.toml")
 EQUIVALENT = REPOSITORY / "tools" / "equivalent_mutants.toml"
 
-QUICK = ("tests/block_manager", "tests/scheduler", "tests/acceptance", "tests/docs/test_policies_page.py")
+QUICK = (
+    *("tests/block_manager", "tests/scheduler", "tests/acceptance"),
+    *("tests/docs/test_policies_page.py", "tests/paged/test_refused_calls.py"),
+)
 PROPERTIES = tuple(
     f"tests/properties/test_{name}.py"
     for name in ("found_programs", "every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines")

@@ -33,7 +33,6 @@ BEAMS = [
 WORLDS = [
     {},
     {"num_blocks": 80, "block_size": 1},
-    {"num_blocks": 30, "block_size": 4},
     {"num_blocks": 13, "block_size": 4},
     {"num_blocks": 13, "block_size": 4, "host_blocks": 10},
     {"num_blocks": 40, "block_size": 4, "max_tokens_per_step": 6},
