@@ -71,7 +71,7 @@ class QuantisedEntries:
         size = self.size & -self.size
         half = 1
         while half < size:
-            first, second = whole.reshape(*whole.shape[:-1], -1, 2, half).unbind(-2)
+            first, second = whole.reshape(*whole.shape[:-1], self.size // (2 * half), 2, half).unbind(-2)
             whole = torch.stack([first + second, first - second], -2).flatten(-3)
             half *= 2
         return whole * (1 / math.sqrt(size))

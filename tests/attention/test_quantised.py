@@ -169,3 +169,12 @@ def test_a_backend_that_cannot_read_it_says_so(kv_dtype):
     with pytest.raises(UnsupportedByBackend, match=f"K and V in {kv_dtype}"):
         Backend.check(shape)
     get_backend("torch_gather").check(shape)
+
+
+@each_kv_dtype
+def test_nothing_is_written_for_nobody(kv_dtype):
+    pool = pool_of(kv_dtype)
+    nobody = torch.empty(0, 2, 8)
+    pool.write_kv(1, torch.empty(0, dtype=torch.int64), nobody, nobody)
+    assert not pool.pages.on_device.any()
+    assert pool.layer(1).keys.transformed(nobody).shape == nobody.shape
