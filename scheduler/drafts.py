@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import Tokens, int64_array, tokens_of
+from paged.base.arguments import Tokens, int64_array, tokens_below
 from paged.base.growing import rising_from
 from paged.errors import InvalidTokens, WrongDrafts
 
@@ -123,8 +123,8 @@ def _tokens(vocabulary_size: int | None, values: Any) -> Tokens:
     try:
         array = int64_array(values)
         if array is None or array.ndim != 1:
-            return tokens_of(vocabulary_size, values)
-        tokens_of(vocabulary_size, array[array != UNKNOWN_DRAFT])
+            return tokens_below(values, vocabulary_size)
+        tokens_below(array[array != UNKNOWN_DRAFT], vocabulary_size)
         return array.astype(np.int32)
     except (InvalidTokens, TypeError) as error:
         raise WrongDrafts(f"drafts: {error}") from None

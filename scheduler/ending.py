@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import Tokens, int64_array, tokens_of
+from paged.base.arguments import Tokens, int64_array, tokens_below
 from paged.base.growing import ones, rising_from
 from paged.errors import InvalidTokens, WrongTokens
 
@@ -27,7 +27,7 @@ _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
     """Return the new tokens of a batch, int32 [sum]. Raises WrongTokens."""
     try:
-        return tokens_of(vocabulary_size, token_ids) if len(token_ids) else _NO_TOKENS
+        return tokens_below(token_ids, vocabulary_size) if len(token_ids) else _NO_TOKENS
     except TypeError:
         raise _wrong(batch, f"token_ids has to be a sequence; got {token_ids!r}.") from None
     except InvalidTokens as error:

@@ -43,10 +43,12 @@ def peak(held: Counts, remaining: Counts) -> int:
     return int(np.maximum.reduce(most))
 
 
-def outputs_left(guessed: Counts, expected: Counts | int, known: Counts, most: Counts) -> Counts:
+def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: Counts) -> Counts:
     """Return the outputs to come of sequences with `known` tokens, int64 [n]: up to `expected` tokens where these are
     more, else as `guessed`; at least one, and up to `most` tokens."""
-    left: Counts = np.maximum(1, np.minimum(np.where(expected > known, expected - known, guessed), most - known))
+    if expected is not None:
+        guessed = np.where(expected > known, expected - known, guessed)
+    left: Counts = np.maximum(1, np.minimum(guessed, most - known))
     return left
 
 
@@ -239,13 +241,13 @@ class Foresight:
         moment = books.manager.batch, books.queues.running.num, books.queues.away.num, len(books.bounded), self.quantile
         if moment != self._moment:
             # Any row holds the newcomer's place.
-            rows = np.append(books.rows_in(), 0)
+            rows = np.concatenate([books.rows_in(), [0]])
             known, most, quantile = tables.num_tokens[rows], columns.max_total[rows], self._quantile_now()
-            expected = columns.expected_total[rows] if self._knows else 0
+            expected = columns.expected_total[rows] if self._knows else None
             if books.bounded:
                 # Everything up to their full length is reserved.
                 is_theirs = np.isin(rows, [row for other in books.bounded for row in other.live_rows])
-                expected = np.where(is_theirs, most, expected)
+                expected = np.where(is_theirs, most, 0 if expected is None else expected)
             guessed = self._lengths.remaining(np.maximum(known - columns.prompt_total[rows], 0), quantile)
             # On average half of a last block is empty.
             held = known + books.manager.block_size // 2

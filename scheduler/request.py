@@ -21,7 +21,7 @@ from paged.base.arguments import (
     is_integer,
     is_number,
     keep_at_error,
-    tokens_of,
+    tokens_below,
 )
 from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
@@ -153,7 +153,7 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         _check_fields(request)
         own = _with_own_integers(request)
     try:
-        prompt = tokens_of(vocabulary_size, request.prompt)
+        prompt = tokens_below(request.prompt, vocabulary_size)
     except InvalidTokens as invalid:
         raise wrong(request.id, str(invalid)) from None
     if not len(prompt):

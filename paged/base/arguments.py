@@ -115,7 +115,7 @@ def token_array(tokens: Any) -> Tokens:
     return _converted(tokens)
 
 
-def tokens_of(vocabulary_size: int | None, tokens: Any) -> Tokens:
+def tokens_below(tokens: Any, vocabulary_size: int | None) -> Tokens:
     """`token_array` of ids below `vocabulary_size`, where there is one. Raises InvalidTokens."""
     array = token_array(tokens)
     if vocabulary_size is not None and (error := vocabulary_error(array, vocabulary_size)) is not None:
