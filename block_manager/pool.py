@@ -136,10 +136,13 @@ class Pool:
         """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice.
         Raises OutOfBlocks, changing nothing."""
         num_pages = count * pages
-        self.require(num_pages)
+        if num_pages > self.num_free:
+            self.require(num_pages)
         num_free = self.num_free
         if num_pages > num_free and self._width is None:
-            blocks = np.concatenate([self._take_free(num_free), self._evicted(num_pages - num_free)])
+            free = self._take_free(num_free)
+            blocks = self._evicted(num_pages - num_free)
+            blocks = np.concatenate([free, blocks]) if num_free else blocks
         else:
             self.make_room(num_pages)
             blocks = self._take_free(num_pages)
@@ -163,9 +166,10 @@ class Pool:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
         taken = self._take_cached(num_pages)
         blocks = taken[0][0] if len(taken) == 1 else np.concatenate([evicted for evicted, _, _ in taken])
-        self.num_evicted += self._num_pages(blocks)
         for evicted, _, released in taken:
-            self.idle_steps += self._num_pages(evicted) * (self._step - released)
+            count = self._num_pages(evicted)
+            self.num_evicted += count
+            self.idle_steps += count * (self._step - released)
         if self._forget is not None:
             self._forget(taken, blocks)
         if self.level is not None:
