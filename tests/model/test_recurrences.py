@@ -353,6 +353,15 @@ class Layer(torch.nn.Module):
         return out[..., -hidden_states.shape[1] :].transpose(1, 2)
 
 
+class LayerOfAnotherVersion(Layer):
+    """It names an argument that transformers' modules have under another name."""
+
+    def forward(self, hidden_states, cache_params=None):
+        x = cache_params.update_conv_state(hidden_states.transpose(1, 2), self.layer_idx, conv_kernel_size=3)
+        out = causal_conv1d_fn(x=x, weight=self.weight.to(x), bias=None, activation=None, factor=1.0)
+        return out[..., -hidden_states.shape[1] :].transpose(1, 2)
+
+
 def causal_conv1d_fn(x, weight, bias, activation, factor):
     out = torch.nn.functional.conv1d(x, weight[:, None], bias, padding=2, groups=len(weight))[..., : x.shape[-1]]
     return getattr(torch.nn.functional, activation or "dropout")(out * factor, *([] if activation else [0.0]))
@@ -367,8 +376,17 @@ def causal_conv1d_fn(x, weight, bias, activation, factor):
         (Layer(activation="gelu"), torch.float32, False),
         (Layer(factor=1.01), torch.float32, False),
         (Layer(), torch.float64, False),
+        (LayerOfAnotherVersion(), torch.float32, False),
     ],
-    ids=["as it should be", "in bfloat16", "with silu", "another activation", "another answer", "another dtype"],
+    ids=[
+        "as it should be",
+        "in bfloat16",
+        "with silu",
+        "another activation",
+        "another answer",
+        "another dtype",
+        "other names",
+    ],
 )
 def test_a_layer_is_held_against_its_module(layer, dtype, is_in_c):
     layers = follow_states(torch.nn.ModuleList([layer]))

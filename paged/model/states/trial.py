@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from paged.attention import LayeredPool, StatePlace
-from paged.errors import BuildFailed, UnsupportedModel
 from paged.model.native.recurrences import RowPages
 from paged.model.states.calls import Call, Cut, of_places
 from paged.model.states.projections import Projections
@@ -61,7 +60,10 @@ class Trial:
             found = Recurrence(module, self._seam)
             rows = self._on_pages(states)
             outputs = found.run(self._arguments_of(tokens), np.array([0, _TOKENS]), rows)
-        except (UnsupportedModel, BuildFailed):
+        except MemoryError:
+            raise
+        except Exception:
+            # Refused, not compiled here, or called as another version of transformers calls its functions.
             return None
         singles = []
         for token in range(_TOKENS):
