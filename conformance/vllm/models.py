@@ -20,7 +20,7 @@ _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 32.
 
 
 class Family(NamedTuple):
-    """A model_type, and what its configuration has besides. `num_blocks`: of vLLM's, for little more than one sequence of 512 tokens."""
+    """A model_type, and what its configuration has besides. `num_blocks`: of vLLM's, too few for eight sequences."""
 
     model_type: str
     num_blocks: int
@@ -87,7 +87,7 @@ FAMILIES = {
     # vLLM's CPU kernels take bfloat16 and heads of 128 alone.
     "states of gated delta rules, as in Qwen3-Next": Family(
         "qwen3_next",
-        22,
+        40,
         {
             "num_attention_heads": 8,
             "num_key_value_heads": 8,
@@ -96,8 +96,11 @@ FAMILIES = {
             "linear_num_value_heads": 2,
             "linear_key_head_dim": 128,
             "linear_value_head_dim": 128,
-            # Experts would be chosen otherwise after rounding.
-            "mlp_only_layers": [0, 1, 2, 3],
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            # All of them: after rounding others would be chosen.
+            "num_experts": 2,
+            "num_experts_per_tok": 2,
         },
         keeps_states=True,
         dtype="bfloat16",

@@ -18,10 +18,12 @@ os.environ["VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"] = "1"
 import vllm
 checkpoint, num_blocks, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 is_ours = num_blocks < 400
+# A policy that looks less far ahead, so that requests are preempted.
+OURS = {"scheduler_cls": "paged.integrations.vllm.Scheduler", "additional_config": {"paged": {"policy": "vllm"}}}
 llm = vllm.LLM(
     checkpoint, dtype=dtype, enforce_eager=True, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=128, block_size=32,
     num_gpu_blocks_override=num_blocks, async_scheduling=False, enable_prefix_caching=False, skip_tokenizer_init=True,
-    **({"scheduler_cls": "paged.integrations.vllm.Scheduler"} if is_ours else {}),
+    **(OURS if is_ours else {}),
 )
 chance = random.Random(0)
 opening = [chance.randrange(3, 512) for _ in range(150)]
@@ -97,4 +99,5 @@ def test_states_short_of_memory_are_as_near_to_transformers_as_vllms_own(name, t
         return torch.cat(errors).mean().item()
 
     errors = [error(answers) for answers in (theirs["answers"], ours["answers"], ours["again"])]
-    assert max(errors) < 2 * errors[0], errors
+    # Without the copies of states it is 1.4 times as much, or far more.
+    assert max(errors) < 1.2 * errors[0], errors
