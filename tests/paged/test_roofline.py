@@ -137,6 +137,21 @@ def test_no_amount_makes_a_step_shorter(step, work, amount, more):
     assert step.seconds(larger) >= step.seconds(work)
 
 
+@pytest.mark.parametrize(("kv_dtype", "of_head"), [("int8", 128 + 2), ("int4", 64 + 2)])
+def test_k_and_v_in_few_bits_are_counted_with_a_scale_a_token_and_head(kv_dtype, of_head):
+    placed = roofline("llama-3-8b", "h100", kv_dtype=kv_dtype)
+    assert placed.kv_bytes_per_token == 32 * 2 * 8 * of_head
+    assert placed.page_bytes(16) == placed.held_bytes(1, 16) == 16 * placed.kv_bytes_per_token
+    assert f"K and V are kept in {kv_dtype}" in placed.notes
+    # Windows and full layers alike.
+    mixed, plain = (roofline("gemma-3-27b", "h100", kv_dtype=each) for each in (kv_dtype, None))
+    assert mixed.kept_by(5000) * 256 == plain.kept_by(5000) * of_head
+    assert (
+        sum(sum(each.entry) for each in mixed.kept_of_device) * 256
+        == sum(sum(each.entry) for each in plain.kept_of_device) * of_head
+    )
+
+
 def test_the_knee_of_13b_on_an_a100_is_201_tokens():
     assert roofline().knee_tokens == pytest.approx(312e12 * 2 / (1.555e12 * 2))
     assert round(roofline().knee_tokens) == 201
