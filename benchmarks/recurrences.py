@@ -166,7 +166,8 @@ def main(before: Annotated[Path, typer.Argument(help="A checkout of the earlier 
         *lines,
         "",
         "`hybrid` is the model that ships, two short convolutions and two attention layers, in one call now. The others have hidden size 512 and four layers, three",
-        "of them with states, and random weights: `MODELS` in the script. They run in tiles of 32 places, padding included, but for products.",
+        "of them with states, and random weights: `MODELS` in the script. They run in tiles of 32 places, padding included but for products,",
+        "so that one row costs more than its share.",
         "",
     ]
     RESULTS.write_text("\n".join(page))
