@@ -27,6 +27,7 @@ class Family(NamedTuple):
     given: dict[str, Any]
     keeps_states: bool = False
     dtype: str = "float32"
+    policy: str = "vllm"
 
 
 FAMILIES = {
@@ -64,7 +65,7 @@ FAMILIES = {
             "attention_chunk_size": 64,
         },
     ),
-    "windows alone, as in Mistral": Family("mistral", 20, {"sliding_window": 48}),
+    "windows alone, as in Mistral": Family("mistral", 20, {"sliding_window": 48}, policy="paged"),
     "states of short convolutions, as in LFM2": Family(
         "lfm2",
         24,

@@ -37,7 +37,7 @@ def described(found: Any, used: tuple[str, ...]) -> dict[str, Any]:
         return {"kind": "enum", "members": {member.name: member.value for member in found}}
     fields = {name: "needed" if is_needed else "given" for name, is_needed in fields_of(found).items()}
     if is_dataclass(found):
-        others = sorted(name for name in used if name not in fields and hasattr(found, name))
+        others = sorted(name for name in used if isinstance(getattr(found, name, None), property))
         return {"kind": "dataclass", "fields": fields} | ({"methods": others} if others else {})
     if hasattr(found, "__struct_fields__"):
         return {"kind": "struct", "fields": fields}

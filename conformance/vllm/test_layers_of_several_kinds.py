@@ -18,8 +18,8 @@ os.environ["VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"] = "1"
 import vllm
 checkpoint, num_blocks, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 is_ours = num_blocks < 400
-# A policy that looks less far ahead, so that requests are preempted.
-OURS = {"scheduler_cls": "paged.integrations.vllm.Scheduler", "additional_config": {"paged": {"policy": "vllm"}}}
+# Under a policy with which requests are preempted.
+OURS = {"scheduler_cls": "paged.integrations.vllm.Scheduler", "additional_config": {"paged": {"policy": sys.argv[4]}}}
 llm = vllm.LLM(
     checkpoint, dtype=dtype, enforce_eager=True, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=128, block_size=32,
     num_gpu_blocks_override=num_blocks, async_scheduling=False, enable_prefix_caching=False, skip_tokenizer_init=True,
@@ -51,8 +51,8 @@ print("FOUND " + json.dumps({
 """
 
 
-def found(checkpoint, num_blocks, dtype, repository):
-    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(num_blocks), dtype]
+def found(family, checkpoint, num_blocks, repository):
+    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(num_blocks), family.dtype, family.policy]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=repository)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, ended.stdout[-3000:] + ended.stderr[-3000:]
@@ -61,7 +61,7 @@ def found(checkpoint, num_blocks, dtype, repository):
 
 def both(family, checkpoint, repository):
     """What vLLM's own scheduler answers with ample memory, and ours with little; that all is well with ours."""
-    theirs, ours = [found(checkpoint, num, family.dtype, repository) for num in (400, family.num_blocks)]
+    theirs, ours = [found(family, checkpoint, num, repository) for num in (400, family.num_blocks)]
     assert ours["wrong"] == [] and ours["used"] == 0
     assert ours["preempted"] > 0 and ours["hits"] > 0
     return theirs, ours
