@@ -15,6 +15,9 @@ enum stored { INT8 = 2, INT4 = 3 };
 
 typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 
+/* Words that begin at any byte. */
+typedef int32_t words_anywhere __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
+
 /* Bytes of a head's numbers or codes. */
 INLINE size_t row_bytes(size_t size, int stored) {
     return stored == INT8 ? size : stored == INT4 ? (size + 1) / 2 : size * bytes_of((enum element)stored);
@@ -31,7 +34,7 @@ INLINE vec unpacked(ivec words, int number, int stored) {
 
 /* LANES words of a row of so many bytes, from this byte on; 0 behind its end. */
 INLINE ivec words_of(const char *row, size_t at, size_t bytes) {
-    if (at + 4 * LANES <= bytes) return *(const ivec *)(row + at);
+    if (at + 4 * LANES <= bytes) return (ivec) * (const words_anywhere *)(row + at);
 #ifdef __AVX512BW__
     return (ivec)_mm512_maskz_loadu_epi8(bytes > at ? ~0ull >> (64 - (bytes - at)) : 0, row + at);
 #else
