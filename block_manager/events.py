@@ -89,18 +89,18 @@ class EventLog:
     def take(self) -> list[Event]:
         """Return the changes since the last call. All of them together give what each tier holds."""
         self._note_grown()
-        removed, stored = list[Event](), list[Event]()
+        removed, stored, told = list[Event](), list[Event](), self._told.copy()
         # A child's id is higher than its parent's.
         for run in sorted(self._changed, key=lambda run: run.id):
             for place in range(NUM_PLACES):
-                before, now = self._told.pop((run, place), []), self._residing(run, place)
+                before, now = told.pop((run, place), []), self._residing(run, place)
                 if now:
-                    self._told[run, place] = now
+                    told[run, place] = now
                 if now != before:
                     removed += [self._removed(run, place, *part) for part in _without(before, now)]
                     stored += [self._stored(run, place, *part) for part in _without(now, before)]
         events: list[Event] = [Cleared()] if self._was_cleared else []
-        self._changed, self._was_cleared = set(), False
+        self._told, self._changed, self._was_cleared = told, set(), False
         return [*events, *removed[::-1], *stored]
 
     def snapshot(self) -> list[Event]:

@@ -115,7 +115,8 @@ class Offload:
         """Return all copies planned since the last call; they run together, before any planned later."""
         if not self._busy:
             return NO_MOVES
-        moves = Moves(np.concatenate([NO_PAIRS, *self._out]), np.concatenate([NO_PAIRS, *self._in]))
+        # No array where there is nothing: whoever swapped in has changed tables, and must not run out of memory here.
+        moves = Moves(*(np.concatenate(pairs) if pairs else NO_PAIRS for pairs in (self._out, self._in)))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
         for blocks in busy:
             self._host.release(blocks)

@@ -183,7 +183,7 @@ def _check_fields(request: Request) -> None:
         ("tenant", request.tenant is None or type(request.tenant) is str, "a string or None"),
         ("salt", isinstance(request.salt, str | None), "a string or None"),
         ("adapter", isinstance(request.adapter, str | None), "a string or None"),
-        ("stop_token_ids", are_tokens, "a tuple of token ids"),
+        ("stop_token_ids", are_tokens, "a tuple of token ids, each from 0 to 2^31 - 1"),
         ("eos_token_id", eos is None or _is_token(eos), "a token id or None"),
     ):
         if not is_right:

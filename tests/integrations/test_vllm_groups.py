@@ -76,6 +76,11 @@ def test_tokens_that_drafts_may_need_again_lengthen_a_window():
             "found: SimpleNamespace; groups of ChunkedLocalAttentionSpec, FullAtt",
         ),
         ([], "no group at all"),
+        ([spec(FULL, 2, non_causal=True)], "found: FullAttentionSpec that looks ahead"),
+        (
+            [SimpleNamespace(block_size=2, kv_cache_specs={"0": full(), "1": SimpleNamespace()})],
+            "found: SimpleNamespace",
+        ),
     ],
 )
 def test_groups_that_are_not_carried_are_named(specs, words):
@@ -129,6 +134,19 @@ def test_in_front_of_a_window_a_whole_table_has_the_null_block():
 def test_a_group_of_smaller_blocks_has_more_of_them():
     run = Run(request("a", list(range(5)), most=4), num_blocks=16, block_size=4, specs=[full(4), window(8, 2)])
     assert [len(table) for table in told(run.step())] == [2, 4]
+
+
+def test_no_block_behind_the_longest_sequence_is_told():
+    run = Run(
+        request("a", list(range(10)), most=4),
+        num_blocks=20,
+        block_size=12,
+        specs=[full(4), window(12, 6)],
+        max_model_len=14,
+    )
+    assert [len(table) for table in told(run.step())] == [3, 2]
+    more = [run.step().scheduled_cached_reqs.new_block_ids for _ in range(4)]
+    assert [[len(table) for table in tables] for step in more for tables in step if tables] == [[1, 1]]
 
 
 def test_a_state_has_one_block_for_all_tokens():

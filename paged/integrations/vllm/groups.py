@@ -82,7 +82,10 @@ def specs_of(memory: Any) -> list[Any]:
 
 def others_in(memory: Any) -> list[str]:
     """Of the groups those that are not carried, by the names of their specifications."""
-    names = {type(spec).__name__ for spec in specs_of(memory) if type(spec) not in _KINDS}
+    specs = [group.kv_cache_spec for group in memory.kv_cache_groups]
+    each = [layer for spec in specs for layer in getattr(spec, "kv_cache_specs", {"": spec}).values()]
+    names = {type(spec).__name__ for spec in each if type(spec) not in _KINDS}
+    names |= {f"{type(spec).__name__} that looks ahead" for spec in each if getattr(spec, "non_causal", False)}
     hosted = any(getattr(group, "host_resident", False) for group in memory.kv_cache_groups)
     return [*sorted(names), *["a group on the host"] * hosted, *["no group at all"] * (not memory.kv_cache_groups)]
 
@@ -111,8 +114,9 @@ class ToldGroups:
     """What the runner was told of each group's tables. What a window has passed is the null block in a whole table.
     In a table that only grew it stays, since the runner does not read there any more."""
 
-    def __init__(self, manager: BlockManager, groups: Groups) -> None:
-        self._manager, self._groups = manager, groups
+    def __init__(self, manager: BlockManager, groups: Groups, most_tokens: int) -> None:
+        """`most_tokens`: of a sequence; the runner's tables have no column behind them."""
+        self._manager, self._groups, self._most_tokens = manager, groups, most_tokens
         self.told = ToldTables(manager, FIRST_BLOCK)
         self._states = [number for number, group in enumerate(groups.layers) if group.kind == "state"]
 
@@ -163,7 +167,11 @@ class ToldGroups:
             for group, first, pages, is_state in self._groups.parts:
                 # A state has one block, from the first token on.
                 its = slice(i, i + is_whole) if is_state else slice(bounds[i], bounds[i + 1])
-                tables.append(ids[group][its, first : first + pages].ravel().tolist())
+                found = ids[group][its, first : first + pages].ravel()
+                if not is_state:
+                    columns_in_all = -(-self._most_tokens * pages // self._manager.block_size)
+                    found = found[: max(columns_in_all - due.starts.item(i) * pages, 0)]
+                tables.append(found.tolist())
             yield place, tuple(tables), is_whole
 
     def _ids(self, batch: Batch, number: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -109,7 +109,11 @@ class Scheduler(SchedulerInterface):
         self._hits = PrefixCacheStats()
         self._num_drafts = vllm_config.num_speculative_tokens
         self._telling = self._telling_class(
-            self.decisions, groups, self._num_drafts, uses_v2_runner=bool(vllm_config.use_v2_model_runner)
+            self.decisions,
+            groups,
+            self._num_drafts,
+            vllm_config.model_config.max_model_len,
+            uses_v2_runner=bool(vllm_config.use_v2_model_runner),
         )
         logger.info(
             "paged's scheduler runs on vLLM %s: policy %s, %d blocks of %d tokens (%s), %d host blocks, prefix sharing %s.",

@@ -25,12 +25,15 @@ class Telling:
 
     groups          what the model's layers keep
     num_drafts      that the runner may guess for a request in a step
+    most_tokens     of a sequence
     uses_v2_runner  it takes another table in the place of one only as that of a new request
     """
 
-    def __init__(self, decisions: Decisions, groups: Groups, num_drafts: int, *, uses_v2_runner: bool) -> None:
+    def __init__(
+        self, decisions: Decisions, groups: Groups, num_drafts: int, most_tokens: int, *, uses_v2_runner: bool
+    ) -> None:
         self._decisions = decisions
-        self._groups = ToldGroups(decisions.manager, groups)
+        self._groups = ToldGroups(decisions.manager, groups, most_tokens)
         self._tables = self._groups.told
         self._num_drafts = num_drafts
         self._uses_v2_runner = uses_v2_runner

@@ -90,6 +90,10 @@ def convolve(
     _check(rows, (x.shape[1], len(weight) - 1), x.dtype)
     if len(weight) > MOST_TAPS:
         raise UnsupportedModel(f"a convolution over {len(weight)} tokens; in C it has up to {MOST_TAPS}.")
+    channels = x.shape[1]
+    _check_shapes(weight=(weight, (len(weight), channels)))
+    if bias is not None:
+        _check_shapes(bias=(bias, (channels,)))
     out = _results(x.shape, x.dtype, starts)
     call = _Convolution(
         x=x.data_ptr(),
@@ -134,7 +138,9 @@ def advance_delta_rule(
         )
     tokens, heads, _ = values.shape
     decays = (tokens, heads) if decay.dim() == 2 else (tokens, heads, keys.shape[2])
-    _check_shapes(decay=(decay, decays), beta=(beta, (tokens, heads)), queries=(queries, tuple(keys.shape)))
+    by_key = (tokens, *keys.shape[1:])
+    _check_shapes(decay=(decay, decays), beta=(beta, (tokens, heads)), queries=(queries, by_key), keys=(keys, by_key))
+    _check_share("key heads", keys.shape[1], heads)
     out = _results(values.shape, torch.float32, starts)
     call = _DeltaRule(
         queries=queries.data_ptr(),
@@ -178,7 +184,12 @@ def advance_scan(
     skip = None if skip is None else skip.float().contiguous()
     _check(rows, (*x.shape[1:], reading.shape[2]), torch.float32)
     tokens, heads, _ = x.shape
-    _check_shapes(step=(step, (tokens, heads)), decay=(decay, (heads,)), into=(into, tuple(reading.shape)))
+    given_each = (tokens, *reading.shape[1:])
+    _check_shapes(step=(step, (tokens, heads)), decay=(decay, (heads,)))
+    _check_shapes(into=(into, given_each), reading=(reading, given_each))
+    if skip is not None:
+        _check_shapes(skip=(skip, (heads,)))
+    _check_share("groups", reading.shape[1], heads)
     out = _results(x.shape, torch.float32, starts)
     call = _Scan(
         x=x.data_ptr(),
@@ -220,7 +231,11 @@ def advance_selective_scan(
     skip = None if skip is None else skip.float().contiguous()
     _check(rows, (x.shape[1], reading.shape[1]), torch.float32)
     shape = (x.shape[1], reading.shape[1])
-    _check_shapes(step=(step, tuple(x.shape)), decay=(decay, shape), into=(into, tuple(reading.shape)))
+    given_each = (x.shape[0], shape[1])
+    _check_shapes(step=(step, tuple(x.shape)), decay=(decay, shape))
+    _check_shapes(into=(into, given_each), reading=(reading, given_each))
+    if skip is not None:
+        _check_shapes(skip=(skip, shape[:1]))
     out = _results(x.shape, torch.float32, starts)
     call = _SelectiveScan(
         x=x.data_ptr(),
@@ -252,8 +267,16 @@ def _check_shapes(**each: tuple[Tensor, tuple[int, ...]]) -> None:
             raise UnsupportedModel(f"{name} of {tuple(tensor.shape)}; this recurrence in C takes {shape}.")
 
 
+def _check_share(name: str, count: int, heads: int) -> None:
+    """Raise UnsupportedModel unless each of so many serves as many heads."""
+    if count < 1 or heads % count:
+        raise UnsupportedModel(f"{count} {name} for {heads} heads; each has to serve as many.")
+
+
 def _results(shape: Sequence[int], dtype: torch.dtype, starts: NDArray[np.int64]) -> Tensor:
     """Memory for results, those of padding zero."""
+    if starts[-1] > shape[0]:
+        raise UnsupportedModel(f"rows end behind {starts[-1]} tokens; there are {shape[0]}.")
     out = torch.empty(tuple(shape), dtype=dtype)
     out[int(starts[-1]) :] = 0
     return out

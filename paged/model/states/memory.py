@@ -23,14 +23,16 @@ class PassStates:
         self.is_invariant = is_invariant
         self._states = pool.states
         self._read, self._write = read, write
+        # Once for all pieces of all layers, each of which would take them to the device.
+        self._sources, self._targets = (torch.from_numpy(each).to(pool.device, torch.int64) for each in (read, write))
 
     def read(self, unit: int, piece: int) -> Tensor:
         """[n, ...]: a copy of a piece of the rows' states before their tokens; zeros for rows that are new."""
-        return self._states[unit][piece].read(torch.from_numpy(self._read))
+        return self._states[unit][piece].read(self._sources)
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
         """Take a piece of the rows' states behind their tokens, [n, ...]."""
-        self._states[unit][piece].write(torch.from_numpy(self._write), states)
+        self._states[unit][piece].write(self._targets, states)
 
     def pages_of(self, unit: int) -> list[RowPages]:
         """Where each piece of the rows' states lies."""
