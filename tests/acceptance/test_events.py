@@ -36,6 +36,26 @@ def replay(events, contents=None):
     return contents
 
 
+def test_a_reading_that_fails_half_way_is_made_again_whole(make_manager, serve, monkeypatch):
+    manager = make_manager(8, 4)
+    manager.take_events()
+    serve(manager, A)
+    serve(manager, B)
+    made, calls = np.frombuffer, []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise MemoryError
+        return made(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "frombuffer", failing)
+        with pytest.raises(MemoryError):
+            manager.take_events()
+    assert len(replay(manager.take_events())) == 4
+
+
 def test_a_computed_prompt_is_stored_with_its_tokens_parent_and_hashes(make_manager, serve):
     manager = make_manager(4, 4)
     serve(manager, A)

@@ -328,6 +328,19 @@ def test_arguments_of_another_shape_are_refused():
         memory.run([tokens], [-1], [0])
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [((1, 1, 16), r"queries of \(1, 1, 16\); .* takes \(3, 1, 16\)"), ((3, 3, 16), "3 key heads for 2 heads")],
+    ids=["tokens", "heads"],
+)
+def test_keys_for_other_tokens_or_heads_are_refused(keys, words):
+    memory = Memory(kind := DeltaRule(1, 16, 16))
+    tokens = kind.tokens(3, 3)
+    tokens[0], tokens[1] = torch.zeros(keys), torch.zeros(keys)
+    with pytest.raises(UnsupportedModel, match=words):
+        memory.run([tokens], [-1], [0])
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2", "jamba"])
 def test_a_layer_whose_recurrence_is_known_is_called_once_for_all_tokens(loaded, family):
     assert all(layer.is_in_c for layer in loaded(family).state_layers)
