@@ -271,7 +271,7 @@ def _copies_in(batch: Any) -> list[tuple[int, int]]:
     """The copies that were decided, and those of states that are not written where they are read, by page."""
     copies = [tuple(pair) for pair in batch.moves.device_to_device.tolist()]
     for group in batch.groups or ():
-        if group._group.kind == "state":
+        if group._layout.groups[group._number].kind == "state":
             pairs = zip(group.read.ravel().tolist(), group.write.ravel().tolist(), strict=True)
             copies += [(read, write) for read, write in pairs if read not in (-1, write)]
     return copies

@@ -6,7 +6,7 @@ purpose stands in docs/integrations/vllm.md.
 """
 
 from importlib import import_module
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 
 import pytest
 from acceptance import conftest as shared
@@ -84,10 +84,10 @@ class AskedAhead(Asked, PluggedAhead):
 
 
 @pytest.fixture(params=[Asked, AskedAhead], ids=["one batch out", "two batches out"])
-def make_scheduler(request):
+def make_scheduler(request, request_of):
     made = []
 
-    def make(num_blocks, block_size=4, **options):
+    def make(num_blocks, block_size=4, requests=MappingProxyType({}), **options):
         max_chunk = options.pop("max_chunk", None)
         if not options.get("host_blocks"):
             options.pop("host_blocks", None)
@@ -108,6 +108,8 @@ def make_scheduler(request):
             **{"max_tokens_per_step": 2048, "max_sequences": 256, "policy": "paged"} | options,
         )
         made.append(request.param(world, scheduling_policy="priority", long_prefill_token_threshold=max_chunk or 0))
+        for each in shared.requests_of(request_of, requests):
+            made[-1].add(each)
         return made[-1]
 
     yield make
