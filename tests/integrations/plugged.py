@@ -140,14 +140,14 @@ class Plugged:
     runner_class = Runner
 
     def __init__(self, world: World, *, scheduling_policy: str = "fcfs", **given: Any) -> None:
-        self.parts = parts_in(world)
+        self.parts, self._most_tokens = parts_in(world), world.max_model_len or 1 << 30
         self.core = vllm_things.plug_in(
             world.num_blocks,
             world.block_size,
             specs=[part.spec for part in self.parts],
             max_num_seqs=world.max_sequences,
             max_num_batched_tokens=world.max_tokens_per_step,
-            max_model_len=world.max_model_len or 1 << 30,
+            max_model_len=self._most_tokens,
             is_ahead=self.is_ahead,
             policy=scheduling_policy,
             additional_config={"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}},
@@ -262,6 +262,8 @@ class Plugged:
         num_blocks = self.manager.rows.num_blocks[batch.rows[place]]
         for table, (_, group, pages, is_state) in zip(told, self.parts, strict=True):
             decided = batch.groups[group].tables[place, : 1 if is_state else num_blocks, pages].ravel() + 1
+            # The runner's tables end with the longest sequence.
+            decided = decided[: -(-self._most_tokens * (pages.stop - pages.start) // self.manager.block_size)]
             has = np.array(table)
             if len(has) < len(decided) or ((has[: len(decided)] != decided) & (decided > 0)).any():
                 raise UnlikeDecided(f"{batch.ids[place]}: the runner has {table} of group {group}, decided {decided}")
