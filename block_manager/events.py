@@ -89,18 +89,21 @@ class EventLog:
     def take(self) -> list[Event]:
         """Return the changes since the last call. All of them together give what each tier holds."""
         self._note_grown()
-        removed, stored, told = list[Event](), list[Event](), self._told.copy()
+        removed, stored, told = list[Event](), list[Event](), dict[tuple[Run, int], list[Stretch]]()
         # A child's id is higher than its parent's.
         for run in sorted(self._changed, key=lambda run: run.id):
             for place in range(NUM_PLACES):
-                before, now = told.pop((run, place), []), self._residing(run, place)
-                if now:
-                    told[run, place] = now
+                before, now = self._told.get((run, place), []), self._residing(run, place)
                 if now != before:
+                    told[run, place] = now
                     removed += [self._removed(run, place, *part) for part in _without(before, now)]
                     stored += [self._stored(run, place, *part) for part in _without(now, before)]
         events: list[Event] = [Cleared()] if self._was_cleared else []
-        self._told, self._changed, self._was_cleared = told, set(), False
+        # Only when the whole reading is made: one that fails half-way is made again.
+        self._told |= told
+        for key in [key for key, now in told.items() if not now]:
+            del self._told[key]
+        self._changed, self._was_cleared = set(), False
         return [*events, *removed[::-1], *stored]
 
     def snapshot(self) -> list[Event]:
