@@ -115,7 +115,7 @@ class Offload:
         """Return all copies planned since the last call; they run together, before any planned later."""
         if not self._busy:
             return NO_MOVES
-        # No array where there is nothing: whoever swapped in has changed tables, and must not run out of memory here.
+        # No array where nothing moves: `swap_in` has changed the tables, and must not run out of memory here.
         moves = Moves(*(np.concatenate(pairs) if pairs else NO_PAIRS for pairs in (self._out, self._in)))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
         for blocks in busy:

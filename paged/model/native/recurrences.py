@@ -161,6 +161,41 @@ def advance_delta_rule(
     return out
 
 
+class _ScanInputs(NamedTuple):
+    """What both scans read, as float32 without gaps; it has to live as long as the call."""
+
+    x: Tensor
+    step: Tensor
+    decay: Tensor
+    input: Tensor
+    reading: Tensor
+    skip: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        step: Tensor,
+        decay: Tensor,
+        given: tuple[Tensor, Tensor],
+        skip: Tensor | None,
+        *,
+        decays: Sequence[int],
+    ) -> _ScanInputs:
+        """See `advance_scan` and `advance_selective_scan`. `decays`: the shape of `decay`. Raises UnsupportedModel for another shape."""
+        tokens, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
+        found = cls(tokens, step, decay, into, reading, None if skip is None else skip.float().contiguous())
+        given_each = (x.shape[0], *found.reading.shape[1:])
+        _check_shapes(step=(found.step, tuple(x.shape[:2])), decay=(found.decay, tuple(decays)))
+        _check_shapes(into=(found.input, given_each), reading=(found.reading, given_each))
+        if found.skip is not None:
+            _check_shapes(skip=(found.skip, tuple(x.shape[1:2])))
+        return found
+
+    def addresses(self) -> dict[str, int | None]:
+        return {name: None if each is None else each.data_ptr() for name, each in self._asdict().items()}
+
+
 def advance_scan(
     x: Tensor,
     step: Tensor,
@@ -180,29 +215,19 @@ def advance_scan(
     states  float32 [heads, head size, state size], a unit a head
     starts  as of `convolve`
     """
-    x, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
-    skip = None if skip is None else skip.float().contiguous()
-    _check(rows, (*x.shape[1:], reading.shape[2]), torch.float32)
-    tokens, heads, _ = x.shape
-    given_each = (tokens, *reading.shape[1:])
-    _check_shapes(step=(step, (tokens, heads)), decay=(decay, (heads,)))
-    _check_shapes(into=(into, given_each), reading=(reading, given_each))
-    if skip is not None:
-        _check_shapes(skip=(skip, (heads,)))
-    _check_share("groups", reading.shape[1], heads)
+    inputs = _ScanInputs.of(x, step, decay, given, skip, decays=x.shape[1:2])
+    _, heads, head_size = x.shape
+    _, groups, state_size = inputs.reading.shape
+    _check(rows, (heads, head_size, state_size), torch.float32)
+    _check_share("groups", groups, heads)
     out = _results(x.shape, torch.float32, starts)
     call = _Scan(
-        x=x.data_ptr(),
-        step=step.data_ptr(),
-        decay=decay.data_ptr(),
-        input=into.data_ptr(),
-        reading=reading.data_ptr(),
-        skip=None if skip is None else skip.data_ptr(),
+        **inputs.addresses(),
         out=out.data_ptr(),
-        heads=x.shape[1],
-        groups=reading.shape[1],
-        head_size=x.shape[2],
-        state_size=reading.shape[2],
+        heads=heads,
+        groups=groups,
+        head_size=head_size,
+        state_size=state_size,
     )
     _run(model_library().paged_advance_scan, call, starts, rows)
     return out
@@ -227,27 +252,11 @@ def advance_selective_scan(
     states  float32 [channels, state size]
     starts  as of `convolve`
     """
-    x, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
-    skip = None if skip is None else skip.float().contiguous()
-    _check(rows, (x.shape[1], reading.shape[1]), torch.float32)
-    shape = (x.shape[1], reading.shape[1])
-    given_each = (x.shape[0], shape[1])
-    _check_shapes(step=(step, tuple(x.shape)), decay=(decay, shape))
-    _check_shapes(into=(into, given_each), reading=(reading, given_each))
-    if skip is not None:
-        _check_shapes(skip=(skip, shape[:1]))
+    channels, state_size = x.shape[1], given[1].shape[1]
+    inputs = _ScanInputs.of(x, step, decay, given, skip, decays=(channels, state_size))
+    _check(rows, (channels, state_size), torch.float32)
     out = _results(x.shape, torch.float32, starts)
-    call = _SelectiveScan(
-        x=x.data_ptr(),
-        step=step.data_ptr(),
-        decay=decay.data_ptr(),
-        input=into.data_ptr(),
-        reading=reading.data_ptr(),
-        skip=None if skip is None else skip.data_ptr(),
-        out=out.data_ptr(),
-        channels=x.shape[1],
-        state_size=reading.shape[1],
-    )
+    call = _SelectiveScan(**inputs.addresses(), out=out.data_ptr(), channels=channels, state_size=state_size)
     _run(model_library().paged_advance_selective_scan, call, starts, rows)
     return out
 
