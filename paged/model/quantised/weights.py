@@ -1,0 +1,77 @@
+"""Weights of a linear layer as codes of 8 or 4 bits, with a scale for each result and group of inputs.
+
+    weight[result, input] ≈ scales[result, group] * (codes[result, input] - zeros[result, group]),   group = input // group_size
+
+It is what every format we read comes to (GPTQ, AWQ, compressed-tensors) and what we make ourselves; a kernel packs it as it likes. `order` is
+GPTQ's "act order": inputs are taken in that order before groups are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged.errors import InvalidConfig
+
+BITS = {"int8": 8, "int4": 4}
+"""Bits of a code, by the name of a quantisation that is made at load."""
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """A weight [outs, depth] in codes. Formats that are symmetric have a zero of half the range, 128 or 8."""
+
+    codes: Tensor
+    """uint8 [outs, depth], each below 2 ** bits; one code a byte."""
+    scales: Tensor
+    """float32 [outs, groups], finite, none of them 0 where a code of its group differs from the zero."""
+    zeros: Tensor
+    """uint8 [outs, groups]: the code that means 0; 0 to 2 ** bits."""
+    bits: int
+    group_size: int
+    """Inputs that share a scale; it divides depth. As large as depth: a scale a result."""
+    order: Tensor | None = None
+    """int64 [depth]: which input a column of `codes` multiplies; None: the same."""
+
+    @property
+    def outs(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def depth(self) -> int:
+        return self.codes.shape[1]
+
+    def dequantised(self) -> Tensor:
+        """float32 [outs, depth], its inputs in their own order."""
+        grouped = self.codes.view(self.outs, -1, self.group_size).float()
+        numbers = (grouped - self.zeros.float().unsqueeze(-1)) * self.scales.unsqueeze(-1)
+        numbers = numbers.view(self.outs, self.depth)
+        return numbers if self.order is None else numbers[:, torch.argsort(self.order)]
+
+
+def quantise(weight: Tensor, *, bits: int, group_size: int | None = None) -> QuantisedWeight:
+    """Quantise a weight [outs, depth] of floats to the nearest codes, symmetrically; without `group_size` with a scale a result.
+
+    The number of largest magnitude gets the lowest code, as in llama.cpp's Q4_0, so all codes are used. Raises InvalidConfig where groups do not
+    divide the depth, or a number is not finite.
+    """
+    outs, depth = weight.shape
+    group_size = group_size or depth
+    if depth % group_size:
+        raise InvalidConfig(f"groups of {group_size} do not divide the {depth} inputs of a linear layer.")
+    if not torch.isfinite(weight).all():
+        raise InvalidConfig("a weight to quantise is NaN or infinite.")
+    half = 2 ** (bits - 1)
+    grouped = weight.detach().float().view(outs, -1, group_size)
+    least, most = grouped.amin(-1), grouped.amax(-1)
+    scales = torch.where(most > -least, most, least) / -half
+    codes = (grouped / torch.where(scales == 0, 1, scales).unsqueeze(-1)).round_() + half
+    return QuantisedWeight(
+        codes=codes.clamp_(0, 2 * half - 1).to(torch.uint8).view(outs, depth),
+        scales=scales,
+        zeros=torch.full_like(scales, half, dtype=torch.uint8),
+        bits=bits,
+        group_size=group_size,
+    )
