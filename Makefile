@@ -81,8 +81,9 @@ sanitize: $(STAMP) ## run the native code's tests under the address and undefine
 		-k 'native or test_packed or test_fused or test_recurrences' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
 		tests/model/test_matches_transformers.py tests/model/test_packed.py tests/model/test_fused.py tests/model/test_recurrences.py $(PYTEST)
 
-# Flags that take instructions away, one set a line of `make processors`: AVX2, AVX2 without fused additions, SSE, AVX-512 without bfloat16.
-PROCESSORS := -mno-avx512f -mno-avx512f,-mno-fma -mno-avx -mno-avx512bf16
+# Flags that take instructions away, one set a line of `make processors`: AVX2, AVX2 without fused additions, SSE, AVX-512
+# without AMX, and without bfloat16.
+PROCESSORS := -mno-avx512f -mno-avx512f,-mno-fma -mno-avx -mno-amx-tile -mno-amx-tile,-mno-avx512bf16
 
 processors: $(STAMP) ## run the native code's tests as processors with fewer instructions would (x86-64, a minute)
 	@for flags in $(PROCESSORS); do echo "without: $$flags"; \

@@ -16,8 +16,8 @@ from paged.model.native.packed import (
 )
 
 DTYPES = [torch.float32, torch.bfloat16]
-# Around a tile of 6 rows, a piece of 96, a panel of 16 or 64 results, and the depth of 512 that stays in a cache.
-ROWS = st.integers(1, 14) | st.sampled_from([64, 95, 96, 97, 200])
+# Around a tile of 6 or 16 rows, a piece of 96, a panel of 16 or 64 results, and the depth of 512 that stays in a cache.
+ROWS = st.integers(1, 14) | st.sampled_from([15, 16, 17, 31, 32, 33, 48, 64, 95, 96, 97, 200])
 OUTS = st.integers(1, 20) | st.sampled_from([63, 64, 65, 128, 200])
 DEPTHS = st.integers(1, 20).map(lambda half: 2 * half) | st.sampled_from([510, 512, 514, 1030])
 

@@ -68,6 +68,6 @@ def _described(code: NativeCode) -> NativeCode:
         compiler_version=code.compiler_version,
         folder=code.folder,
         libraries=code.libraries,
-        instructions=vectors,
+        instructions=f"{vectors}, AMX" if functions.paged_has_tiles() else vectors,
         has_bfloat16=bool(functions.paged_has_bfloat16()),
     )

@@ -25,11 +25,11 @@ _HERE = Path(__file__).parent
 MODEL_LIBRARY = (
     "model",
     (_HERE / "products.c", _HERE / "decoder.c", _HERE / "recurrences.c"),
-    (_HERE / "products.h", _HERE / "decoder.h", _HERE / "recurrences.h", *HEADERS),
+    (_HERE / "products.h", _HERE / "decoder.h", _HERE / "recurrences.h", _HERE / "tiles.h", *HEADERS),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-# Rows that the trial of a product has, alone and together: more than a tile's.
-_TRIAL_ROWS = 13
+# Rows that the trial of a product has, alone and together: more than two tiles have, of 6 or 16 rows.
+_TRIAL_ROWS = 35
 # Places of the pass under way, and how many of them, from the first one on, are no padding.
 _PLACES: ContextVar[tuple[int, int]] = ContextVar("places", default=(0, 0))
 

@@ -7,12 +7,15 @@
  */
 #include "products.h"
 
+#include "tiles.h"
 #include "vector.h"
 
 /* So many numbers of the depth stay in a cache while all rows of a chunk pass; even, because of pairs. */
 #define DEPTH 512
 /* Rows that one piece of work has, where there are many: a multiple of ROWS. */
 #define CHUNK 96
+/* Rows whose sums have room beside `to`; divides CHUNK. */
+#define SOME 32
 
 /* As `tile`, of bfloat16 in pairs: x as it lies, w as [depth / 2, COLUMNS, 2]. */
 INLINE void pair_tile(const int rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride,
@@ -52,6 +55,20 @@ INLINE void some_rows(size_t rows, const void *x, size_t x_stride, const void *w
         WITH_CONSTANT(rows, pair_tile, x, x_stride, w, depth, to, to_stride, first)
 }
 
+/* Rows with a panel, any number of them. */
+INLINE void all_rows(size_t rows, const void *x, size_t x_stride, const void *w, size_t depth, float *to, size_t to_stride, int first,
+                     enum element element) {
+#if HAS_TILES
+    if (element == BFLOAT16 && may_use_tiles()) {
+        tiles(rows, x, x_stride, w, depth, to, to_stride, first);
+        return;
+    }
+#endif
+    for (size_t r = 0; r < rows; r += ROWS)
+        some_rows(rows - r, (const char *)x + r * x_stride * bytes_of(element), x_stride, w, depth, to + r * to_stride, to_stride, first,
+                  element);
+}
+
 /* Rows first to last - 1 with one panel. */
 INLINE void with_panel(const void *x, size_t x_stride, size_t first, size_t last, size_t depth, const paged_product *product,
                        size_t panel, enum element element) {
@@ -61,17 +78,16 @@ INLINE void with_panel(const void *x, size_t x_stride, size_t first, size_t last
     float *to = product->to + column;
     if (width == COLUMNS)
         for (size_t p = 0; p < depth; p += DEPTH)
-            for (size_t r = first; r < last; r += ROWS)
-                some_rows(last - r, rows_of_x + (r * x_stride + p) * bytes, x_stride, packed + p * COLUMNS * bytes,
-                          depth - p < DEPTH ? depth - p : DEPTH, to + r * stride, stride, !p && !product->adds, element);
+            all_rows(last - first, rows_of_x + (first * x_stride + p) * bytes, x_stride, packed + p * COLUMNS * bytes,
+                     depth - p < DEPTH ? depth - p : DEPTH, to + first * stride, stride, !p && !product->adds, element);
     else
-        for (size_t r = first; r < last; r += ROWS) {
+        for (size_t r = first; r < last; r += SOME) {
             /* The sum of a whole panel has no room in `to`. */
-            float sums[ROWS * COLUMNS];
-            const size_t count = last - r < ROWS ? last - r : ROWS;
+            float sums[SOME * COLUMNS];
+            const size_t count = last - r < SOME ? last - r : SOME;
             if (product->adds)
                 for (size_t i = 0; i < count; i++) memcpy(sums + i * COLUMNS, to + (r + i) * stride, width * sizeof(float));
-            some_rows(count, rows_of_x + r * x_stride * bytes, x_stride, packed, depth, sums, COLUMNS, !product->adds, element);
+            all_rows(count, rows_of_x + r * x_stride * bytes, x_stride, packed, depth, sums, COLUMNS, !product->adds, element);
             for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
         }
     if (product->bias)
@@ -112,6 +128,14 @@ int64_t paged_columns(void) { return COLUMNS; }
 int32_t paged_has_bfloat16(void) {
 #ifdef __AVX512BF16__
     return 1;
+#else
+    return 0;
+#endif
+}
+
+int32_t paged_has_tiles(void) {
+#if HAS_TILES
+    return may_use_tiles();
 #else
     return 0;
 #endif

@@ -24,4 +24,7 @@ int64_t paged_columns(void);
 /* Whether products of bfloat16 have an instruction of their own; else they are computed in float32, at its speed. */
 int32_t paged_has_bfloat16(void);
 
+/* Whether they are computed in tiles (AMX), which the processor has and the system allows. */
+int32_t paged_has_tiles(void);
+
 #endif
