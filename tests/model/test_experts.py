@@ -250,3 +250,12 @@ def test_shares_have_the_shape_of_the_choices():
 def test_a_limit_beyond_the_trial_holds():
     experts = made(Limited, 2, 8, 16)
     assert packed(experts)._activation == Activation(most_gate=LIMIT, most_up=LIMIT)
+
+
+@torch.inference_mode()
+def test_a_width_that_transformers_grouped_products_refuse_is_packed():
+    experts = Silu(SimpleNamespace(_experts_implementation="grouped_mm"), 3, 45, 77)
+    x, (chosen, shares) = drawn(4, 45), choices(4, 3, 2)
+    with pytest.raises(RuntimeError, match="multiple of 16"):
+        experts(x, chosen, shares)
+    assert isinstance(packed(experts), PackedExperts)

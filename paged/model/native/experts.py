@@ -196,6 +196,9 @@ def _agrees(experts: Any, activation: Activation) -> bool:
     few = copy.copy(experts)
     few._parameters = {name: nn.Parameter(each[:_TRIAL_EXPERTS].clone()) for name, each in experts.named_parameters()}
     few.num_experts = count = len(few.down_proj)
+    # Written out: transformers' grouped products refuse some widths.
+    few.config = copy.copy(experts.config)
+    few.config._experts_implementation = "eager"
     drawn = torch.Generator().manual_seed(0)
     packed_width = experts.down_proj.shape[2 if experts.is_transposed else 1]
     x = torch.randn(_TRIAL_ROWS, packed_width, generator=drawn).to(experts.down_proj.dtype)
