@@ -59,6 +59,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
     },
 }
+WORDS = """`hybrid` is the model that ships, two short convolutions and two attention layers, in one call now. The others have hidden size 512 and four layers, three
+of them with states, and random weights: `MODELS` in the script. They run in tiles of 32 places, padding included but for products,
+so that one row costs more than its share.
+"""
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
@@ -108,12 +112,11 @@ print(json.dumps(found))
 """
 
 
-def tokens_a_second(tree: Path, model: str) -> dict[str, float]:
-    """Of each work, the second time, in a process of its own."""
+def tokens_a_second(tree: Path, config: dict[str, Any], steps: int) -> dict[str, float]:
+    """Of each work, the second time, in a process of its own. No configuration: the model `hybrid`."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    steps = 160 if model == "hybrid" else 10
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(MODELS[model]), str(steps), json.dumps(WORK)],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(config), str(steps), json.dumps(WORK)],
         env=environment,
         cwd=tree,
         stdout=subprocess.PIPE,
@@ -132,17 +135,18 @@ def commit(tree: Path) -> str:
     return done.stdout.strip()
 
 
-@app.command()
-def main(before: Annotated[Path, typer.Argument(help="A checkout of the earlier commit.")], rounds: int = 5) -> None:
-    """Time both, and write the page."""
+def write_page(
+    to: Path, title: str, before: Path, rounds: int, models: dict[str, dict[str, Any]], command: list[str], words: str
+) -> None:
+    """Time all works of these models on both trees in turns, and write the page."""
     from paged.model.machine import machine
 
     lines = []
-    for model in MODELS:
+    for model, config in models.items():
         speeds: dict[Path, list[dict[str, float]]] = {before: [], REPOSITORY: []}
         for number in range(rounds):
             for tree in (before, REPOSITORY) if number % 2 else (REPOSITORY, before):
-                speeds[tree].append(tokens_a_second(tree, model))
+                speeds[tree].append(tokens_a_second(tree, config, 10 if config else 160))
         for work in WORK:
             then, now = ([each[work] for each in speeds[tree]] for tree in (before, REPOSITORY))
             ratio = [new / old for new, old in zip(now, then, strict=True)]
@@ -152,25 +156,28 @@ def main(before: Annotated[Path, typer.Argument(help="A checkout of the earlier 
             print(lines[-1], flush=True)
     its = machine()
     page = [
-        "# Recurrences in C",
+        f"# {title}",
         "",
         f"{its['processor']}, one of {its['cores']} cores, Python {its['python']}, torch {its['torch']}. Tokens a second of processor time, batch-invariant, float32: {rounds} processes each, in turns. Before: {commit(before)}. Now: {commit(REPOSITORY)}.",
         "",
         "```",
-        "git worktree add /tmp/before 9412b8e",
-        "python benchmarks/recurrences.py /tmp/before",
+        *command,
         "```",
         "",
         "| model | work | before | now | now over before |",
         "|---|---|--:|--:|--:|",
         *lines,
         "",
-        "`hybrid` is the model that ships, two short convolutions and two attention layers, in one call now. The others have hidden size 512 and four layers, three",
-        "of them with states, and random weights: `MODELS` in the script. They run in tiles of 32 places, padding included but for products,",
-        "so that one row costs more than its share.",
-        "",
+        words,
     ]
-    RESULTS.write_text("\n".join(page))
+    to.write_text("\n".join(page))
+
+
+@app.command()
+def main(before: Annotated[Path, typer.Argument(help="A checkout of the earlier commit.")], rounds: int = 5) -> None:
+    """Time both, and write the page."""
+    command = ["git worktree add /tmp/before 9412b8e", "python benchmarks/recurrences.py /tmp/before"]
+    write_page(RESULTS, "Recurrences in C", before, rounds, MODELS, command, WORDS)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnknownLayers, Un
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
+from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
@@ -122,13 +123,14 @@ def silenced() -> Iterator[None]:
 
 
 def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
-    """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers are packed, in
-    place. Raises UnsupportedModel."""
+    """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers and experts are
+    packed, in place. Raises UnsupportedModel."""
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
     state_layers = follow_states(module)
     if where.type == "cpu":
         pack_linears(module)
+        pack_experts(module)
     rotary_limit = follow_rows(module)
     follow_latents(module)
     follow_positions(module)

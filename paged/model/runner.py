@@ -3,19 +3,21 @@
 In batch-invariant mode a sequence's logits do not depend, to the last bit, on what else is in the batch, how its prompt was cut or
 where its blocks lie. A decoder of Llama's family on the native backend is so by how its sums are taken, and all tokens of a batch
 go through it in one call (`native/fused.py`). Any other model is run in tiles of 32 tokens, padded, so that what torch computes has
-one shape always, with attention in the backend's invariant mode. Without that mode such a model gets all tokens of the batch as one packed
+one shape always, with attention in the backend's invariant mode; or in single tokens, where a tile's places disagree, or experts that are not in C
+(`native/experts.py`) get the rows that chose them. Without that mode such a model gets all tokens of the batch as one packed
 sequence: faster, and words may differ.
 """
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from paged.attention import (
     AttentionBackend,
@@ -36,6 +38,7 @@ from paged.errors import UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
+from paged.model.native.experts import PackedExperts
 from paged.model.native.fused import FusedDecoder, fused_decoder
 from paged.model.native.packed import padded
 from paged.model.states.layer import RowStates
@@ -313,8 +316,8 @@ def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", 
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu)
     forwards, backwards = _trial(model, chosen, slice(None)), _trial(model, chosen, slice(None, None, -1))
-    # An expert gets as many rows as chose it, so that the shape of its products depends on the other tokens of a tile.
-    tile = TILE if torch.equal(forwards, backwards.flip(0)) and not _has_experts(model) else 1
+    groups_rows = any(map(_groups_rows, model.module.modules()))
+    tile = TILE if torch.equal(forwards, backwards.flip(0)) and not groups_rows else 1
     # An answer must not depend on who else uses the machine.
     adapts = on_cpu and not is_small(model) and _agrees_on_one_thread(model, chosen, forwards)
     return Runner(model, pool, chosen, tile, adapts=adapts)
@@ -357,8 +360,13 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
     return [shape(*key) for key in found]
 
 
-def _has_experts(model: LoadedModel) -> bool:
-    return any(type(each).__name__.endswith("Experts") for each in model.module.modules())
+def _groups_rows(module: nn.Module) -> bool:
+    """Whether these are experts of which each gets the rows that chose it, in products whose shape depends on the other tokens of a tile. Not in
+    C; and not where all experts get all rows: shared ones, and those that are given hidden states alone."""
+    name = type(module).__name__
+    if isinstance(module, PackedExperts) or not name.endswith("Experts") or name.endswith("SharedExperts"):
+        return False
+    return len(inspect.signature(module.forward).parameters) > 1
 
 
 def is_small(model: LoadedModel) -> bool:

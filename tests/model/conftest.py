@@ -113,6 +113,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neox": _WITH_MLP,
     # Layers with a window and layers without take turns, and every head has a sink.
     "gpt_oss": {**_GROUPED, **_WINDOWED, "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "dbrx": {
+        **_SPECIAL,
+        "d_model": 48,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": MAX_LENGTH,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 48, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "opt": {**_DECODER, "ffn_dim": 80, "word_embed_proj_dim": 48},
     **_OF_SEVERAL_KINDS,
     **_WITH_STATES,

@@ -16,9 +16,14 @@ from paged.testing.pressure_run import PressureRun, run_alone
 # Sizes that no vector unit likes are among them.
 ODD = {"num_attention_heads": 3, "num_key_value_heads": 1}
 MODELS = {
-    **{name: (name, {}) for name in ("llama", "gemma2", "gpt2", "gpt_oss")},
+    **{name: (name, {}) for name in ("llama", "gemma2", "gpt2", "gpt_oss", "mixtral")},
     "llama, odd": ("llama", {**ODD, "hidden_size": 45, "head_dim": 16}),
     "llama, odd heads": ("llama", {**ODD, "hidden_size": 42, "intermediate_size": 77}),
+    "mixtral, odd": (
+        "mixtral",
+        # The least multiples that transformers' own products take.
+        {**ODD, "hidden_size": 44, "head_dim": 16, "intermediate_size": 76, "num_local_experts": 3},
+    ),
     "gpt2, odd heads": ("gpt2", {"n_embd": 33, "n_head": 3, "n_inner": 77}),
 }
 # Each is some seconds; `make pressure` names its own number.

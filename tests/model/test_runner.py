@@ -45,7 +45,7 @@ def whole_prompt(prompt, first_block=0):
 
 
 FUSED = ["llama", "qwen2", "qwen3", "mistral"]
-OTHERS = ["gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt"]
+OTHERS = ["gemma", "gemma2", "phi", "gpt2", "gpt_neox", "opt", "mixtral", "gpt_oss"]
 
 
 @pytest.mark.parametrize("architecture", FUSED + OTHERS)
@@ -56,6 +56,11 @@ def test_a_tile_is_32_places_and_packed_or_fused_there_are_none(loaded, architec
     runner = runner_for(model, pool_for(model))
     assert runner.backend.name == "native"
     assert (runner.tile, runner.tiling is None) == ((None, True) if architecture in FUSED else (32, False))
+
+
+def test_where_rows_go_to_experts_that_are_not_in_c_each_token_goes_by_itself(loaded):
+    model = loaded("dbrx")
+    assert runner_for(model, pool_for(model)).tile == 1
 
 
 def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded, monkeypatch):

@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from paged.errors import UnsupportedModel
 from paged.model.hook import ATTENTION, follow_layers, register, under_way
+from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
 from paged.model.states.layer import follow_states
 from paged.model.states.plan import check_plan
@@ -109,8 +110,7 @@ class Rows:
 
     def __init__(self, module, layers, is_invariant):
         self.module, self.layers, self.is_invariant = module, layers, is_invariant
-        has_experts = any(type(each).__name__.endswith("Experts") for each in module.modules())
-        self.tile = (1 if has_experts else TILE) if is_invariant else None
+        self.tile = TILE if is_invariant else None
         self.states, self.kv, self.done = {}, {}, {}
 
     def step(self, shares):
@@ -197,6 +197,7 @@ def models(request):
     follow_layers(ours)
     layers = follow_states(ours)
     pack_linears(ours)
+    pack_experts(ours)
     first = Rows(ours, layers, is_invariant=True)
     first.step([(0, [5])])
     return theirs, ours, layers

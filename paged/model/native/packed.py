@@ -24,8 +24,8 @@ _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.
 MODEL_LIBRARY = (
     "model",
-    (_HERE / "products.c", _HERE / "decoder.c", _HERE / "recurrences.c"),
-    (_HERE / "products.h", _HERE / "decoder.h", _HERE / "recurrences.h", _HERE / "tiles.h", *HEADERS),
+    tuple(_HERE / f"{each}.c" for each in ("products", "decoder", "experts", "recurrences")),
+    (*(_HERE / f"{each}.h" for each in ("products", "decoder", "experts", "recurrences", "tiles")), *HEADERS),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Rows that the trial of a product has, alone and together: more than two tiles have, of 6 or 16 rows.
@@ -42,6 +42,12 @@ def padded(places: int, num_tokens: int) -> Iterator[None]:
         yield
     finally:
         _PLACES.reset(token)
+
+
+def num_computed(rows: int) -> int:
+    """How many of so many rows are computed: where they are the places of the pass under way, those that are no padding, else all."""
+    places, num_tokens = _PLACES.get()
+    return num_tokens if rows == places else rows
 
 
 class Product(ctypes.Structure):
@@ -63,7 +69,7 @@ def model_library() -> Any:
     found = library(*MODEL_LIBRARY)
     found.paged_products.argtypes = [_pointer, _int64, _int64, _int64, _int32, ctypes.POINTER(Product), _int64]
     found.paged_columns.restype = _int64
-    found.paged_decoder_room.restype = _int64
+    found.paged_decoder_room.restype = found.paged_experts_room.restype = _int64
     for dtype in ELEMENTS:
         _check_invariance(found, dtype)
     return found

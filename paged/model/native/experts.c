@@ -1,0 +1,170 @@
+/* A mixture of experts for all rows in one call.
+ *
+ *     out[row] = sum over its choices j of shares[row, j] * down(activation(up(x[row])))      of expert chosen[row, j]
+ *
+ * Rows are brought together by expert, so that each expert's weights are read once. A product's numbers do not depend on what else is
+ * in its call (products.c), and a row's results are added in the order of its own choices: what a row gets depends neither on how many
+ * others chose the same expert nor on the number of threads. Sums and biases are float32; what enters a product has the weights' element.
+ */
+#include "experts.h"
+
+#include "products.h"
+#include "vector.h"
+
+/* Panels of one expert that a piece of work has: few, so that threads get the same, and not so few that starting one shows. */
+#define PANELS 4
+/* Rows below which a pass over them is not worth a second thread. */
+#define FEW 8
+
+static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* Where each kind of intermediate result lies; a pair is a row and one of its choices, and pairs stand by expert. */
+typedef struct {
+    int64_t *used;    /* [experts]: those that were chosen */
+    int64_t *starts;  /* [experts + 1]: where each one's pairs begin */
+    int64_t *pairs;   /* [rows, choices]: where they are; -1: nowhere */
+    void *gathered;   /* [pairs, hidden] */
+    float *both;      /* [pairs, 2 * width] or [pairs, width] */
+    void *active;     /* [pairs, width] */
+    float *given;     /* [pairs, hidden] */
+    size_t bytes;
+} places;
+
+static places places_of(const paged_experts_call *call, char *work) {
+    const size_t bytes = bytes_of(call->element), pairs = call->rows * call->choices, experts = call->experts;
+    const size_t sizes[] = {
+        experts * 8,
+        (experts + 1) * 8,
+        pairs * 8,
+        pairs * call->hidden * bytes,
+        pairs * call->width * (call->has_gates ? 2 : 1) * 4,
+        pairs * call->width * bytes,
+        pairs * call->hidden * 4,
+    };
+    size_t at[8] = {0};
+    for (int i = 0; i < 7; i++) at[i + 1] = at[i] + rounded(sizes[i]);
+    return (places){(int64_t *)(work + at[0]), (int64_t *)(work + at[1]), (int64_t *)(work + at[2]), work + at[3],
+                    (float *)(work + at[4]),   work + at[5],              (float *)(work + at[6]),   at[7]};
+}
+
+int64_t paged_experts_room(const paged_experts_call *call) { return (int64_t)places_of(call, (char *)0).bytes; }
+
+/* Pairs by expert, rows in their order within each, and what they are computed from. Return how many experts were chosen. */
+static int64_t gather(const paged_experts_call *call, const places *at) {
+    const int64_t pairs = call->rows * call->choices;
+    const size_t row_bytes = call->hidden * bytes_of(call->element);
+    int64_t used = 0;
+    for (int64_t e = 0; e <= call->experts; e++) at->starts[e] = 0;
+    for (int64_t i = 0; i < pairs; i++)
+        if ((uint64_t)call->chosen[i] < (uint64_t)call->experts) at->starts[call->chosen[i] + 1]++;
+    for (int64_t e = 0; e < call->experts; e++) {
+        if (at->starts[e + 1]) at->used[used++] = e;
+        at->starts[e + 1] += at->starts[e];
+    }
+    /* Each start moves to the expert's end, which is where the next one's was. */
+    for (int64_t i = 0; i < pairs; i++)
+        at->pairs[i] = (uint64_t)call->chosen[i] < (uint64_t)call->experts ? at->starts[call->chosen[i]]++ : -1;
+    for (int64_t e = call->experts; e > 0; e--) at->starts[e] = at->starts[e - 1];
+    at->starts[0] = 0;
+#pragma omp parallel for schedule(static) if (call->rows >= FEW)
+    for (int64_t i = 0; i < pairs; i++)
+        if (at->pairs[i] >= 0)
+            memcpy((char *)at->gathered + at->pairs[i] * row_bytes, (const char *)call->x + i / call->choices * row_bytes, row_bytes);
+    return used;
+}
+
+/* Each expert's pairs, x[pairs, depth], with its weights. */
+static void multiply(const paged_experts_call *call, const places *at, int64_t used, const void *x, int64_t depth, const void *packed,
+                     const float *bias, int64_t outs, float *to) {
+    const int64_t panels = (outs + COLUMNS - 1) / COLUMNS, parts = (panels + PANELS - 1) / PANELS, width = PANELS * COLUMNS;
+    const size_t bytes = bytes_of(call->element);
+#pragma omp parallel for schedule(dynamic) collapse(2)
+    for (int64_t number = 0; number < used; number++)
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t expert = at->used[number], first = at->starts[expert], rows = at->starts[expert + 1] - first;
+            const int64_t column = part * width;
+            const paged_product product = {
+                .packed = (const char *)packed + (expert * panels * COLUMNS + column) * depth * bytes,
+                .bias = bias ? bias + expert * outs + column : NULL,
+                .to = to + first * outs + column,
+                .outs = outs - column < width ? outs - column : width,
+                .to_stride = outs,
+            };
+            /* Within a region that is parallel already it has this one thread. */
+            paged_products((const char *)x + first * depth * bytes, depth, rows, depth, call->element, &product, 1);
+        }
+}
+
+INLINE vec below(vec x, float most) { return chosen((ivec)(x > most), spread(most), x); }
+
+INLINE vec activated(const paged_activation *its, vec gate) {
+    if (its->is_square) {
+        const vec positive = chosen((ivec)(gate < 0.0f), (vec){0}, gate);
+        return positive * positive;
+    }
+    const vec x = below(gate, its->most_gate);
+    vec bent = x;
+    /* Not for 0: times infinity that would be NaN. */
+    if (its->cubic) bent = x + its->cubic * x * x * x;
+    return x / (1.0f + exp_of(-its->slope * bent));
+}
+
+INLINE vec lifted(const paged_activation *its, vec up) {
+    const vec x = below(up, its->most_up);
+    return chosen((ivec)(x < -its->most_up), spread(-its->most_up), x) + its->plus;
+}
+
+static void activate(const paged_experts_call *call, const places *at, int64_t pairs) {
+    const int64_t width = call->width, stride = call->has_gates ? 2 * width : width;
+    const paged_activation *its = &call->activation;
+    const enum element element = call->element;
+#pragma omp parallel for schedule(static) if (pairs >= FEW)
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        const float *gate = at->both + pair * stride, *up = gate + width;
+        char *to = (char *)at->active + pair * width * bytes_of(element);
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            vec found = activated(its, *(const vec *)(gate + i));
+            if (call->has_gates) found *= lifted(its, *(const vec *)(up + i));
+            store(to, i, found, element);
+        }
+        for (; i < width; i++) {
+            vec found = activated(its, spread(gate[i]));
+            if (call->has_gates) found *= lifted(its, spread(up[i]));
+            store_one(to, i, found[0], element);
+        }
+    }
+}
+
+/* A row's results, in the order of its choices. */
+static void add(const paged_experts_call *call, const places *at) {
+    const int64_t hidden = call->hidden, choices = call->choices;
+#pragma omp parallel for schedule(static) if (call->rows >= FEW)
+    for (int64_t r = 0; r < call->rows; r++) {
+        const int64_t *pairs = at->pairs + r * choices;
+        const float *shares = call->shares + r * choices;
+        float *to = call->out + r * hidden;
+        int64_t i = 0;
+        for (; i + LANES <= hidden; i += LANES) {
+            vec sum = {0};
+            for (int64_t j = 0; j < choices; j++)
+                if (pairs[j] >= 0) sum = fused(spread(shares[j]), *(const vec *)(at->given + pairs[j] * hidden + i), sum);
+            *(vec *)(to + i) = sum;
+        }
+        for (; i < hidden; i++) {
+            vec sum = {0};
+            for (int64_t j = 0; j < choices; j++)
+                if (pairs[j] >= 0) sum = fused(spread(shares[j]), spread(at->given[pairs[j] * hidden + i]), sum);
+            to[i] = sum[0];
+        }
+    }
+}
+
+void paged_experts(const paged_experts_call *call) {
+    const places at = places_of(call, call->work);
+    const int64_t used = gather(call, &at), pairs = at.starts[call->experts];
+    multiply(call, &at, used, at.gathered, call->hidden, call->up, call->up_bias, call->has_gates ? 2 * call->width : call->width, at.both);
+    activate(call, &at, pairs);
+    multiply(call, &at, used, at.active, call->width, call->down, call->down_bias, call->hidden, at.given);
+    add(call, &at);
+}

@@ -1,0 +1,234 @@
+"""Mixtures of experts whose weights are packed once and held nowhere else, as one call into C for all rows and experts (experts.c).
+
+transformers marks such a module (`use_experts_implementation`): its fields say how weights lie, and whether there are gates and biases. What it
+does between its products is found by trying. A module is packed if a trial of two of its experts agrees with it. One that does not stays: it groups
+rows by expert in its own products, so that a row's numbers depend on the others, and `runner.py` then runs row by row.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paged.attention.native.backend import ELEMENTS
+from paged.errors import BuildFailed, UnsupportedModel
+from paged.model.native.packed import model_library, num_computed, pack
+
+# What transformers' decorator says of a module.
+_MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
+# Rows and experts of a trial, and by how much of the largest result it may differ.
+_TRIAL_ROWS, _TRIAL_EXPERTS = 5, 2
+_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+# How far gates and ups of a trial lie from 0: beyond most limits.
+_SCALE = 8.0
+_pointer, _int32, _int64, _float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+
+class Activation(NamedTuple):
+    """What lies between an expert's two products: experts.h's paged_activation, with these defaults `silu`."""
+
+    slope: float = 1.0
+    cubic: float = 0.0
+    most_gate: float = math.inf
+    most_up: float = math.inf
+    plus: float = 0.0
+    is_square: bool = False
+
+    def of(self, gate: Tensor, up: Tensor | None) -> Tensor:
+        """The same in torch, of gates and ups of one shape; None: there are no ups."""
+        if self.is_square:
+            first = gate.clamp(min=0).square()
+        else:
+            gate = gate.clamp(max=self.most_gate)
+            first = gate * (self.slope * (gate + self.cubic * gate**3)).sigmoid()
+        return first if up is None else first * (up.clamp(-self.most_up, self.most_up) + self.plus)
+
+
+_KNOWN = (
+    Activation(),
+    # GELU by its tanh, which is a sigmoid of twice the argument.
+    Activation(slope=2 * math.sqrt(2 / math.pi), cubic=0.044715),
+    # GELU by a sigmoid.
+    Activation(slope=1.702),
+    Activation(is_square=True),
+)
+
+
+class _Activation(ctypes.Structure):
+    _fields_ = (
+        *((name, _float) for name in ("slope", "cubic", "most_gate", "most_up", "plus")),
+        ("is_square", _int32),
+    )
+
+
+class _Call(ctypes.Structure):
+    """As experts.h's paged_experts_call."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "chosen", "shares", "out", "up", "down", "up_bias", "down_bias", "work")),
+        *((name, _int64) for name in ("rows", "choices", "experts", "hidden", "width")),
+        ("element", _int32),
+        ("has_gates", _int32),
+        ("activation", _Activation),
+    )
+
+
+class PackedExperts(nn.Module):
+    """What a transformers module of experts computes, from packed weights: for inference alone. Takes the weights out of that module, matrix after matrix.
+
+    Each number is summed in one order, whatever other rows there are. Where rows are the places of a pass, padding is not computed and gives zeros.
+    """
+
+    def __init__(self, experts: Any, activation: Activation) -> None:
+        super().__init__()
+        self.num_experts, self._activation = int(experts.down_proj.shape[0]), activation
+        self._has_gates = bool(experts.has_gate)
+        up = "gate_up_proj" if self._has_gates else "up_proj"
+        is_mixed = self._has_gates and not experts.is_concatenated
+        self.hidden_size, self.width = (
+            experts.down_proj.shape[i] for i in ((2, 1) if experts.is_transposed else (1, 2))
+        )
+        self.up = _packed(experts, up, is_mixed)
+        self.down = _packed(experts, "down_proj", False)
+        self.up_bias = self.down_bias = None
+        if experts.has_bias:
+            self.up_bias, self.down_bias = (
+                _biases(experts, f"{up}_bias", is_mixed),
+                _biases(experts, "down_proj_bias", False),
+            )
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """[..., hidden] of rows, the experts that each chose, int64 [rows, k], and their shares [rows, k] → [..., hidden], of the dtype of the rows."""
+        rows = hidden_states.reshape(-1, self.hidden_size).to(self.up.dtype).contiguous()
+        chosen = top_k_index.to(torch.int64).contiguous()
+        shares = top_k_weights.float().contiguous()
+        if chosen.shape != shares.shape or chosen.dim() != 2 or len(chosen) != len(rows):
+            raise UnsupportedModel(
+                f"experts {tuple(chosen.shape)} with shares {tuple(shares.shape)} for {len(rows)} rows; in C each row has as many shares as experts."
+            )
+        out, computed = torch.empty(rows.shape), num_computed(len(rows))
+        out[computed:] = 0
+        call = _Call(
+            x=rows.data_ptr(),
+            chosen=chosen.data_ptr(),
+            shares=shares.data_ptr(),
+            out=out.data_ptr(),
+            up=self.up.data_ptr(),
+            down=self.down.data_ptr(),
+            up_bias=None if self.up_bias is None else self.up_bias.data_ptr(),
+            down_bias=None if self.down_bias is None else self.down_bias.data_ptr(),
+            rows=computed,
+            choices=chosen.shape[1],
+            experts=self.num_experts,
+            hidden=self.hidden_size,
+            width=self.width,
+            element=ELEMENTS[self.up.dtype],
+            has_gates=self._has_gates,
+            activation=_Activation(*self._activation),
+        )
+        functions = model_library()
+        work = torch.empty(functions.paged_experts_room(ctypes.byref(call)), dtype=torch.uint8)
+        call.work = work.data_ptr()
+        functions.paged_experts(ctypes.byref(call))
+        return out.to(hidden_states.dtype).view(hidden_states.shape)
+
+
+def pack_experts(module: nn.Module) -> None:
+    """Pack the experts of a decoder on a CPU in place, layer by layer. Those that differ in a trial, or are of other dtypes, stay; so do all
+    where C cannot be compiled."""
+    for path, each in list(module.named_modules()):
+        if all(hasattr(each, mark) for mark in _MARKS) and _can_be_packed(each):
+            activation = _activation_of(each)
+            if activation is not None and _agrees(each, activation):
+                module.set_submodule(path, PackedExperts(each, activation))
+
+
+def _can_be_packed(experts: Any) -> bool:
+    try:
+        model_library()
+    except BuildFailed:
+        return False
+    if experts.has_post_expert_norm:
+        return False
+    weights = [each for each in experts.parameters() if each.dim() == 3]
+    # bfloat16 goes in pairs.
+    return len(weights) == 2 and all(
+        each.device.type == "cpu"
+        and each.dtype in ELEMENTS
+        and (each.dtype == torch.float32 or not any(size % 2 for size in each.shape[1:]))
+        for each in weights
+    )
+
+
+@torch.no_grad()
+def _activation_of(experts: Any) -> Activation | None:
+    """What the module does between its products; None: nothing that is known here."""
+    drawn = torch.Generator().manual_seed(0)
+    gate, up = (
+        torch.randn(64, experts.down_proj.shape[1 if experts.is_transposed else 2], generator=drawn) * _SCALE
+        for _ in range(2)
+    )
+    if not experts.has_gate:
+        return next(
+            (each for each in _KNOWN if torch.allclose(experts.act_fn(gate), each.of(gate, None), 1e-3, 1e-5)), None
+        )
+    both = torch.cat([gate, up], -1) if experts.is_concatenated else torch.stack([gate, up], -1).flatten(-2)
+    found = experts._apply_gate(both)
+    limit, slope = (
+        next((float(getattr(experts, name)) for name in names if getattr(experts, name, None) is not None), None)
+        for names in (("limit", "swiglu_limit"), ("alpha", "swiglu_alpha"))
+    )
+    limited = [] if limit is None else [each._replace(most_gate=limit, most_up=limit) for each in _KNOWN]
+    if limit is not None and slope is not None:
+        limited.insert(0, Activation(slope=slope, most_gate=limit, most_up=limit, plus=1.0))
+    # With limits first: those that are too large for the trial hold, too.
+    return next((each for each in (*limited, *_KNOWN) if torch.allclose(found, each.of(gate, up), 1e-3, 1e-5)), None)
+
+
+@torch.no_grad()
+def _agrees(experts: Any, activation: Activation) -> bool:
+    """Whether two of its experts give what they give packed."""
+    few = copy.copy(experts)
+    few._parameters = {name: nn.Parameter(each[:_TRIAL_EXPERTS].clone()) for name, each in experts.named_parameters()}
+    few.num_experts = count = len(few.down_proj)
+    # Written out: transformers' grouped products refuse some widths.
+    few.config = copy.copy(experts.config)
+    few.config._experts_implementation = "eager"
+    drawn = torch.Generator().manual_seed(0)
+    packed_width = experts.down_proj.shape[2 if experts.is_transposed else 1]
+    x = torch.randn(_TRIAL_ROWS, packed_width, generator=drawn).to(experts.down_proj.dtype)
+    chosen = torch.stack([torch.arange(_TRIAL_ROWS) % count, (torch.arange(_TRIAL_ROWS) + 1) % count], -1)[:, :count]
+    shares = torch.rand(chosen.shape, generator=drawn).to(x.dtype)
+    expected = few(x, chosen, shares).float()
+    found = PackedExperts(few, activation)(x, chosen, shares).float()
+    return bool((found - expected).abs().max() <= _BOUNDS[x.dtype] * expected.abs().max())
+
+
+def _matrix(weight: Tensor, is_mixed: bool) -> Tensor:
+    """The weight, or a bias, with all gates before all ups."""
+    return torch.cat([weight[::2], weight[1::2]]) if is_mixed else weight
+
+
+def _packed(experts: Any, name: str, is_mixed: bool) -> nn.Parameter:
+    """The weights of that name, packed; the module does not have them any more then."""
+    weights = getattr(experts, name).detach()
+    delattr(experts, name)
+    columns = model_library().paged_columns()
+    found = torch.empty(0)
+    for number, weight in enumerate(weights):
+        its = pack(_matrix(weight.t() if experts.is_transposed else weight, is_mixed).contiguous(), columns)
+        if not number:
+            found = torch.empty(len(weights), *its.shape, dtype=its.dtype)
+        found[number] = its
+    return nn.Parameter(found, requires_grad=False)
+
+
+def _biases(experts: Any, name: str, is_mixed: bool) -> nn.Parameter:
+    return nn.Parameter(
+        torch.stack([_matrix(each, is_mixed) for each in getattr(experts, name).detach().float()]), requires_grad=False
+    )

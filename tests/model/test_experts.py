@@ -1,0 +1,261 @@
+"""Experts in C give what transformers' modules give, and a row's numbers do not depend on who else chose its experts."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn import functional
+from transformers.integrations.moe import use_experts_implementation
+
+from paged.errors import UnsupportedModel
+from paged.model.native.experts import Activation, PackedExperts, pack_experts
+from paged.model.native.packed import padded
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Around a vector, a panel of 16 or 64 results, and what one piece of work has.
+SIZES = st.integers(1, 20).map(lambda half: 2 * half) | st.sampled_from([64, 66, 128, 258, 514])
+LIMIT, SLOPE = 1.5, 1.3
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Experts(nn.Module):
+    """Experts as transformers has them, each row's computed one by one: `forward` is the specification."""
+
+    def __init__(self, config, count, hidden, width, dtype=torch.float32):
+        super().__init__()
+        self.num_experts = count
+        ups = width * (2 if self.gated else 1)
+        shapes = [(hidden, ups), (width, hidden)] if self.transposed else [(ups, hidden), (hidden, width)]
+        name = "gate_up_proj" if self.gated else "up_proj"
+        for number, (each, shape) in enumerate(zip((name, "down_proj"), shapes, strict=True)):
+            self.register_parameter(each, nn.Parameter(drawn(count, *shape, seed=number).to(dtype) / math.sqrt(width)))
+            if self.biased:
+                bias = drawn(count, ups if number == 0 else hidden, seed=2 + number).to(dtype)
+                self.register_parameter(f"{each}_bias", nn.Parameter(bias))
+
+    gated, transposed, biased = True, False, False
+
+    def act_fn(self, x):
+        return functional.silu(x)
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        out = torch.zeros_like(hidden_states)
+        for row, (x, chosen, shares) in enumerate(zip(hidden_states, top_k_index, top_k_weights, strict=True)):
+            for expert, share in zip(chosen.tolist(), shares, strict=True):
+                if expert < self.num_experts:
+                    out[row] += share * self.one(expert, x)
+        return out
+
+    def one(self, expert, x):
+        first = self._parameters["gate_up_proj" if self.gated else "up_proj"]
+        ups = self.product(x, first, "gate_up_proj_bias", expert)
+        between = self._apply_gate(ups) if self.gated else self.act_fn(ups)
+        return self.product(between, self.down_proj, "down_proj_bias", expert)
+
+    def product(self, x, weight, bias, expert):
+        found = x @ (weight[expert] if self.transposed else weight[expert].t())
+        return found + self._parameters[bias][expert] if self.biased else found
+
+
+@use_experts_implementation
+class Silu(Experts): ...
+
+
+@use_experts_implementation
+class Gelu(Experts):
+    def act_fn(self, x):
+        return functional.gelu(x, approximate="tanh")
+
+
+@use_experts_implementation(is_transposed=True)
+class Transposed(Experts):
+    transposed = True
+
+
+@use_experts_implementation(is_concatenated=False, is_transposed=True, has_bias=True)
+class LikeGptOss(Experts):
+    transposed, biased, limit, alpha = True, True, LIMIT, SLOPE
+
+    def _apply_gate(self, gate_up):
+        gate, up = gate_up[..., ::2].clamp(max=LIMIT), gate_up[..., 1::2].clamp(-LIMIT, LIMIT)
+        return (up + 1) * gate * torch.sigmoid(gate * SLOPE)
+
+
+@use_experts_implementation
+class Limited(Experts):
+    swiglu_limit = LIMIT
+
+    def _apply_gate(self, gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return functional.silu(gate.clamp(max=LIMIT)) * up.clamp(-LIMIT, LIMIT)
+
+
+@use_experts_implementation(has_gate=False)
+class Squared(Experts):
+    gated = False
+
+    def act_fn(self, x):
+        return functional.relu(x).square()
+
+
+@use_experts_implementation
+class Unknown(Experts):
+    def act_fn(self, x):
+        return x.sin()
+
+
+@use_experts_implementation(has_post_expert_norm=True)
+class Normed(Experts): ...
+
+
+@use_experts_implementation
+class Says(Experts):
+    """Does more than it says."""
+
+    def one(self, expert, x):
+        return 2 * super().one(expert, x)
+
+
+KINDS = [Silu, Gelu, Transposed, LikeGptOss, Limited, Squared]
+
+
+def made(kind, *sizes, dtype=torch.float32):
+    return kind(SimpleNamespace(_experts_implementation="eager"), *sizes, dtype)
+
+
+def packed(experts):
+    holder = nn.ModuleDict({"experts": experts})
+    pack_experts(holder)
+    return holder["experts"]
+
+
+def choices(rows, count, k, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    # A last number that is no expert: it adds nothing.
+    chosen = torch.stack([torch.randperm(count + 1, generator=random)[:k] for _ in range(rows)])
+    return chosen, torch.rand(rows, k, generator=random)
+
+
+@settings(max_examples=60, derandomize=True)
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 14) | st.just(70),
+    st.integers(1, 5),
+    SIZES,
+    SIZES,
+    st.sampled_from(DTYPES),
+    st.data(),
+)
+@torch.inference_mode()
+def test_experts_in_c_are_the_modules(kind, rows, count, hidden, width, dtype, data):
+    k = data.draw(st.integers(1, count))
+    exact, experts = (
+        made(kind, count, hidden, width, dtype=dtype).double(),
+        made(kind, count, hidden, width, dtype=dtype),
+    )
+    x, (chosen, shares) = drawn(rows, hidden, seed=9).to(dtype), choices(rows, count, k)
+    expected = exact(x.double(), chosen, shares.double())
+    ours = packed(experts)
+    assert isinstance(ours, PackedExperts)
+    found = ours(x, chosen, shares)
+    assert found.dtype == dtype and found.shape == x.shape
+    bound = (1e-5 if dtype == torch.float32 else 2e-2) * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=bound)
+
+
+@settings(max_examples=40, derandomize=True)
+@given(st.sampled_from(KINDS), st.integers(2, 40), SIZES, SIZES, st.sampled_from(DTYPES), st.data())
+@torch.inference_mode()
+def test_a_rows_result_does_not_depend_on_the_others(kind, rows, hidden, width, dtype, data):
+    ours = packed(made(kind, 4, hidden, width, dtype=dtype))
+    x, (chosen, shares) = drawn(rows, hidden, seed=9).to(dtype), choices(rows, 4, 3)
+    together = ours(x, chosen, shares)
+    order = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows)))
+    assert torch.equal(ours(x[order], chosen[order], shares[order]), together[order])
+
+
+@torch.inference_mode()
+def test_the_number_of_threads_changes_nothing():
+    ours, before = packed(made(LikeGptOss, 4, 130, 514)), torch.get_num_threads()
+    x, (chosen, shares) = drawn(200, 130), choices(200, 4, 2)
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(ours(x, chosen, shares))
+    torch.set_num_threads(before)
+    assert torch.equal(found[1], found[0]) and torch.equal(found[2], found[0])
+
+
+@torch.inference_mode()
+def test_nan_stays_with_the_row_that_has_it():
+    ours = packed(made(Silu, 3, 40, 70))
+    x, (chosen, shares) = drawn(8, 40), choices(8, 3, 2)
+    x[3, 7] = torch.nan
+    assert ours(x, chosen, shares).isnan().any(1).tolist() == [row == 3 for row in range(8)]
+
+
+@torch.inference_mode()
+def test_padding_is_not_computed_and_changes_nothing():
+    ours = packed(made(Gelu, 3, 40, 70))
+    x, (chosen, shares) = drawn(32, 40), choices(32, 3, 2)
+    whole = ours(x, chosen, shares)
+    with padded(32, 5):
+        found = ours(x, chosen, shares)
+        assert torch.equal(found[:5], whole[:5]) and not found[5:].any()
+        # Rows that are no places of the pass.
+        assert torch.equal(ours(x[:7], chosen[:7], shares[:7]), whole[:7])
+
+
+@torch.inference_mode()
+def test_the_weights_are_held_once():
+    experts = made(LikeGptOss, 4, 64, 128)
+    weights = sum(each.numel() for each in experts.parameters())
+    ours = packed(experts)
+    assert sum(each.numel() for each in ours.parameters()) == weights
+    assert [each for each in experts.parameters() if each.dim() == 3] == []
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        made(Unknown, 2, 8, 8),
+        made(Normed, 2, 8, 8),
+        made(Says, 2, 8, 8),
+        made(Silu, 2, 8, 8, dtype=torch.float16),
+        made(Silu, 2, 8, 7, dtype=torch.bfloat16),
+        Experts(None, 2, 8, 8),
+    ],
+    ids=["another activation", "a norm behind", "something more", "float16", "an odd width", "no mark"],
+)
+@torch.inference_mode()
+def test_what_is_not_known_stays(experts):
+    before = {name: each.clone() for name, each in experts.named_parameters()}
+    assert packed(experts) is experts
+    assert all(torch.equal(each, before[name]) for name, each in experts.named_parameters())
+
+
+@torch.inference_mode()
+def test_shares_have_the_shape_of_the_choices():
+    ours = packed(made(Silu, 3, 8, 8))
+    with pytest.raises(UnsupportedModel, match=r"experts \(4, 2\) with shares \(4, 3\) for 4 rows"):
+        ours(drawn(4, 8), choices(4, 3, 2)[0], torch.ones(4, 3))
+
+
+def test_a_limit_beyond_the_trial_holds():
+    experts = made(Limited, 2, 8, 16)
+    assert packed(experts)._activation == Activation(most_gate=LIMIT, most_up=LIMIT)
+
+
+@torch.inference_mode()
+def test_a_width_that_transformers_grouped_products_refuse_is_packed():
+    experts = Silu(SimpleNamespace(_experts_implementation="grouped_mm"), 3, 45, 77)
+    x, (chosen, shares) = drawn(4, 45), choices(4, 3, 2)
+    with pytest.raises(RuntimeError, match="multiple of 16"):
+        experts(x, chosen, shares)
+    assert isinstance(packed(experts), PackedExperts)
