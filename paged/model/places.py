@@ -11,6 +11,7 @@ few pieces of memory, each as long as its page allows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -40,11 +41,13 @@ def places_of(group: Group, page_bytes: int) -> list[Pieces]:
     """
     layers = [_units_of(each, group.block_tokens) for each in group.layers for _ in range(each.count)]
     units = merged_units(unit for pieces in layers for unit in pieces)
-    for size, _ in units:
-        if size % ALIGNED:
-            raise InvalidConfig(
-                f"{group.kind} layers: a unit has {size} bytes; units are multiples of {ALIGNED}, so that each begins at one"
-            )
+    odd = [size for size, _ in units if size % ALIGNED]
+    if odd:
+        tokens = group.block_tokens * math.lcm(*(ALIGNED // math.gcd(size, ALIGNED) for size in odd))
+        raise InvalidConfig(
+            f"{group.kind} layers: a unit has {odd[0]} bytes; units are multiples of {ALIGNED}, so that each begins at one. "
+            + (f"Take block_size={tokens}." if tokens else "No option changes those of a state.")
+        )
     free = dict(zip((size for size, _ in units), _free_places(units, page_bytes), strict=True))
     return [tuple(tuple(next(free[size]) for _ in range(number)) for size, number in pieces) for pieces in layers]
 

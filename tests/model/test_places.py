@@ -70,5 +70,16 @@ def test_a_layer_of_the_model_is_found_in_its_group():
 
 def test_a_unit_that_would_begin_anywhere_is_refused():
     plan = plan_layers([Layers(kind="full", count=1, entry=(3,))], block_size=1)
-    with pytest.raises(InvalidConfig, match="a unit has 3 bytes; units are multiples of 16"):
+    with pytest.raises(InvalidConfig, match=r"a unit has 3 bytes; units are multiples of 16, .* Take block_size=16\."):
+        places_of(plan.groups[0], plan.page_bytes)
+    plan = plan_layers([Layers(kind="full", count=1, entry=(40, 8))], block_size=3)
+    with pytest.raises(InvalidConfig, match=r"full layers: a unit has 120 bytes; .* Take block_size=6\."):
+        places_of(plan.groups[0], plan.page_bytes)
+    plan = plan_layers([Layers(kind="full", count=1, entry=(40, 8))], block_size=6)
+    assert places_of(plan.groups[0], plan.page_bytes)
+
+
+def test_a_state_of_odd_pieces_is_refused_since_no_option_changes_it():
+    plan = plan_layers([Layers(kind="state", count=1, parts=(Part(units=2, unit_bytes=40),))])
+    with pytest.raises(InvalidConfig, match=r"a unit has 40 bytes; .* No option changes those of a state\."):
         places_of(plan.groups[0], plan.page_bytes)

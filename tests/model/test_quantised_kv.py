@@ -11,6 +11,7 @@ from paged import Engine, Policy
 from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.capacity import plan_of
 from paged.serving.engine_process import ready
+from paged.study.hardware import layers_named
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import Answers, answers_of, differences
 
@@ -91,6 +92,21 @@ def test_states_keep_their_dtype_and_attention_beside_them_does_not(kv_dtype, lo
     full, state = ({group.kind: group.used_bytes for group in plan.groups} for plan in (plain, ours))
     assert state["state"] == full["state"]
     assert state["full"] < full["full"] / 3
+
+
+@each_kv_dtype
+@pytest.mark.parametrize("architecture", ["lfm2", "jamba", "qwen3_next"])
+def test_capacity_counts_k_and_v_beside_states_as_the_engine_keeps_them(architecture, kv_dtype, checkpoint, loaded):
+    known = layers_named(str(checkpoint(architecture)), kv_dtype=kv_dtype).layers
+    plan = plan_of(loaded(architecture), block_size=16, kv_dtype=kv_dtype)
+    of_engine = {each.entry for group in plan.groups for each in group.layers if group.kind == "full"}
+    assert {each.entry for each in known if each.kind == "full"} == of_engine
+
+
+@each_kv_dtype
+def test_capacity_refuses_scales_where_a_configuration_keeps_latents(kv_dtype, checkpoint):
+    with pytest.raises(InvalidConfig, match=f'kv_dtype is "{kv_dtype}", with a scale a head'):
+        layers_named(str(checkpoint("deepseek_v3")), kv_dtype=kv_dtype)
 
 
 @each_kv_dtype

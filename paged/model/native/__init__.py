@@ -1,7 +1,9 @@
 """Linear layers, and whole decoders of Llama's family, in C on the processor that runs them.
 
 products.c     rows times packed weights, each number summed in one order
+experts.c      rows through the experts that they chose
 decoder.c      token ids to logits in one call
 packed.py      a transformers module's linear layers, packed once
+experts.py     a transformers module's experts, packed once
 fused.py       a transformers module of Llama's family as one call
 """

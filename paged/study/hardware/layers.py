@@ -39,7 +39,7 @@ def layers_named(name: str, *, kv_dtype: str = "bf16") -> Kept:
             kept = _by_shape(model_named(name))
         except UnknownModel:
             raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
-    head_size = _head_size(name, kv_dtype) if kv_dtype in CODE_BITS else 1
+    head_size = _head_size(name, kept, kv_dtype) if kv_dtype in CODE_BITS else 1
     layers = [
         msgspec.structs.replace(each, entry=tuple(kv_bytes(kv_dtype, piece // BF16, head_size) for piece in each.entry))
         for each in kept.layers
@@ -47,12 +47,14 @@ def layers_named(name: str, *, kv_dtype: str = "bf16") -> Kept:
     return msgspec.structs.replace(kept, layers=tuple(layers))
 
 
-def _head_size(name: str, kv_dtype: str) -> int:
+def _head_size(name: str, kept: Kept, kv_dtype: str) -> int:
     """Of a model's K and V, to which scales go."""
     try:
         shape = model_named(name)
     except (UnknownModel, NotModelled):
-        shape = None
+        shape, size = None, _configured_head_size(name, kept)
+        if size is not None:
+            return size
     if shape is None or shape.latent:
         what = "it keeps latents, which have none" if shape else "only the bytes of a token are known of it"
         raise InvalidConfig(
@@ -60,6 +62,30 @@ def _head_size(name: str, kv_dtype: str) -> int:
             f"{', '.join(each for each in KV_DTYPES if each not in CODE_BITS)}"
         )
     return shape.head_dim
+
+
+def _configured_head_size(name: str, kept: Kept) -> int | None:
+    """Of the heads that a configuration names; None where there is none, or some layer keeps anything else than K and V of such heads."""
+    document = _document(name)
+    if document is None:
+        return None
+    config = config_of(with_usual_names(document)).get_text_config()
+    heads = getattr(config, "num_attention_heads", None) or 1
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    of_heads = (getattr(config, "num_key_value_heads", None) or heads) * size * BF16
+    return size if all(each.entry in ((), (of_heads, of_heads)) for each in kept.layers) else None
+
+
+def _document(name: str) -> dict[str, Any] | None:
+    """The configuration in the Hugging Face layout that the name stands for, if it does."""
+    if not is_path(name):
+        return None
+    document = read_described(_config_path(name), dict[str, Any])
+    return document if is_config(document) else None
+
+
+def _config_path(name: str) -> Path:
+    return Path(name, "config.json") if Path(name).is_dir() else Path(name)
 
 
 def _published(name: str) -> Kept | None:
@@ -71,10 +97,8 @@ def _published(name: str) -> Kept | None:
 
 def _configured(name: str) -> Kept | None:
     """By a configuration in the Hugging Face layout, if that is what the name stands for."""
-    if not is_path(name):
-        return None
-    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
-    if not is_config(document := read_described(path, dict[str, Any])):
+    document, path = _document(name), _config_path(name)
+    if document is None:
         return None
     try:
         return Kept(name=name_of(path), layers=tuple(kept_layers(config_of(with_usual_names(document)))))
