@@ -45,6 +45,7 @@ def coded_library() -> Any:
     found.paged_codes_room.argtypes = [ctypes.POINTER(Codes), _int64, _int64]
     found.paged_codes_room.restype = _int64
     found.paged_mixed_products.argtypes = [*found.paged_products.argtypes, _pointer]
+    found.paged_code_row.argtypes = [ctypes.POINTER(Codes), _pointer, _int64, _int64, _pointer]
     for bits in BITS.values():
         _check(found, bits)
     return found
@@ -130,16 +131,41 @@ class QuantisedLinear(NativeLinear):
         return self.packed.multiply(x, self.bias, rows=rows)
 
 
+class QuantisedEmbedding(nn.Module):
+    """What nn.Embedding gives, in this dtype, from the codes of the linear layer that it shares them with."""
+
+    def __init__(self, packed: PackedCodes, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.packed, self._dtype = packed, dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] → [..., width]."""
+        flat, depth = ids.reshape(-1).tolist(), self.packed.depth
+        found = torch.empty(len(flat), depth)
+        for row, result in enumerate(flat):
+            coded_library().paged_code_row(
+                ctypes.byref(self.packed.c), self.packed.codes.data_ptr(), depth, result, found[row].data_ptr()
+            )
+        return found.to(self._dtype).view(*ids.shape, depth)
+
+
 def replace_linears(module: nn.Module, make: Callable[[str, nn.Linear], QuantisedWeight | None]) -> None:
     """Put a QuantisedLinear in the place of each linear layer that `make` gives a weight for by its name in the module, one after the other, so
-    that few weights are held twice at any time. None leaves a layer as it is. Raises BuildFailed, and what `make` raises."""
+    that few weights are held twice at any time. None leaves a layer as it is. An embedding that shares a layer's weights shares its
+    codes. Raises BuildFailed, and what `make` raises."""
     coded_library()
-    linears = [name for name, each in module.named_modules() if type(each) is nn.Linear]
-    for name in linears:
-        linear = module.get_submodule(name)
-        weight = make(name, linear)  # type: ignore[arg-type]
-        if weight is not None:
-            module.set_submodule(name, QuantisedLinear(weight, linear.bias))  # type: ignore[arg-type]
+    shared = {id(each.weight): (path, each) for path, each in module.named_modules() if type(each) is nn.Embedding}
+    for name, linear in list(module.named_modules()):
+        if type(linear) is not nn.Linear:
+            continue
+        weight = make(name, linear)
+        if weight is None:
+            continue
+        replaced = QuantisedLinear(weight, linear.bias)
+        module.set_submodule(name, replaced)
+        if id(linear.weight) in shared:
+            path, embedding = shared[id(linear.weight)]
+            module.set_submodule(path, QuantisedEmbedding(replaced.packed, embedding.weight.dtype))
 
 
 def aligned(size: int) -> Tensor:

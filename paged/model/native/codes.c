@@ -284,3 +284,19 @@ void paged_mixed_products(const void *x, int64_t x_stride, int64_t rows, int64_t
             paged_products(x, x_stride, rows, depth, element, products + first, next - first);
     }
 }
+
+void paged_code_row(const paged_codes *codes, const void *packed, int64_t depth, int64_t result, float *to) {
+    const layout lies = layout_of(codes, (size_t)depth);
+    const size_t panel = result / COLUMNS * COLUMNS, column = result % COLUMNS, first = panel * lies.groups;
+    const uint8_t *words = (const uint8_t *)packed + panel * lies.groups * lies.filled * codes->bits / 8;
+    for (size_t d = 0; d < (size_t)depth; d++) {
+        const size_t g = d / lies.group, at = g * COLUMNS + column, i = g * lies.filled + d % lies.group;
+        int32_t code;
+        if (codes->bits == 8)
+            code = words[(i / 4 * COLUMNS + column) * 4 + i % 4];
+        else
+            code = words[(i / 8 * COLUMNS + column) * 4 + i % 4] >> (i & 4) & 15;
+        const int32_t zero = codes->zeros ? codes->zeros[first + at] : codes->zero;
+        to[codes->order ? codes->order[d] : (int64_t)d] = (float)(code - zero) * codes->scales[first + at];
+    }
+}

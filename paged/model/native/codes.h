@@ -24,4 +24,7 @@ int64_t paged_codes_room(const paged_codes *codes, int64_t rows, int64_t depth);
 void paged_mixed_products(const void *x, int64_t x_stride, int64_t rows, int64_t depth, int32_t element, const paged_product *products,
                           int64_t count, void *work);
 
+/* The numbers that a result's weights stand for, [depth], in the inputs' own order. */
+void paged_code_row(const paged_codes *codes, const void *packed, int64_t depth, int64_t result, float *to);
+
 #endif
