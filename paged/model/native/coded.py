@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed
 from paged.model.native.packed import NativeLinear, Product, model_library
-from paged.model.quantised.weights import BITS, QuantisedWeight, quantise
+from paged.model.quantised.names import BITS
+from paged.model.quantised.weights import QuantisedWeight, quantise
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Inputs of a group are filled up to a multiple of this.
@@ -207,9 +208,7 @@ def _panels(of_groups: Tensor, columns: int) -> Tensor:
 
 def _check(functions: Any, bits: int) -> None:
     drawn = torch.Generator().manual_seed(0)
-    numbers, x = (
-        torch.randn(rows, 80, generator=drawn) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS)
-    )
+    numbers, x = (torch.randn(rows, 80, generator=drawn) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS))
     weight = quantise(numbers, bits=bits, group_size=40)
     packed = PackedCodes(weight, functions.paged_columns())
     alone = torch.cat([packed.multiply(x[i : i + 1], None, functions=functions) for i in range(len(x))])
