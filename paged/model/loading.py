@@ -49,6 +49,7 @@ class LoadedModel:
     eos_token_ids    ids that end a sequence
     rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
     quantization     what the weights of linear layers were quantised to when it was loaded; None: to nothing
+    quantize_head    whether the output projection was, too
     """
 
     path: Path
@@ -69,6 +70,7 @@ class LoadedModel:
     layers: tuple[AttentionLayer, ...] = ()
     state_layers: tuple[StateLayer, ...] = ()
     quantization: str | None = None
+    quantize_head: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -86,18 +88,23 @@ class LoadedModel:
 
 
 def load_model(
-    path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu", quantization: str | None = None
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    quantization: str | None = None,
+    quantize_head: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one; `path` may be the name of a model that ships.
     Nothing is fetched from anywhere.
 
     `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. `quantization`, on a CPU: linear layers as codes of 8 or 4 bits, "int8" or
-    "int4". Raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
+    "int4"; `quantize_head`: the output projection, too, as int8. Raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
     """
     folder = Path(named_or_shipped(path))
     check_dtype(dtype)
     where = usable_device(device)
-    check_quantization(quantization, where)
+    check_quantization(quantization, where, with_head=quantize_head)
     config = _config(folder)
     _check_architecture(config, folder)
     # It needs what is here.
@@ -112,7 +119,7 @@ def load_model(
         module = _module(folder, "auto" if quantization else wanted).to(where).eval()
         if quantization is not None:
             widen_others(module, wanted)
-        return as_loaded(module, folder, load_tokenizer(folder), where, quantization)
+        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, quantize_head)
 
 
 @contextmanager
@@ -132,7 +139,12 @@ def silenced() -> Iterator[None]:
 
 
 def as_loaded(
-    module: Any, name: Path, tokenizer: Any, where: torch.device, quantization: str | None = None
+    module: Any,
+    name: Path,
+    tokenizer: Any,
+    where: torch.device,
+    quantization: str | None = None,
+    quantize_head: bool = False,
 ) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers are packed, in
     place, and quantised if a quantization is named. Raises UnsupportedModel."""
@@ -141,7 +153,7 @@ def as_loaded(
     # Some change weights, which cannot be done once they are packed.
     state_layers = follow_states(module)
     if quantization is not None:
-        quantise_linears(module, quantization)
+        quantise_linears(module, quantization, with_head=quantize_head)
     if where.type == "cpu":
         pack_linears(module)
     rotary_limit = follow_rows(module)
@@ -168,6 +180,7 @@ def as_loaded(
         layers=trial.layers,
         state_layers=state_layers,
         quantization=quantization,
+        quantize_head=quantize_head,
     )
 
 
