@@ -23,6 +23,7 @@ from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
+from paged.model.quantised.at_load import check_layers, check_quantization, quantise_linears, widen_others
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
 from paged.model.states.plan import check_plan
@@ -48,6 +49,8 @@ class LoadedModel:
     max_length       tokens of one sequence, None where the configuration does not say
     eos_token_ids    ids that end a sequence
     rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
+    quantization     what the weights of linear layers were quantised to when it was loaded; None: to nothing
+    quantize_head    whether the output projection was, too
     """
 
     path: Path
@@ -67,6 +70,8 @@ class LoadedModel:
     rotary_limit: int | None = None
     layers: tuple[AttentionLayer, ...] = ()
     state_layers: tuple[StateLayer, ...] = ()
+    quantization: str | None = None
+    quantize_head: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -83,16 +88,24 @@ class LoadedModel:
         return self.is_uniform and all(each.kind == "full" for each in self.layers)
 
 
-def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    quantization: str | None = None,
+    quantize_head: bool = False,
+) -> LoadedModel:
     """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one; `path` may be the name of a model that ships.
     Nothing is fetched from anywhere.
 
-    `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. Raises CheckpointNotFound, BrokenCheckpoint or
-    UnsupportedModel.
+    `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. `quantization`, on a CPU: linear layers as codes of 8 or 4 bits, "int8" or
+    "int4"; `quantize_head`: the output projection, too, as int8. Raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
     """
     folder = Path(named_or_shipped(path))
     check_dtype(dtype)
     where = usable_device(device)
+    check_quantization(quantization, where, with_head=quantize_head)
     config = _config(folder)
     _check_architecture(config, folder)
     # It needs what is here.
@@ -102,8 +115,12 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     with silenced():
         check_answers(config, folder)
         wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
-        module = _module(folder, wanted).to(where).eval()
-        return as_loaded(module, folder, load_tokenizer(folder), where)
+        if quantization is not None:
+            check_layers(_described(config), quantization, folder)
+        module = _module(folder, "auto" if quantization else wanted).to(where).eval()
+        if quantization is not None:
+            widen_others(module, wanted)
+        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, quantize_head)
 
 
 @contextmanager
@@ -122,12 +139,22 @@ def silenced() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
+def as_loaded(
+    module: Any,
+    name: Path,
+    tokenizer: Any,
+    where: torch.device,
+    quantization: str | None = None,
+    quantize_head: bool = False,
+) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers and experts are
-    packed, in place. Raises UnsupportedModel."""
+    packed, in place, and quantised if a quantization is named. Raises UnsupportedModel."""
+    dtype = next(module.parameters()).dtype
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
     state_layers = follow_states(module)
+    if quantization is not None:
+        quantise_linears(module, quantization, with_head=quantize_head)
     if where.type == "cpu":
         pack_linears(module)
         pack_experts(module)
@@ -149,11 +176,13 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
         vocabulary_size=int(text.vocab_size),
         max_length=getattr(text, "max_position_embeddings", None),
         eos_token_ids=_eos(module, text),
-        dtype=next(module.parameters()).dtype,
+        dtype=dtype,
         device=where,
         rotary_limit=rotary_limit,
         layers=trial.layers,
         state_layers=state_layers,
+        quantization=quantization,
+        quantize_head=quantize_head,
     )
 
 
@@ -221,6 +250,15 @@ def _check_architecture(config: Any, folder: Path) -> None:
             f"{folder}: {architecture.__name__} ignores transformers' attention interface, so its KV cannot be paged; "
             "Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, OPT and others do not."
         )
+
+
+def _described(config: Any) -> Any:
+    """The module of a configuration, without memory for its weights."""
+    from transformers import AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        return build(config)
 
 
 def _module(folder: Path, dtype: Any) -> Any:
