@@ -177,19 +177,6 @@ def test_sizes_may_have_the_names_of_older_kinds_of_models(written, config, kept
     assert (layers.count, layers.entry) == (kept[0], (2 * kept[1],) * 2)
 
 
-def test_what_is_not_sure_of_layers_is_said(printed):
-    assert "not sure: Every second layer is block sparse" in printed("capacity", "phi-3-small")
-    assert "not sure" not in printed("capacity", "qwen3-next-80b")
-
-
-@pytest.mark.parametrize(
-    "option", ["--tensor-parallel 2", "--batch 16", "--length 9", "--device h100", "--split-context"]
-)
-def test_an_option_that_changes_no_page_is_refused_where_only_pages_are_known(refused, option):
-    said = refused("capacity", "nemotron-h-8b", *option.split())
-    assert f"{option.split()[0]} changes no page of nemotron-h-8b" in said
-
-
 LLAMA = CONFIGS["LLAMA"]
 
 
