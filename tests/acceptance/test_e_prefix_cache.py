@@ -23,17 +23,6 @@ def test_E1_a_shared_prefix_takes_one_new_block(make_manager, compute):
     assert (manager.table(second).tolist(), manager.device.num_available) == ([0, 1, 2, 4], 5)
 
 
-def test_E2_a_shared_block_is_free_only_after_its_last_holder(make_manager, fill):
-    manager = make_manager(10, 16)
-    shared = list(range(48))
-    first = fill(manager, [*shared, *range(100, 107)])
-    second = fill(manager, [*shared, *range(200, 205)])
-    manager.free([second])
-    assert manager.device.num_available == 6
-    manager.free([first])
-    assert manager.device.num_available == 10
-
-
 def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, fill):
     manager = make_manager(10, 16)
     shared = list(range(48))
@@ -44,17 +33,6 @@ def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, f
     manager.allocate([third], [6])
     manager.confirm()
     assert manager.device.num_available == 6
-
-
-def test_E4_a_prompt_of_the_whole_pool_forgets_everything_else(make_manager, fill):
-    manager = make_manager(10, 16)
-    manager.free([fill(manager, range(87))])
-    row = manager.add(range(1000, 1160))
-    assert manager.rows.num_computed[row] == 0
-    manager.allocate([row], [160])
-    assert manager.device.num_available == 0
-    manager.confirm()
-    assert (manager.lookup(range(87)).num_tokens, len(manager.cached_contents())) == (0, 10)
 
 
 @pytest.mark.parametrize(("length", "hit"), [(48, 32), (49, 48), (47, 32), (16, 0), (17, 16), (1, 0)])
@@ -82,31 +60,12 @@ def test_E6_eviction_takes_contentless_and_never_used_blocks_then_tails_of_the_l
     assert order == [9, 4, 3, 2, 8, 7, 6]
 
 
-def test_E7_a_hit_is_not_evicted_for_the_same_rows_new_blocks(make_manager, fill, compute):
-    manager = make_manager(2, 16)
-    manager.free([fill(manager, range(16))])
-    manager.free([fill(manager, range(100, 116))])
-    # Block 0 is the least recently used, and the hit.
-    row = manager.add(range(32))
-    assert manager.rows.num_computed[row] == 16
-    compute(manager, row)
-    assert manager.table(row).tolist() == [0, 1]
-
-
 def test_E8_a_reused_block_has_lost_its_content(make_manager, fill):
     manager = make_manager(1, 16)
     manager.free([fill(manager, range(16))])
     assert manager.lookup(range(17)).num_tokens == 16
     fill(manager, range(100, 115))
     assert (manager.cached_contents(), manager.lookup(range(17)).num_tokens) == (set(), 0)
-
-
-def test_E9_a_hit_ends_at_the_first_block_that_differs(make_manager, fill):
-    manager = make_manager(8, 4)
-    fill(manager, range(16))
-    prompt = [0, 1, 2, 3, 4, 5, 6, 7, 99, 9, 10, 11, 12, 13, 14, 15, 16]
-    assert (manager.lookup(prompt).num_tokens, manager.lookup([99, *prompt[1:]]).num_tokens) == (8, 0)
-    assert manager.lookup([*range(12), 99]).num_tokens == 12
 
 
 def test_E10_without_prefix_caching_nothing_is_a_hit(compute, filled):
@@ -134,18 +93,6 @@ def test_E11_the_cache_is_reset_only_while_no_block_is_used(fill, filled):
     assert (manager.lookup(range(17)).num_tokens, manager.cached_contents()) == (0, set())
     assert (manager.device.num_free, manager.device.num_cached) == (8, 0)
     assert manager.block_hashes(fill(manager, range(3))) == []
-
-
-def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_manager, fill, unchanged):
-    # 10 blocks: 3 shared and used, 3 cached and free, 4 free. The row hits all 6, so only 4 are left for its 5 new ones.
-    manager = make_manager(10, 16)
-    fill(manager, range(48))
-    manager.free([fill(manager, range(96))])
-    assert manager.device.num_available == 7
-    row = manager.add(range(96 + 5 * 16))
-    assert (manager.rows.num_computed[row], manager.device.num_available) == (96, 4)
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
-        manager.allocate([row], [80])
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
@@ -211,30 +158,6 @@ def test_E16_only_full_blocks_are_hits(make_scheduler, request_of, step):
     assert not scheduler.has_unfinished
 
 
-def test_E17_children_go_before_their_parents(make_manager, fill):
-    manager = make_manager(4, 4)
-    manager.free([fill(manager, range(16))])
-    hits = []
-    for content in range(4):
-        fill(manager, [100 + content])
-        hits.append(manager.lookup(range(17)).num_tokens)
-    assert hits == [12, 8, 4, 0]
-
-
-def test_E17_a_used_child_keeps_its_parent(fill, filled):
-    manager, parent = filled(4, 4, range(8))
-    child = manager.add(range(13))
-    manager.free([parent])
-    # Both hit blocks are used by the child alone now.
-    assert (manager.device.num_used, manager.device.num_available) == (2, 2)
-    for content in range(2):
-        fill(manager, [100 + content])
-    blocked = manager.add([7])
-    with pytest.raises(OutOfBlocks):
-        manager.allocate([blocked], [1])
-    assert (manager.lookup(range(13)).num_tokens, manager.rows.num_computed[child]) == (8, 8)
-
-
 def test_E18_the_oldest_of_three_cached_blocks_is_reused_and_the_others_still_hit(make_manager, fill):
     manager = make_manager(3, 4)
     prompts = [[content] * 4 for content in (1, 2, 3)]
@@ -244,18 +167,6 @@ def test_E18_the_oldest_of_three_cached_blocks_is_reused_and_the_others_still_hi
     assert manager.table(row).tolist() == [0]
     assert [manager.lookup([*prompt, 0]).num_tokens for prompt in prompts] == [0, 4, 4]
     assert len(manager.cached_contents()) == 2
-
-
-def test_E19_rows_freed_in_one_call_are_forgotten_tail_first(make_manager, fill):
-    manager = make_manager(6, 4)
-    rows = [fill(manager, [content, *range(11)]) for content in (70, 80)]
-    manager.free(rows)
-    for content in range(2):
-        fill(manager, [100 + content])
-    # Whatever the order of the two rows, no block goes before its own child.
-    hits = [manager.lookup([content, *range(12)]).num_tokens for content in (70, 80)]
-    assert sum(hits) == 16
-    assert all(hit % 4 == 0 for hit in hits)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
@@ -315,26 +226,6 @@ def test_E21_the_batch_tells_of_the_switch(make_scheduler, step):
     assert [tables[row, 1] for row in rows if (row, 1) in tables][-1] == one[1]
 
 
-def test_E22_a_pending_block_is_shared_in_the_step_that_computes_it(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4)
-    for name in ("one", "two", "three"):
-        scheduler.add(request_of(name, [*range(16), ord(name[0]), ord(name[1])], max_tokens=4))
-    first = step(scheduler)
-    assert first.tokens == {"one": 18, "two": 2, "three": 2}
-    assert scheduler.stats().shared_in_flight_tokens == 32
-    # Four shared blocks and three tails.
-    assert scheduler.manager.device.num_used == 7
-
-
-def test_E23_a_cancelled_step_withdraws_its_pending_content(make_manager):
-    manager = make_manager(8, 4)
-    row = manager.add(range(10))
-    manager.allocate([row], [10])
-    manager.cancel()
-    assert (manager.lookup(range(10)).num_tokens, manager.cached_contents()) == (0, set())
-    assert (manager.device.num_free, manager.rows.num_computed[row]) == (8, 0)
-
-
 def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, request_of, run):
     scheduler = make_scheduler(20, 16, {"one": (list(range(48)), 2)})
     run(scheduler)
@@ -342,23 +233,6 @@ def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, 
     run(scheduler)
     memory = scheduler.manager.stats()
     assert (memory.queries, memory.query_tokens, memory.hit_tokens) == (2, 96, 32)
-
-
-def test_E25_lookup_changes_nothing(make_manager, fill):
-    manager = make_manager(8, 4)
-    manager.free([fill(manager, range(16))])
-    before = snapshot(manager)
-    hit = manager.lookup(range(13))
-    assert (hit.num_tokens, hit.blocks.tolist()) == (12, [0, 1, 2])
-    assert snapshot(manager) == before
-
-
-def test_E26_freed_partial_blocks_do_not_evict_content(make_manager, fill):
-    manager = make_manager(3, 4)
-    manager.free([fill(manager, range(8))])
-    for content in range(20):
-        manager.free([fill(manager, [100 + content])])
-    assert manager.lookup(range(9)).num_tokens == 8
 
 
 @pytest.mark.parametrize("budget", [16, 64, 4096])
@@ -373,51 +247,6 @@ def test_E27_of_requests_that_arrive_together_every_distinct_token_is_computed_o
         scheduler.add(request_of(f"r{number}", [*range(family, family + 32), *[5000 + number] * 5], max_tokens=1))
     run(scheduler)
     assert scheduler.stats().computed_tokens == 4 * 32 + 64 * 5
-
-
-def test_E28_tokens_that_are_sampled_are_shared_once_they_are_computed(make_scheduler, request_of, run):
-    scheduler = make_scheduler(30, 4, {"first": (list(range(6)), 7)})
-    run(scheduler, token=9)
-    # Of 13 tokens 12 are computed: 6 of the prompt and 6 sampled ones.
-    scheduler.add(request_of("second", [*range(6), *[9] * 7, 1], max_tokens=1))
-    assert run(scheduler)[0].tokens == {"second": 2}
-
-
-def test_E29_a_truncated_row_leaves_its_content_to_others_and_finds_it_again(compute, filled):
-    manager, row = filled(8, 4, range(12))
-    manager.truncate(row, 1)
-    assert manager.lookup(range(13)).num_tokens == 12
-    assert (manager.device.num_used, manager.device.num_cached) == (1, 2)
-    compute(manager, row)
-    assert manager.rows.num_computed[row] == 12
-    # What it computes a second time is what is known already: it ends on the known blocks.
-    assert manager.table(row).tolist() == manager.lookup(range(13)).blocks.tolist()
-    assert len(manager.cached_contents()) == 3
-
-
-def test_E30_content_under_a_truncated_row_may_go_on_differently(compute, filled):
-    manager, row = filled(8, 4, range(8))
-    fork = manager.fork(row)
-    manager.append(fork, range(100, 104))
-    manager.append(row, range(200, 204))
-    for each in (fork, row):
-        compute(manager, each)
-    assert manager.lookup([*range(8), *range(100, 104), 0]).num_tokens == 12
-    assert (manager.lookup([*range(8), *range(200, 204), 0]).num_tokens, manager.device.num_used) == (12, 4)
-
-
-def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(fill, compute, filled):
-    manager, row = filled(8, 4, range(4))
-    fill(manager, [*range(4), *range(100, 104)])
-    manager.append(row, range(200, 204))
-    manager.next_batch()
-    manager.allocate([row], [4])
-    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
-    manager.cancel()
-    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 4
-    compute(manager, row)
-    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
-    assert manager.lookup([*range(4), *range(100, 104), 0]).num_tokens == 8
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

@@ -47,18 +47,6 @@ def test_P2_a_preempted_request_is_not_starved_by_fresh_ones(make_scheduler, req
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_P3_no_request_of_a_mixed_crowd_is_left_behind(make_scheduler, request_of, run, policy):
-    scheduler = make_scheduler(10, 4, policy=policy, host_blocks=5, max_tokens_per_step=12, max_sequences=6)
-    for number in range(40):
-        prompt = [(number + position) % 2 for position in range(1 + number * 7 % 30)]
-        scheduler.add(request_of(f"r{number}", prompt, max_tokens=1 + number % 8, priority=number % 3))
-    run(scheduler, max_steps=3000)
-    counts = scheduler.counts()
-    assert counts["finished"] == 40
-    assert sum(counts[state] for state in ("waiting", "loading", "running", "paused", "swapped")) == 0
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_P4_nobody_is_preempted_for_a_request_that_can_never_fit(make_scheduler, request_of, step, policy):
     scheduler = make_scheduler(8, 4, {"a": (8, 8)}, policy=policy)
     step(scheduler)
@@ -79,17 +67,6 @@ def test_P4_a_waiting_request_preempts_nobody(make_scheduler, request_of, step, 
         assert taken.batch.preempted == ()
         assert list(taken.tokens) == ["a"]
     assert list(step(scheduler).tokens) == ["urgent"]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_P5_the_smallest_pool_that_holds_the_longest_request_suffices(make_scheduler, request_of, run, policy):
-    # Five blocks hold it; where it lies in one piece, the piece is a power of two.
-    num_blocks = 8 if POLICIES[policy].layout == "region" else 5
-    scheduler = make_scheduler(num_blocks, 4, policy=policy, max_tokens_per_step=7)
-    for number in range(5):
-        scheduler.add(request_of(f"r{number}", 12 + number, max_tokens=4))
-    run(scheduler, max_steps=500)
-    assert scheduler.counts()["finished"] == 5
 
 
 @pytest.mark.parametrize("policy", ["vllm", "paged"])
@@ -129,23 +106,6 @@ def test_P7_a_partial_last_block_takes_new_tokens_in_a_full_pool(make_scheduler,
     assert not scheduler.has_unfinished
 
 
-def test_P8_a_sequence_that_ends_in_its_last_block_needs_no_further_one(make_scheduler, run):
-    # The last output's KV is never computed: 7 + 2 tokens need 2 blocks of 4.
-    scheduler = make_scheduler(4, 4, {"a": (7, 2), "b": (7, 2)}, policy="vllm", prefix_caching=False)
-    steps = run(scheduler)
-    assert (len(steps), scheduler.stats().max_preemptions) == (2, 0)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_P9_a_step_of_one_token_still_gets_everybody_through(make_scheduler, request_of, run, policy):
-    budget = 1 if policy != "static" else 12
-    scheduler = make_scheduler(6, 4, policy=policy, max_tokens_per_step=budget, max_sequences=3)
-    for number in range(4):
-        scheduler.add(request_of(f"r{number}", 3 + 2 * number, max_tokens=3))
-    run(scheduler, max_steps=500)
-    assert scheduler.counts()["finished"] == 4
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("host_blocks", [0, 8])
 def test_P10_a_request_that_waits_for_its_caller_does_not_stop_the_others(
@@ -172,18 +132,6 @@ def test_P11_a_group_whose_worst_case_is_over_the_pool_ends_all_the_same(make_sc
         assert policy == "static", "only who reserves the worst case may refuse it"
     run(scheduler, max_steps=60)
     assert scheduler.manager.device.num_used == 0
-
-
-def test_P12_tokens_computed_elsewhere_wait_for_room_like_any_other(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4, {"runs": (9, 2)})
-    step(scheduler)
-    scheduler.add(request_of("loads", 13, num_computed=12))
-    assert step(scheduler).tokens == {"runs": 1}
-    batch = scheduler.schedule()
-    assert batch.loads[:, 1].tolist() == [0, 4, 8]
-    scheduler.update(batch, [])
-    scheduler.loaded("loads", 12)
-    assert step(scheduler).tokens == {"loads": 1}
 
 
 def test_P13_with_the_checks_on_every_step_is_checked_and_nothing_is_found(
