@@ -95,6 +95,18 @@ def test_E11_the_cache_is_reset_only_while_no_block_is_used(fill, filled):
     assert manager.block_hashes(fill(manager, range(3))) == []
 
 
+def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_manager, fill, unchanged):
+    # 10 blocks: 3 shared and used, 3 cached and free, 4 free. The row hits all 6, so only 4 are left for its 5 new ones.
+    manager = make_manager(10, 16)
+    fill(manager, range(48))
+    manager.free([fill(manager, range(96))])
+    assert manager.device.num_available == 7
+    row = manager.add(range(96 + 5 * 16))
+    assert (manager.rows.num_computed[row], manager.device.num_available) == (96, 4)
+    with unchanged(manager), pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
+        manager.allocate([row], [80])
+
+
 @pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 8, 10])
 @pytest.mark.parametrize("share", [0, 0.3, 0.5, 0.7, 1])
@@ -156,6 +168,30 @@ def test_E16_only_full_blocks_are_hits(make_scheduler, request_of, step):
         scheduler.add(request_of(name, list(range(8)), max_tokens=1))
         assert step(scheduler).batch.num_scheduled_tokens == 8
     assert not scheduler.has_unfinished
+
+
+def test_E17_children_go_before_their_parents(make_manager, fill):
+    manager = make_manager(4, 4)
+    manager.free([fill(manager, range(16))])
+    hits = []
+    for content in range(4):
+        fill(manager, [100 + content])
+        hits.append(manager.lookup(range(17)).num_tokens)
+    assert hits == [12, 8, 4, 0]
+
+
+def test_E17_a_used_child_keeps_its_parent(fill, filled):
+    manager, parent = filled(4, 4, range(8))
+    child = manager.add(range(13))
+    manager.free([parent])
+    # Both hit blocks are used by the child alone now.
+    assert (manager.device.num_used, manager.device.num_available) == (2, 2)
+    for content in range(2):
+        fill(manager, [100 + content])
+    blocked = manager.add([7])
+    with pytest.raises(OutOfBlocks):
+        manager.allocate([blocked], [1])
+    assert (manager.lookup(range(13)).num_tokens, manager.rows.num_computed[child]) == (8, 8)
 
 
 def test_E18_the_oldest_of_three_cached_blocks_is_reused_and_the_others_still_hit(make_manager, fill):
@@ -226,6 +262,26 @@ def test_E21_the_batch_tells_of_the_switch(make_scheduler, step):
     assert [tables[row, 1] for row in rows if (row, 1) in tables][-1] == one[1]
 
 
+def test_E22_a_pending_block_is_shared_in_the_step_that_computes_it(make_scheduler, request_of, step):
+    scheduler = make_scheduler(20, 4)
+    for name in ("one", "two", "three"):
+        scheduler.add(request_of(name, [*range(16), ord(name[0]), ord(name[1])], max_tokens=4))
+    first = step(scheduler)
+    assert first.tokens == {"one": 18, "two": 2, "three": 2}
+    assert scheduler.stats().shared_in_flight_tokens == 32
+    # Four shared blocks and three tails.
+    assert scheduler.manager.device.num_used == 7
+
+
+def test_E23_a_cancelled_step_withdraws_its_pending_content(make_manager):
+    manager = make_manager(8, 4)
+    row = manager.add(range(10))
+    manager.allocate([row], [10])
+    manager.cancel()
+    assert (manager.lookup(range(10)).num_tokens, manager.cached_contents()) == (0, set())
+    assert (manager.device.num_free, manager.rows.num_computed[row]) == (8, 0)
+
+
 def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, request_of, run):
     scheduler = make_scheduler(20, 16, {"one": (list(range(48)), 2)})
     run(scheduler)
@@ -247,6 +303,20 @@ def test_E27_of_requests_that_arrive_together_every_distinct_token_is_computed_o
         scheduler.add(request_of(f"r{number}", [*range(family, family + 32), *[5000 + number] * 5], max_tokens=1))
     run(scheduler)
     assert scheduler.stats().computed_tokens == 4 * 32 + 64 * 5
+
+
+def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(fill, compute, filled):
+    manager, row = filled(8, 4, range(4))
+    fill(manager, [*range(4), *range(100, 104)])
+    manager.append(row, range(200, 204))
+    manager.next_batch()
+    manager.allocate([row], [4])
+    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
+    manager.cancel()
+    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 4
+    compute(manager, row)
+    assert manager.lookup([*range(4), *range(200, 204), 0]).num_tokens == 8
+    assert manager.lookup([*range(4), *range(100, 104), 0]).num_tokens == 8
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

@@ -134,6 +134,18 @@ def test_P11_a_group_whose_worst_case_is_over_the_pool_ends_all_the_same(make_sc
     assert scheduler.manager.device.num_used == 0
 
 
+def test_P12_tokens_computed_elsewhere_wait_for_room_like_any_other(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4, {"runs": (9, 2)})
+    step(scheduler)
+    scheduler.add(request_of("loads", 13, num_computed=12))
+    assert step(scheduler).tokens == {"runs": 1}
+    batch = scheduler.schedule()
+    assert batch.loads[:, 1].tolist() == [0, 4, 8]
+    scheduler.update(batch, [])
+    scheduler.loaded("loads", 12)
+    assert step(scheduler).tokens == {"loads": 1}
+
+
 def test_P13_with_the_checks_on_every_step_is_checked_and_nothing_is_found(
     make_scheduler, request_of, run, monkeypatch
 ):
