@@ -2,8 +2,10 @@
 states move to other pages with every step, and every page that goes back is poisoned and taken by another.
 """
 
+import json
 import os
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,50 +19,7 @@ from paged.model.layer_plan import front
 from paged.model.loading import load_model
 from paged.model.runner import runner_for
 
-SMALL = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 80, "bos_token_id": 1, "eos_token_id": 2}
-FEW = {**SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-GATED_DELTA = {
-    **FEW,
-    "head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-KIMI = {
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
-FAMILIES = {
-    "qwen3_next": {**GATED_DELTA, **EXPERTS, "shared_expert_intermediate_size": 32},
-    "qwen3_5_text": GATED_DELTA,
-    "mamba2": {**SMALL, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
-    "mamba": {**SMALL, "num_hidden_layers": 3},
-    "lfm2": {**FEW, "full_attn_idxs": [1, 3]},
-    # Untied: random text that is tied to large embeddings repeats its last word.
-    "recurrent_gemma": {
-        **FEW,
-        "attention_window_size": 9,
-        "block_types": ["recurrent", "attention"],
-        "tie_word_embeddings": False,
-    },
-    "rwkv": {**SMALL, "num_hidden_layers": 3},
-    "zaya": {**FEW, **EXPERTS, "head_dim": 16, "num_experts_per_tok": 1, "router_hidden_size": 32},
-    "kimi_linear": {
-        **FEW,
-        **KIMI,
-        "num_hidden_layers": 5,
-        "num_key_value_heads": 4,
-        "linear_head_dim": 16,
-        "linear_num_heads": 4,
-    },
-}
+FAMILIES = json.loads(Path(__file__).with_name("state_families.json").read_text())["on_pages"]
 OUTPUTS, PAGES = 8, 800
 PROMPTS = [np.random.default_rng(n).integers(3, 97, n).tolist() for n in (1, 5, 20, 47)]
 CUTS = [5, 1, 8, 3, 12]
