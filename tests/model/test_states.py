@@ -18,7 +18,7 @@ from paged.model.states.layer import follow_states
 from paged.model.states.plan import check_plan
 
 VOCABULARY, OUTPUTS, TILE, CLOSE = 120, 4, 32, 1e-3
-FAMILIES = json.loads(Path(__file__).with_name("state_families.json").read_text())["by_hand"]
+FAMILIES = json.loads(Path(__file__).with_name("state_families.json").read_text())
 PROMPTS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (37, 7, 12)]
 CUTS = {"whole": [99], "pieces": [5, 1, 8, 3, 12], "single": [1]}
 

@@ -104,11 +104,6 @@ def test_decode_turns_compute_bound_at_the_number_that_is_named(model, device, o
         assert not is_compute_bound(rows - 1)
 
 
-def test_the_shortest_compute_bound_prompt_is_about_the_knee():
-    _, figures = found("llama-2-70b")
-    assert figures.knee_tokens < figures.prefill.compute_bound_from < 1.1 * figures.knee_tokens
-
-
 def test_a_step_reads_the_experts_as_they_are_published():
     as_published = found("gpt-oss-120b", "h100")[0]
     in_dtype = model_named("gpt-oss-120b")

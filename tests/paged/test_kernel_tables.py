@@ -73,11 +73,6 @@ def test_a_sum_of_two_effects_is_completed():
     assert completed(holed, places)[2, 3] == pytest.approx(whole[2, 3], abs=0.2)
 
 
-def test_a_tiles_edge_stays_a_step(fitted):
-    before, after = fitted.product("bf16", [128, 129], 4096, 4096)
-    assert after / before == pytest.approx(product_ms(129, 4096, 4096) / product_ms(128, 4096, 4096), rel=0.042)
-
-
 def test_beyond_the_most_rows_a_full_device_goes_on_in_a_straight_line(fitted):
     rows = np.array([256, 2048, 4096, 6144])
     seconds = fitted.product("bf16", rows, 4096, 4096)
@@ -136,15 +131,3 @@ def test_attention_takes_longer_for_more_tokens_and_never_less_than_memory_allow
     assert (decode > 0.9 * read).all()
     for seconds in (decode, prefill):
         assert (seconds[:, 1:] > 0.85 * seconds[:, :-1]).all()
-
-
-@pytest.mark.parametrize("name", kernel_names())
-def test_arrays_are_answered_like_numbers(name):
-    tables = kernels_named(name)
-    rows = np.array([1, 20, 300, 5000, 70000])
-    sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128}
-    assert tables.product("bf16", rows, 4096, 4096).tolist() == [tables.product("bf16", m, 4096, 4096) for m in rows]
-    assert tables.decode_attention("bf16", rows, 900, **sizes).tolist() == [
-        tables.decode_attention("bf16", b, 900, **sizes) for b in rows
-    ]
-    assert tables.all_reduce(4, rows).tolist() == [tables.all_reduce(4, size) for size in rows]
