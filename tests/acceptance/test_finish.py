@@ -50,6 +50,14 @@ def test_the_others_of_a_group_go_on_and_the_last_one_has_the_usage(make_schedul
     assert (scheduler.counts()["finished"], scheduler.manager.device.num_used) == (1, 0)
 
 
+def test_a_sequence_of_a_waiting_group_never_runs(make_scheduler, request_of, run):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("group", 4, max_tokens=2, num_sequences=3))
+    assert known(scheduler.finish("group", 1))[4] is False
+    seen = {sequence for each in run(scheduler) for sequence in each.batch.sequences.tolist()}
+    assert seen == {0, 2}
+
+
 def test_in_flight_it_ends_at_once_and_the_id_is_free_when_the_batch_has_ended(make_scheduler, request_of):
     scheduler = make_scheduler(8, 4, {"a": 4, "b": 4})
     batch = scheduler.schedule()
