@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged import BlockManager
-from paged.errors import DuplicateRow, InvalidConfig, OutOfBlocks, UnknownRow
+from paged.errors import DuplicateRow, OutOfBlocks, UnknownRow
 from paged.testing.snapshots import snapshot
-
-
-def test_A1_a_fresh_pool_hands_out_every_block_once(make_manager, fill):
-    manager = make_manager(6, 4)
-    tables = [manager.table(fill(manager, [token])).tolist() for token in range(6)]
-    assert tables == [[0], [1], [2], [3], [4], [5]]
-    assert (manager.device.num_free, manager.device.num_used) == (0, 6)
 
 
 def test_A2_a_full_pool_gives_back_the_block_that_was_freed_and_no_second_one(make_manager, fill):
@@ -38,15 +30,6 @@ def test_A3_the_free_count_before_the_ith_free_is_i(make_manager, fill):
         assert manager.device.num_free == i
         manager.free([row])
     assert manager.device.num_free == 1024
-
-
-def test_A4_calls_about_no_rows_change_nothing(make_manager, fill):
-    manager = make_manager(4, 4)
-    fill(manager, [1, 2, 3])
-    before = snapshot(manager)
-    assert manager.allocate([], []).is_empty
-    manager.free([])
-    assert snapshot(manager) == before
 
 
 def test_A5_a_request_for_more_than_is_free_changes_nothing(make_manager, unchanged):
@@ -94,13 +77,6 @@ def test_A8_block_0_is_ordinary_it_is_handed_out_and_comes_back(fill, filled):
     assert (manager.device.num_free, manager.table(fill(manager, [3])).tolist()) == (1, [0])
 
 
-def test_A9_a_pool_of_one_block_is_full_after_one_and_free_after_it_is_returned(filled):
-    manager, row = filled(1, 4, [1])
-    assert (manager.device.num_available, manager.device.num_used, manager.device.usage) == (0, 1, 1.0)
-    manager.free([row])
-    assert (manager.device.num_available, manager.device.num_used, manager.device.usage) == (1, 0, 0.0)
-
-
 def test_A10_a_block_leaves_the_middle_of_the_free_list_and_returns_to_its_end(make_manager, fill):
     manager = make_manager(5, 2)
     rows = [fill(manager, [10 + content, content]) for content in range(5)]
@@ -118,18 +94,6 @@ def test_A10_a_block_leaves_the_middle_of_the_free_list_and_returns_to_its_end(m
     last = manager.add([50])
     with pytest.raises(OutOfBlocks, match="1 blocks? wanted, 0 free"):
         manager.allocate([last], [1])
-
-
-def test_A11_many_blocks_are_popped_and_returned_in_one_call(make_manager, compute):
-    manager = make_manager(8, 4, prefix_caching=False)
-    rows = [manager.add([row] * 16) for row in range(2)]
-    manager.allocate(rows, [16, 16])
-    manager.confirm()
-    assert [manager.table(row).tolist() for row in rows] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    manager.free(rows)
-    again = manager.add([5] * 32)
-    compute(manager, again)
-    assert sorted(manager.table(again).tolist()) == list(range(8))
 
 
 def test_A12_usage_is_the_share_of_used_blocks(make_manager, fill):
@@ -153,17 +117,6 @@ def test_A13_usage_counts_blocks_and_not_layers(make_manager, fill):
     assert manager.device.usage == 0.0
 
 
-def test_A14_free_used_and_cached_blocks_make_up_the_pool(make_manager, fill):
-    manager = make_manager(8, 4)
-    whole, partial = fill(manager, range(8)), fill(manager, [50, 51])
-    assert (manager.device.num_free, manager.device.num_used, manager.device.num_cached) == (5, 3, 0)
-    manager.free([whole])
-    assert (manager.device.num_free, manager.device.num_used, manager.device.num_cached) == (5, 1, 2)
-    manager.free([partial])
-    assert (manager.device.num_free, manager.device.num_used, manager.device.num_cached) == (6, 0, 2)
-    assert manager.device.num_available == 8
-
-
 def test_A15_a_table_gives_up_its_tail_and_then_the_rest(filled):
     manager, row = filled(6, 4, range(24), prefix_caching=False)
     assert (manager.rows.num_blocks[row], manager.device.num_free) == (6, 0)
@@ -174,21 +127,6 @@ def test_A15_a_table_gives_up_its_tail_and_then_the_rest(filled):
     assert manager.device.num_free == 6
     with pytest.raises(UnknownRow):
         manager.table(row)
-
-
-def test_A16_contentless_blocks_are_reused_first_then_never_used_ones_then_content(make_manager, fill):
-    manager = make_manager(4, 4)
-    cached, partial = fill(manager, range(4)), fill(manager, [50])
-    manager.free([cached])
-    manager.free([partial])
-    order = [manager.table(fill(manager, [60 + i])).tolist() for i in range(4)]
-    assert order == [[1], [2], [3], [0]]
-
-
-@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (-1, 4), (4, 0), (4, -2)])
-def test_A17_a_pool_or_a_block_of_no_size_is_refused(num_blocks, block_size):
-    with pytest.raises(InvalidConfig):
-        BlockManager(num_blocks, block_size)
 
 
 def test_A18_fragmentation_is_the_share_of_used_slots_without_a_token(make_manager, fill):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged import PagedError, Request, Scheduler
+from paged import PagedError, Request
 from paged.errors import (
     DuplicateRequest,
     DuplicateRow,
@@ -141,13 +141,6 @@ def test_token_ids_outside_the_vocabulary_are_refused_with_the_limit(make_schedu
     with pytest.raises(InvalidRequest, match="100"):
         scheduler.add(Request(id="a", prompt=[5, 100]))
     assert scheduler.waiting_ids() == ["fits"]
-
-
-def test_limits_may_be_small_integers_of_numpy(make_manager, request_of, run):
-    scheduler = Scheduler(make_manager(64, 4), max_tokens_per_step=np.int8(100), max_sequences=np.uint8(200))
-    for number in range(3):
-        scheduler.add(request_of(str(number), 60, max_tokens=2))
-    assert sum(step.tokens.get("0", 0) for step in run(scheduler)) == 61
 
 
 def test_int32_arrays_and_lists_are_the_same_prompt(make_scheduler, step):

@@ -7,16 +7,6 @@ import pytest
 from paged import Policy, Request, Scheduler
 
 
-def test_a_batch_in_flight_is_counted_apart_from_what_is_confirmed(make_scheduler):
-    scheduler = make_scheduler(8, 4, {"a": 6})
-    batch = scheduler.schedule()
-    row = int(batch.rows[0])
-    manager = scheduler.manager
-    assert (manager.rows.num_computed[row], manager.rows.num_scheduled[row]) == (0, 6)
-    scheduler.update(batch, [7])
-    assert (manager.rows.num_computed[row], manager.rows.num_scheduled[row], manager.rows.num_tokens[row]) == (6, 0, 7)
-
-
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_cancelled_batch_gives_its_blocks_back_and_is_scheduled_again(make_scheduler, make_engine, moved):
     scheduler = make_scheduler(8, 4)
@@ -48,35 +38,6 @@ def test_rows_that_shared_a_withdrawn_block_compute_it_themselves(make_scheduler
     # Somebody computes the 8 tokens again, the others share them again.
     assert sorted(again.num_tokens.tolist()) == [1, 1, 9]
     engine.update(again, engine.forward(again))
-    engine.run()
-    assert {len(tokens) for tokens in engine.outputs.values()} == {4}
-
-
-def test_an_abort_of_the_leader_before_a_cancel_leaves_the_sharers_whole(make_scheduler, make_engine):
-    scheduler = make_scheduler(20, 4)
-    engine = make_engine(scheduler, {"a": ([*range(8), ord("a")], 4), "b": ([*range(8), ord("b")], 4)})
-    batch = scheduler.schedule()
-    engine.see_tables(batch)
-    scheduler.abort("a")
-    scheduler.cancel(batch)
-    assert scheduler.check() == []
-    again = scheduler.schedule()
-    assert (list(again.ids), again.num_tokens.tolist()) == (["b"], [9])
-    engine.update(again, engine.forward(again))
-    assert len(engine.run()["b/0"]) == 4
-
-
-def test_later_batches_may_be_cancelled_after_the_earlier_one_was_updated(make_scheduler, make_engine):
-    scheduler = make_scheduler(20, 4, max_tokens_per_step=9)
-    engine = make_engine(scheduler, {"a": (9, 4), "b": (9, 4)})
-    first = scheduler.schedule()
-    second = scheduler.schedule()
-    engine.update(first, engine.forward(first))
-    third = scheduler.schedule()
-    assert (second.ids.tolist(), third.ids.tolist()) == (["a", "b"], ["a", "b"])
-    scheduler.cancel(third)
-    scheduler.cancel(second)
-    assert scheduler.check() == []
     engine.run()
     assert {len(tokens) for tokens in engine.outputs.values()} == {4}
 

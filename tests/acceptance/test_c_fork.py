@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged.errors import OutOfBlocks, UnknownRow
+from paged.errors import OutOfBlocks
 
 CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)]
 
@@ -24,18 +24,6 @@ def test_C1_a_fork_shares_every_block_and_the_last_holder_frees_them(length, blo
 
 
 @pytest.mark.parametrize("appender_is_child", [True, False])
-def test_C2_the_appender_alone_leaves_the_shared_tail(compute, appender_is_child, filled):
-    manager, parent = filled(10, 4, range(10))
-    child = manager.fork(parent)
-    appender, other = (child, parent) if appender_is_child else (parent, child)
-    before = manager.table(other).tolist()
-    manager.append(appender, [77])
-    compute(manager, appender)
-    assert (manager.table(other).tolist(), manager.table(appender).tolist()[:2]) == (before, before[:2])
-    assert manager.table(appender).tolist()[2] != before[2]
-
-
-@pytest.mark.parametrize("appender_is_child", [True, False])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 129])
 def test_C3_a_shared_partial_block_is_copied_once_and_a_full_one_never(compute, length, appender_is_child, filled):
     manager, parent = filled(60, 8, range(length))
@@ -50,31 +38,6 @@ def test_C3_a_shared_partial_block_is_copied_once_and_a_full_one_never(compute, 
         assert moves.device_to_device.tolist() == copies
     else:
         assert moves.device_to_device.tolist() == []
-
-
-def test_C4_after_the_copy_neither_side_copies_again(compute, filled):
-    manager, parent = filled(10, 4, range(5))
-    child = manager.fork(parent)
-    manager.append(child, [50])
-    assert len(compute(manager, child)) == 1
-    for row, token in ((parent, 60), (child, 51), (parent, 61)):
-        manager.append(row, [token])
-        assert compute(manager, row).is_empty
-
-
-def test_C4_three_holders_of_a_partial_block_need_two_copies(filled):
-    manager, parent = filled(10, 4, range(5))
-    rows = [parent, manager.fork(parent), manager.fork(parent)]
-    for row in rows:
-        manager.append(row, [50 + row])
-    moves = manager.allocate(rows, [1, 1, 1])
-    manager.confirm()
-    # One of the three keeps the block, the other two leave it.
-    assert len(moves.device_to_device) == 2
-    tails = [int(manager.table(row)[1]) for row in rows]
-    assert len(set(tails)) == 3
-    assert set(moves.device_to_device[:, 0].tolist()) <= set(tails)
-    assert not set(moves.device_to_device[:, 0].tolist()) & set(moves.device_to_device[:, 1].tolist())
 
 
 def test_C5_a_fork_doubles_the_references_and_not_the_blocks(filled):
@@ -98,30 +61,6 @@ def test_C6_a_row_whose_sibling_is_gone_writes_in_place(compute, filled):
     assert manager.table(parent).tolist() == table
 
 
-def test_C7_four_forks_of_a_partial_block_need_four_more_blocks_for_one_token_each(unchanged, filled):
-    manager, parent = filled(8, 4, range(5))
-    rows = [parent] + [manager.fork(parent) for _ in range(4)]
-    assert manager.device.num_used == 2
-    for row in rows:
-        manager.append(row, [90 + row])
-    manager.allocate(rows, [1] * 5)
-    manager.confirm()
-    assert (manager.device.num_used, manager.device.num_available) == (6, 2)
-    for row in rows:
-        manager.append(row, [1, 2, 3])
-    # Three more tokens cross a boundary in every row: five blocks wanted, two there.
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="5 blocks wanted, 2 free"):
-        manager.allocate(rows, [3] * 5)
-
-
-def test_C8_a_copy_that_finds_no_block_changes_nothing(unchanged, filled):
-    manager, parent = filled(2, 4, range(5))
-    child = manager.fork(parent)
-    manager.append(child, [50])
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="1 blocks? wanted, 0 free"):
-        manager.allocate([child], [1])
-
-
 def test_C9_rows_that_share_reserved_slots_never_write_the_same_one(compute, filled):
     manager, parent = filled(20, 4, range(6))
     manager.reserve([parent], [4])
@@ -132,17 +71,6 @@ def test_C9_rows_that_share_reserved_slots_never_write_the_same_one(compute, fil
     mine, its = (set(manager.slots(row, 6, 14).tolist()) for row in (parent, child))
     assert not mine & its
     assert manager.slots(parent, 0, 4).tolist() == manager.slots(child, 0, 4).tolist()
-
-
-def test_C10_a_fork_of_a_fork_shares_with_both(filled):
-    manager, parent = filled(6, 4, range(9))
-    child = manager.fork(parent)
-    grandchild = manager.fork(child)
-    assert manager.table(grandchild).tolist() == manager.table(parent).tolist()
-    manager.free([parent, child])
-    assert manager.device.num_used == 3
-    manager.free([grandchild])
-    assert manager.device.num_available == 6
 
 
 def test_C11_a_fork_of_a_row_in_flight_shares_what_its_batch_computes_and_falls_back_with_it(make_manager):
@@ -169,22 +97,6 @@ def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(m
     moves = manager.allocate([child], [1])
     assert moves.device_to_device.tolist() == [[block, manager.table(child)[0]]]
     assert manager.lookup([1, 2, 0]).num_tokens == 2
-
-
-def test_C12_a_fork_of_an_unknown_row_is_refused(make_manager):
-    manager = make_manager(6, 4)
-    with pytest.raises(UnknownRow):
-        manager.fork(0)
-
-
-def test_C13_two_forks_that_write_the_same_tokens_end_with_one_block(compute, filled):
-    # The table of the second switches to the node that the first has published.
-    manager, parent = filled(6, 4, range(6))
-    child = manager.fork(parent)
-    for row in (parent, child):
-        manager.append(row, [6, 7])
-        compute(manager, row)
-    assert (manager.table(parent).tolist(), manager.device.num_used) == (manager.table(child).tolist(), 2)
 
 
 def test_C14_a_copy_stands_when_its_step_is_cancelled(compute, filled):

@@ -23,17 +23,6 @@ def test_E1_a_shared_prefix_takes_one_new_block(make_manager, compute):
     assert (manager.table(second).tolist(), manager.device.num_available) == ([0, 1, 2, 4], 5)
 
 
-def test_E2_a_shared_block_is_free_only_after_its_last_holder(make_manager, fill):
-    manager = make_manager(10, 16)
-    shared = list(range(48))
-    first = fill(manager, [*shared, *range(100, 107)])
-    second = fill(manager, [*shared, *range(200, 205)])
-    manager.free([second])
-    assert manager.device.num_available == 6
-    manager.free([first])
-    assert manager.device.num_available == 10
-
-
 def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, fill):
     manager = make_manager(10, 16)
     shared = list(range(48))
@@ -44,17 +33,6 @@ def test_E3_a_hit_on_free_blocks_takes_them_out_of_the_free_list(make_manager, f
     manager.allocate([third], [6])
     manager.confirm()
     assert manager.device.num_available == 6
-
-
-def test_E4_a_prompt_of_the_whole_pool_forgets_everything_else(make_manager, fill):
-    manager = make_manager(10, 16)
-    manager.free([fill(manager, range(87))])
-    row = manager.add(range(1000, 1160))
-    assert manager.rows.num_computed[row] == 0
-    manager.allocate([row], [160])
-    assert manager.device.num_available == 0
-    manager.confirm()
-    assert (manager.lookup(range(87)).num_tokens, len(manager.cached_contents())) == (0, 10)
 
 
 @pytest.mark.parametrize(("length", "hit"), [(48, 32), (49, 48), (47, 32), (16, 0), (17, 16), (1, 0)])
@@ -82,31 +60,12 @@ def test_E6_eviction_takes_contentless_and_never_used_blocks_then_tails_of_the_l
     assert order == [9, 4, 3, 2, 8, 7, 6]
 
 
-def test_E7_a_hit_is_not_evicted_for_the_same_rows_new_blocks(make_manager, fill, compute):
-    manager = make_manager(2, 16)
-    manager.free([fill(manager, range(16))])
-    manager.free([fill(manager, range(100, 116))])
-    # Block 0 is the least recently used, and the hit.
-    row = manager.add(range(32))
-    assert manager.rows.num_computed[row] == 16
-    compute(manager, row)
-    assert manager.table(row).tolist() == [0, 1]
-
-
 def test_E8_a_reused_block_has_lost_its_content(make_manager, fill):
     manager = make_manager(1, 16)
     manager.free([fill(manager, range(16))])
     assert manager.lookup(range(17)).num_tokens == 16
     fill(manager, range(100, 115))
     assert (manager.cached_contents(), manager.lookup(range(17)).num_tokens) == (set(), 0)
-
-
-def test_E9_a_hit_ends_at_the_first_block_that_differs(make_manager, fill):
-    manager = make_manager(8, 4)
-    fill(manager, range(16))
-    prompt = [0, 1, 2, 3, 4, 5, 6, 7, 99, 9, 10, 11, 12, 13, 14, 15, 16]
-    assert (manager.lookup(prompt).num_tokens, manager.lookup([99, *prompt[1:]]).num_tokens) == (8, 0)
-    assert manager.lookup([*range(12), 99]).num_tokens == 12
 
 
 def test_E10_without_prefix_caching_nothing_is_a_hit(compute, filled):
@@ -246,18 +205,6 @@ def test_E18_the_oldest_of_three_cached_blocks_is_reused_and_the_others_still_hi
     assert len(manager.cached_contents()) == 2
 
 
-def test_E19_rows_freed_in_one_call_are_forgotten_tail_first(make_manager, fill):
-    manager = make_manager(6, 4)
-    rows = [fill(manager, [content, *range(11)]) for content in (70, 80)]
-    manager.free(rows)
-    for content in range(2):
-        fill(manager, [100 + content])
-    # Whatever the order of the two rows, no block goes before its own child.
-    hits = [manager.lookup([content, *range(12)]).num_tokens for content in (70, 80)]
-    assert sum(hits) == 16
-    assert all(hit % 4 == 0 for hit in hits)
-
-
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_E20_other_content_of_the_same_size_replaces_the_old_and_the_cache_keeps_its_size(make_manager, fill, count):
     # By contents; events come later.
@@ -344,23 +291,6 @@ def test_E24_statistics_count_a_request_once_and_its_hit_tokens(make_scheduler, 
     assert (memory.queries, memory.query_tokens, memory.hit_tokens) == (2, 96, 32)
 
 
-def test_E25_lookup_changes_nothing(make_manager, fill):
-    manager = make_manager(8, 4)
-    manager.free([fill(manager, range(16))])
-    before = snapshot(manager)
-    hit = manager.lookup(range(13))
-    assert (hit.num_tokens, hit.blocks.tolist()) == (12, [0, 1, 2])
-    assert snapshot(manager) == before
-
-
-def test_E26_freed_partial_blocks_do_not_evict_content(make_manager, fill):
-    manager = make_manager(3, 4)
-    manager.free([fill(manager, range(8))])
-    for content in range(20):
-        manager.free([fill(manager, [100 + content])])
-    assert manager.lookup(range(9)).num_tokens == 8
-
-
 @pytest.mark.parametrize("budget", [16, 64, 4096])
 @pytest.mark.parametrize("max_chunk", [None, 8])
 @pytest.mark.parametrize("policy", ["vllm", "fastgen", "paged"])
@@ -373,37 +303,6 @@ def test_E27_of_requests_that_arrive_together_every_distinct_token_is_computed_o
         scheduler.add(request_of(f"r{number}", [*range(family, family + 32), *[5000 + number] * 5], max_tokens=1))
     run(scheduler)
     assert scheduler.stats().computed_tokens == 4 * 32 + 64 * 5
-
-
-def test_E28_tokens_that_are_sampled_are_shared_once_they_are_computed(make_scheduler, request_of, run):
-    scheduler = make_scheduler(30, 4, {"first": (list(range(6)), 7)})
-    run(scheduler, token=9)
-    # Of 13 tokens 12 are computed: 6 of the prompt and 6 sampled ones.
-    scheduler.add(request_of("second", [*range(6), *[9] * 7, 1], max_tokens=1))
-    assert run(scheduler)[0].tokens == {"second": 2}
-
-
-def test_E29_a_truncated_row_leaves_its_content_to_others_and_finds_it_again(compute, filled):
-    manager, row = filled(8, 4, range(12))
-    manager.truncate(row, 1)
-    assert manager.lookup(range(13)).num_tokens == 12
-    assert (manager.device.num_used, manager.device.num_cached) == (1, 2)
-    compute(manager, row)
-    assert manager.rows.num_computed[row] == 12
-    # What it computes a second time is what is known already: it ends on the known blocks.
-    assert manager.table(row).tolist() == manager.lookup(range(13)).blocks.tolist()
-    assert len(manager.cached_contents()) == 3
-
-
-def test_E30_content_under_a_truncated_row_may_go_on_differently(compute, filled):
-    manager, row = filled(8, 4, range(8))
-    fork = manager.fork(row)
-    manager.append(fork, range(100, 104))
-    manager.append(row, range(200, 204))
-    for each in (fork, row):
-        compute(manager, each)
-    assert manager.lookup([*range(8), *range(100, 104), 0]).num_tokens == 12
-    assert (manager.lookup([*range(8), *range(200, 204), 0]).num_tokens, manager.device.num_used) == (12, 4)
 
 
 def test_what_a_row_computes_past_a_branch_is_shared_while_it_is_in_flight(fill, compute, filled):

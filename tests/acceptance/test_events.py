@@ -168,22 +168,6 @@ def test_a_reader_that_starts_late_gets_what_the_others_were_told(make_manager, 
     assert len(late) == manager.device.num_cached + manager.host.num_cached
 
 
-def test_tenants_have_hashes_of_their_own(make_manager, serve):
-    manager = make_manager(4, 4)
-    serve(manager, A, "one")
-    serve(manager, A, "two")
-    one, two = manager.take_events()
-    assert one.tokens.tolist() == two.tokens.tolist()
-    assert not set(one.hashes) & set(two.hashes)
-    assert one.namespace != two.namespace
-
-
-def test_without_a_cache_there_is_nothing_to_tell(make_manager, serve):
-    manager = make_manager(4, 4, prefix_caching=False)
-    serve(manager, A)
-    assert (manager.take_events(), manager.events_snapshot()) == ([], [])
-
-
 def test_what_the_host_forgets_of_a_row_that_still_runs_is_told(make_manager, compute):
     manager = make_manager(6, 4, host_blocks=2)
     first = manager.add(A[:4])

@@ -96,15 +96,6 @@ def test_a_request_that_waits_for_the_caller_says_so(make_scheduler):
     assert "append" in str(answer)
 
 
-def test_running_finished_and_aborted_requests_answer_too(make_scheduler, step):
-    scheduler = make_scheduler(20, 4, {"runs": (4, 9), "ends": (4, 1), "goes": (4, 9)})
-    step(scheduler)
-    scheduler.abort("goes")
-    assert [scheduler.explain(id).status for id in ("runs", "ends", "goes")] == ["running", "finished", "aborted"]
-    for id in ("runs", "ends", "goes"):
-        assert id in str(scheduler.explain(id))
-
-
 def test_explaining_changes_nothing(make_scheduler, step):
     scheduler = make_scheduler(6, 4, {"a": 10, "b": 10, "c": 10})
     step(scheduler)

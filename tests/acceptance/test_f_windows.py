@@ -144,8 +144,3 @@ def test_a_batch_names_the_pages_of_each_group(make_scheduler):
     pages = [page for table in (window, full) for page in table.reshape(-1).tolist() if page >= 0]
     assert len(set(pages)) == len(pages) == scheduler.manager.device.num_used
     assert max(pages) < 40
-
-
-def test_a_plain_model_has_block_tables_alone(make_scheduler):
-    scheduler = make_scheduler(8, 2, {"r": 3})
-    assert scheduler.schedule().groups is None

@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from paged import BlockManager, Policy, Request, Scheduler
-from paged.errors import NeverFits
 
 FAIR = Policy(name="fair", order="fair", composition="in_order")
 COSTS = st.tuples(st.integers(1, 12), st.integers(1, 9))
@@ -59,13 +57,6 @@ def test_a_weight_of_two_is_twice_the_tokens():
     assert admissions(scheduler) == ["a0", "b0", "a1", "b1", "a2", "a3", "b2", "b3"]
 
 
-def test_requests_that_name_no_tenant_are_one_tenants():
-    scheduler = one_seat()
-    for name, tenant in (("n0", None), ("n1", None), ("a0", "a")):
-        add(scheduler, name, tenant)
-    assert admissions(scheduler) == ["n0", "a0", "n1"]
-
-
 def test_an_empty_name_is_a_name():
     scheduler = one_seat({"": 3.0})
     for name, tenant in (("n0", None), ("n1", None), ("e0", ""), ("e1", ""), ("e2", "")):
@@ -80,13 +71,6 @@ def test_priority_comes_before_any_share():
     add(scheduler, "b0", "b")
     add(scheduler, "a2", "a", priority=-1)
     assert admissions(scheduler) == ["a1", "a2", "b0", "a0"]
-
-
-def test_of_one_tenant_the_earlier_arrival_is_served_first():
-    scheduler = one_seat()
-    for name, arrival in (("late", 5.0), ("early", 1.0)):
-        scheduler.add(Request(id=name, prompt=[1], tenant="a"), now=arrival)
-    assert scheduler.waiting_ids() == ["early", "late"]
 
 
 def test_who_waited_for_nothing_has_no_credit():
@@ -135,15 +119,6 @@ def test_a_request_that_is_aborted_while_it_runs_was_given_what_it_took():
     assert scheduler.waiting_ids() == ["b0", "a1", "b1"]
 
 
-def test_what_was_refused_was_given_nothing():
-    scheduler = one_seat()
-    with pytest.raises(NeverFits):
-        add(scheduler, "huge", "a", prompt=1000)
-    for name, tenant in (("b0", "b"), ("b1", "b"), ("a0", "a")):
-        add(scheduler, name, tenant)
-    assert scheduler.waiting_ids() == ["b0", "a0", "b1"]
-
-
 def test_hits_are_given_for_nothing():
     scheduler = Scheduler(BlockManager(64, 4), policy=FAIR, max_sequences=1)
     for name, tenant in (("a0", "a"), ("b0", "b")):
@@ -172,15 +147,6 @@ def test_a_preempted_request_comes_back_before_any_that_was_never_in():
     assert scheduler.waiting_ids() == ["b0", "c0"]
     assert scheduler.explain("c0").reason == 'it is behind 1 request in the queue, the first of which is "b0".'
     assert admissions(scheduler) == ["b0", "c0"]
-
-
-def test_a_request_says_behind_how_many_it_stands():
-    scheduler = one_seat()
-    for number in range(3):
-        add(scheduler, f"a{number}", "a")
-    add(scheduler, "b0", "b")
-    assert scheduler.explain("b0").reason == 'it is behind 1 request in the queue, the first of which is "a0".'
-    assert scheduler.explain("a2").reason == 'it is behind 3 requests in the queue, the first of which is "a0".'
 
 
 @given(

@@ -155,22 +155,6 @@ def test_an_abort_of_a_preempted_request_leaves_nothing_behind(make_scheduler, s
         assert (scheduler.manager.device.num_used, scheduler.manager.host.num_used) == (0, 0)
 
 
-def test_a_swapped_request_can_be_aborted(make_scheduler, step):
-    # Preempted block by block, "b" ends with nothing on the device.
-    scheduler = make_scheduler(6, 4, {"a": (16, 8), "b": (4, 12)}, host_blocks=12, max_sequences=2)
-    states = set()
-    for _ in range(40):
-        if not scheduler.has_unfinished:
-            break
-        step(scheduler)
-        states.add(scheduler.status("b"))
-        if scheduler.status("b") == "swapped":
-            assert scheduler.abort("b").finish_reason == "abort"
-            assert scheduler.check() == []
-    assert scheduler.manager.host.num_used == 0
-    assert not scheduler.has_unfinished
-
-
 FIELDS = ("salt", "adapter", "extra_key")
 
 

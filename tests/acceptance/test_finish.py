@@ -26,13 +26,6 @@ def test_a_running_request_of_one_sequence_ends_with_its_usage(make_scheduler, s
     assert step(scheduler).tokens == {"b": 1}
 
 
-def test_a_request_ends_with_length_if_the_engine_says_so(make_scheduler, step):
-    scheduler = make_scheduler(8, 4, {"a": 4})
-    step(scheduler)
-    assert scheduler.finish("a", 0, "length").finish_reason == "length"
-    assert not scheduler.has_unfinished
-
-
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_the_others_of_a_group_go_on_and_the_last_one_has_the_usage(make_scheduler, make_engine, request_of, first):
     scheduler = make_scheduler(20, 4)
@@ -55,14 +48,6 @@ def test_the_others_of_a_group_go_on_and_the_last_one_has_the_usage(make_schedul
     (usage,) = usages
     assert usage.output_tokens == sum(len(tokens) for tokens in engine.outputs.values())
     assert (scheduler.counts()["finished"], scheduler.manager.device.num_used) == (1, 0)
-
-
-def test_a_waiting_request_ends(make_scheduler, step):
-    scheduler = make_scheduler(8, 4, {"runs": (4, 2), "waits": (4, 2)}, max_sequences=1)
-    step(scheduler)
-    output = scheduler.finish("waits")
-    assert known(output) == ("waits", 0, [], "stop", True)
-    assert (output.usage.output_tokens, scheduler.waiting_ids(), scheduler.check()) == (0, [], [])
 
 
 def test_a_sequence_of_a_waiting_group_never_runs(make_scheduler, request_of, run):
@@ -136,18 +121,6 @@ def test_a_group_whose_last_sequence_stops_while_another_is_in_a_later_batch_tel
     assert scheduler.check() == []
 
 
-def test_the_last_sequence_ends_while_another_that_was_ended_is_in_flight(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4, max_tokens_per_step=4, policy="vllm")
-    scheduler.add(request_of("group", 4, num_sequences=2))
-    batch = scheduler.schedule()
-    assert batch.sequences.tolist() == [0]
-    scheduler.finish("group", 0)
-    assert known(scheduler.finish("group", 1, "length")) == ("group", 1, [], "length", True)
-    assert list(scheduler.update(batch, [7])) == []
-    assert not scheduler.has_unfinished
-    assert scheduler.check() == []
-
-
 @pytest.mark.parametrize(("ended", "other"), [(0, 1), (1, 0)])
 def test_an_aborted_group_forgets_that_one_of_it_was_ended(make_scheduler, request_of, ended, other):
     scheduler = make_scheduler(20, 4)
@@ -203,22 +176,6 @@ def test_a_loading_request_ends_at_once_and_its_blocks_go_back_when_the_batch_th
     assert scheduler.finish("b").finish_reason == "stop"
     assert (scheduler.status("b"), scheduler.manager.device.num_used) == ("finished", 0)
     assert scheduler.check() == []
-
-
-def test_what_waits_for_the_caller_ends(make_scheduler):
-    scheduler = make_scheduler(8, 4, {"a": 4})
-    scheduler.update(scheduler.schedule(), [], [0])
-    assert scheduler.finish("a").usage.output_tokens == 0
-    assert not scheduler.has_unfinished
-
-
-def test_a_sequence_that_grew_too_long_ends_and_its_group_goes_on(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4)
-    scheduler.add(request_of("group", 3, max_tokens=4, num_sequences=2))
-    step(scheduler)
-    scheduler.append("group", list(range(20)), sequence=1)
-    scheduler.finish("group", 1)
-    assert step(scheduler).tokens == {"group": 1}
 
 
 def test_its_content_is_kept_as_the_request_wishes(make_scheduler, step):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from paged import POLICIES, BlockManager, Policy, Request, Scheduler
-from paged.engine.forecast import Forecast, forecast
+from paged.engine.forecast import forecast
 from paged.testing.snapshots import snapshot
 
 PLAIN = Policy(name="plain")
@@ -57,10 +57,6 @@ def what_happens(scheduler, ends=None):
     raise AssertionError("no end")
 
 
-def test_where_nobody_waits_there_is_nothing_to_say():
-    assert of(make()) == ([], [])
-
-
 def test_with_one_seat_each_waits_for_all_before_it():
     scheduler = make(max_sequences=1)
     for name in "abc":
@@ -89,15 +85,6 @@ def test_memory_is_waited_for():
     assert what_happens(scheduler) == ([0, 0, 4, 5], [0, 0, 22, 31])
 
 
-def test_admission_that_looks_ahead_is_foreseen_to_look_ahead():
-    wishes = (("a", 4, 8), ("b", 4, 8), ("c", 4, 8))
-    for policy, step_of_c in ((PLAIN, 0), (LOOKS_AHEAD, 8)):
-        scheduler = make(num_blocks=25, policy=policy)
-        for wish in wishes:
-            add(scheduler, *wish)
-        assert of(scheduler)[0] == [0, 0, step_of_c]
-
-
 def test_what_is_reserved_is_foreseen_to_be_reserved():
     scheduler = make(num_blocks=40, policy=Policy(name="max", reservation="max", layout="counted"))
     for name in "abc":
@@ -113,13 +100,6 @@ def test_prompts_that_are_not_split_wait_for_a_step_with_room():
         add(scheduler, name, prompt, 50)
     assert of(scheduler) == ([0, 1, 1], [0, 6, 6])
     assert what_happens(scheduler) == ([0, 1, 1], [0, 6, 6])
-
-
-def test_a_group_takes_a_seat_for_each_sequence():
-    scheduler = make(max_sequences=3)
-    add(scheduler, "a", 4, 5, num_sequences=2)
-    add(scheduler, "b", 4, 5, num_sequences=2)
-    assert of(scheduler)[0] == [0, 5]
 
 
 def test_further_requests_come_behind_the_queue():
@@ -181,13 +161,6 @@ def test_without_hints_outputs_are_as_others_were_and_before_any_half_of_what_ma
         step(scheduler)
     # Twenty outputs and one end so far, and none was longer: an end in twenty.
     assert of(scheduler)[0] == [20]
-
-
-def test_it_stands_still_and_cannot_be_written_to():
-    found = forecast(make().outlook())
-    assert isinstance(found, Forecast)
-    with pytest.raises(AttributeError):
-        found.steps = None
 
 
 WISHES = st.lists(

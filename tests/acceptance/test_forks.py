@@ -39,14 +39,6 @@ def test_a_fork_shares_full_blocks_and_has_a_copy_of_the_partial_one():
     assert scheduler.check() == []
 
 
-def test_a_fork_at_the_end_of_a_block_copies_nothing():
-    scheduler = running(prompt=(1, 2, 3, 4))
-    before = scheduler.manager.device.num_available
-    scheduler.fork("a")
-    assert scheduler.manager.device.num_available == before
-    assert not len(scheduler.schedule().moves)
-
-
 def test_a_tree_of_drafts_ends_in_its_best_branch():
     scheduler = running()
     branches = [0, scheduler.fork("a"), scheduler.fork("a")]

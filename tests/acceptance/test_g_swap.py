@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paged import Admission, Policy
-from paged.errors import OutOfBlocks, RowSwapped, UnknownRow
+from paged.errors import OutOfBlocks, RowSwapped
 
 
 def test_G1_a_swap_out_names_the_rows_blocks_and_a_swap_in_is_its_mirror(compute, filled):
@@ -95,20 +95,6 @@ def test_G4_a_step_that_takes_memory_from_a_prompt_mid_way_still_computes_someth
     assert [len(engine.outputs[name]) for name in ("short/0", "long/0")] == [20, 4]
 
 
-def test_G5_no_room_on_the_host_changes_nothing(unchanged, filled):
-    manager, row = filled(4, 4, range(6), host_blocks=1)
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free on the host"):
-        manager.swap_out([row])
-
-
-def test_G5_without_a_host_tier_nothing_is_swapped(make_scheduler, make_engine):
-    scheduler = make_scheduler(8, 4, host_blocks=0)
-    engine = make_engine(scheduler, {"one": (8, 12), "two": (8, 12), "three": (8, 12)})
-    engine.run()
-    assert scheduler.stats().preemptions_swap == 0
-    assert scheduler.stats().preemptions_recompute >= 1
-
-
 def test_G6_a_round_trip_leaves_every_byte_where_the_table_says(fill, filled):
     manager, row = filled(6, 4, range(10), host_blocks=6)
     device, host = np.zeros((6, 4), int), np.zeros((6, 4), int)
@@ -155,16 +141,6 @@ def test_G8_only_the_tail_goes_when_a_prefix_is_kept(filled):
     assert manager.rows.num_computed[row] == 14
 
 
-def test_G9_a_swapped_row_that_ends_gives_up_its_host_blocks(filled):
-    manager, row = filled(6, 4, range(10), host_blocks=6)
-    manager.swap_out([row])
-    assert manager.host.num_used == 3
-    manager.free([row])
-    assert (manager.host.num_used, manager.host.num_free + manager.host.num_cached) == (0, 6)
-    with pytest.raises(UnknownRow):
-        manager.swap_in([row])
-
-
 def test_G10_a_row_in_flight_goes_to_the_host_with_what_its_batch_computes(make_manager):
     manager = make_manager(6, 4, host_blocks=6)
     row = manager.add(range(6))
@@ -208,14 +184,6 @@ def test_G12_a_shared_prefix_stays_with_the_row_that_still_runs(fill, filled):
     back = manager.swap_in([second])
     # The two shared nodes are on the device: only the private tail is copied.
     assert (len(back.host_to_device), manager.table(second).tolist()[:2]) == (1, [0, 1])
-
-
-def test_G13_a_prefix_on_the_host_survives_the_device(make_scheduler, make_engine):
-    scheduler = make_scheduler(8, 4, host_blocks=32)
-    engine = make_engine(scheduler, {"one": (12, 14), "two": (12, 14), "three": (12, 14)})
-    engine.run()
-    assert [len(tokens) for tokens in engine.outputs.values()] == [14, 14, 14]
-    assert scheduler.manager.host.num_used == 0
 
 
 def test_G14_a_swapped_row_that_gives_up_a_kept_block_gives_up_all_behind_it(filled):

@@ -21,19 +21,6 @@ def test_an_output_of_no_tokens_leaves_a_row_waiting_for_the_caller(make_schedul
     assert step(scheduler).batch.token_ids.tolist() == [50, 51]
 
 
-def test_appended_tokens_are_computed_with_the_next_step(make_scheduler, make_engine):
-    scheduler = make_scheduler(8, 4)
-    engine = make_engine(scheduler, {"a": (4, 4)})
-    engine.step()
-    scheduler.append("a", [30, 31, 32])
-    engine.known["a", 0] += [30, 31, 32]
-    batch = engine.step()
-    # The sampled one, and the three of the caller.
-    assert (batch.num_tokens.tolist(), batch.seq_lens.tolist()) == ([4], [8])
-    engine.run()
-    assert scheduler.status("a") == "finished"
-
-
 def test_appended_tokens_that_can_never_fit_end_the_request_as_rejected(make_scheduler, step):
     scheduler = make_scheduler(4, 4, {"a": (6, 50), "b": (3, 3)})
     step(scheduler)
@@ -78,16 +65,6 @@ def test_a_group_ends_when_its_last_sequence_ends(make_scheduler, request_of):
     (output,) = scheduler.update(batch, [2])
     assert (output.sequence, output.finish_reason) == (1, "stop")
     assert output.usage is not None
-    assert not scheduler.has_unfinished
-
-
-def test_an_aborted_group_goes_whole(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("group", 10, num_sequences=3))
-    step(scheduler)
-    step(scheduler)
-    scheduler.abort("group")
-    assert (scheduler.manager.device.num_used, scheduler.counts()["aborted"]) == (0, 1)
     assert not scheduler.has_unfinished
 
 

@@ -28,14 +28,6 @@ def test_H1_never_is_what_an_empty_pool_could_not_hold_and_the_watermark_only_de
         assert manager.admission(need, watermark=watermark) is expected
 
 
-def test_H2_admission_asks_and_takes_nothing(make_manager, fill, unchanged):
-    manager = make_manager(4, 4)
-    fill(manager, range(6))
-    with unchanged(manager):
-        for need in range(6):
-            manager.admission(need, watermark=1)
-
-
 HALF = Policy(name="half", composition="in_order", watermark=0.5)
 
 
@@ -109,12 +101,6 @@ def test_H8_a_prompt_over_the_models_length_is_refused_and_never_scheduled(make_
     assert scheduler.schedule().is_empty
 
 
-@pytest.mark.parametrize("policy", ["paged", "vllm", "fastgen"])
-def test_H9_a_prompt_over_the_budget_of_a_step_is_chunked_and_not_refused(make_scheduler, run, policy):
-    scheduler = make_scheduler(16, 4, {"long": (48, 1)}, policy=policy, max_tokens_per_step=32)
-    assert [step.tokens for step in run(scheduler)] == [{"long": 32}, {"long": 16}]
-
-
 def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation(make_scheduler, request_of, run, step):
     scheduler = make_scheduler(9, 4)
     # 8 and 5 blocks in all, 4 of each computed elsewhere.
@@ -138,13 +124,6 @@ def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation
     assert scheduler.stats().max_preemptions == 0
 
 
-def test_H11_a_request_waits_for_blocks_and_enters_when_they_come_back(make_scheduler, step):
-    scheduler = make_scheduler(4, 4, {"first": (12, 1), "second": (8, 1)}, policy="vllm")
-    assert step(scheduler).tokens == {"first": 12}
-    assert step(scheduler).tokens == {"second": 8}
-    assert scheduler.stats().max_preemptions == 0
-
-
 def test_H12_a_limit_on_waiting_requests_refuses_and_changes_nothing(make_scheduler, request_of, step):
     scheduler = make_scheduler(8, 4, {"a": 4, "b": 4}, max_waiting=2)
     with pytest.raises(WaitingFull, match="2"):
@@ -153,14 +132,6 @@ def test_H12_a_limit_on_waiting_requests_refuses_and_changes_nothing(make_schedu
     step(scheduler)
     scheduler.add(request_of("c", 4))
     assert scheduler.waiting_ids() == ["c"]
-
-
-def test_H13_a_waiting_request_holds_neither_blocks_nor_a_row(make_scheduler, request_of, step, unchanged):
-    scheduler = make_scheduler(4, 4, {"a": 13})
-    step(scheduler)
-    with unchanged(scheduler.manager):
-        scheduler.add(request_of("b", 13))
-    assert scheduler.rows_of("b") == []
 
 
 def test_H14_a_group_is_admitted_whole_or_not_at_all(make_scheduler, request_of, step):

@@ -35,13 +35,6 @@ def test_what_is_evicted_goes_to_the_host_in_the_call_that_needs_its_blocks(make
     assert (manager.device.num_cached, manager.host.num_cached) == (3, 3)
 
 
-def test_without_it_what_is_evicted_is_gone(make_manager, serve):
-    manager = make_manager(3, 4, host_blocks=6)
-    serve(manager, A)
-    assert len(serve(manager, B)) == 0
-    assert (manager.host.num_cached, manager.lookup([*A, 1]).host_tokens) == (0, 0)
-
-
 def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
     manager = make_manager(4, 4, host_blocks=8, host_caching=True)
     serve(manager, A)
@@ -94,18 +87,6 @@ def test_a_block_that_the_host_has_already_is_not_copied_again(make_manager, ser
         moves = serve(manager, tokens)
     # The whole prompt is looked up but for its last block, which is computed anew.
     assert (len(moves.host_to_device), manager.stats().offloaded_blocks) == (2, 6)
-
-
-def test_no_host_block_is_read_and_written_in_one_batch(make_manager, serve):
-    manager = make_manager(3, 4, host_blocks=3, host_caching=True)
-    serve(manager, A)
-    serve(manager, B)
-    # To make room on the device for A, B has to go to a host that is full of A.
-    row = manager.add([*A, 1])
-    moves = manager.take_moves()
-    assert (len(moves.host_to_device), len(moves.device_to_host)) == (3, 0)
-    assert not set(moves.device_to_host[:, 1].tolist()) & set(moves.host_to_device[:, 0].tolist())
-    manager.free([row])
 
 
 def test_copies_that_nobody_has_taken_yet_hold_what_they_read(make_manager, serve):

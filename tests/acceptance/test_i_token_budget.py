@@ -19,17 +19,6 @@ def test_I1_with_an_ample_budget_all_are_scheduled_whole_in_arrival_order(make_s
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
-def test_I2_a_batch_is_packed_row_after_row(make_scheduler, step, policy):
-    scheduler = make_scheduler(20, 4, {"a": [5, 6, 7], "b": [8, 9]}, policy=policy)
-    batch = step(scheduler).batch
-    assert (batch.query_start_loc.tolist(), batch.token_ids.tolist()) == ([0, 3, 5], [5, 6, 7, 8, 9])
-    assert (batch.positions.tolist(), batch.seq_lens.tolist()) == ([0, 1, 2, 0, 1], [3, 2])
-    assert batch.samples.tolist() == [True, True]
-    tables = [scheduler.manager.table(row)[0] for row in batch.rows]
-    assert batch.slot_mapping.tolist() == [4 * tables[0] + i for i in range(3)] + [4 * tables[1] + i for i in range(2)]
-
-
-@pytest.mark.parametrize("policy", CHUNKING)
 def test_I3_with_chunking_the_second_takes_what_is_left_and_nobody_overtakes_it(
     make_scheduler, request_of, step, policy
 ):
@@ -46,13 +35,6 @@ def test_I3_without_chunking_nobody_overtakes_the_head_that_does_not_fit(make_sc
         scheduler.add(request_of(name, length, max_tokens=10))
     assert step(scheduler).tokens == {"a": 800}
     assert scheduler.waiting_ids() == ["b", "c", "d"]
-
-
-@pytest.mark.parametrize("policy", CHUNKING)
-def test_I4_two_prompts_of_60_share_a_budget_of_64(make_scheduler, step, policy):
-    scheduler = make_scheduler(64, 4, {"a": 60, "b": 60}, policy=policy, max_tokens_per_step=64)
-    assert step(scheduler).tokens == {"a": 60, "b": 4}
-    assert step(scheduler).tokens == {"a": 1, "b": 56}
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
@@ -78,16 +60,6 @@ def test_I6_decodes_come_first_and_a_third_waits_until_one_is_gone(make_schedule
     assert step(scheduler).tokens == {"a": 1, "b": 1}
     scheduler.abort("a")
     assert step(scheduler).tokens == {"b": 1, "c": 1}
-
-
-@pytest.mark.parametrize("policy", CHUNKING)
-def test_I7_no_step_is_over_its_budget_or_its_number_of_sequences(make_scheduler, request_of, run, policy):
-    scheduler = make_scheduler(400, 4, policy=policy, max_tokens_per_step=17, max_sequences=5)
-    for number in range(12):
-        scheduler.add(request_of(f"r{number}", 3 + 5 * number, max_tokens=6))
-    for taken in run(scheduler):
-        assert taken.batch.num_scheduled_tokens <= 17
-        assert len(taken.batch.rows) <= 5
 
 
 @pytest.mark.parametrize("policy", CHUNKING)
@@ -123,19 +95,6 @@ def test_I11_a_chunk_that_does_not_finish_its_prompt_yields_no_token(make_schedu
         assert "a" not in taken.outputs or taken.outputs["a"].token_ids == []
     taken = step(scheduler)
     assert (taken.batch.samples.tolist(), taken.outputs["a"].token_ids) == ([True], [7])
-
-
-@pytest.mark.parametrize("policy", CHUNKING)
-def test_I12_tokens_computed_do_not_depend_on_the_budget(make_scheduler, request_of, run, policy):
-    totals = set()
-    for budget in (5, 16, 1000):
-        scheduler = make_scheduler(200, 4, policy=policy, prefix_caching=False, max_tokens_per_step=budget)
-        for number in range(4):
-            scheduler.add(request_of(f"r{number}", 10 + 7 * number, max_tokens=3))
-        run(scheduler)
-        totals.add(scheduler.stats().computed_tokens)
-    # 10 + 17 + 24 + 31 prompt tokens; of 3 outputs the last is never computed.
-    assert totals == {82 + 4 * 2}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -177,25 +136,6 @@ def test_I17_budget_and_number_of_rows_hold_for_each_batch(make_scheduler, sched
     assert scheduled(scheduler.schedule()) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_I18_several_prompts_are_mid_prefill_at_once(make_scheduler, request_of, step):
-    scheduler = make_scheduler(64, 4, policy="fastgen", max_tokens_per_step=24, max_chunk=8)
-    for name in ("a", "b", "c"):
-        scheduler.add(request_of(name, 32))
-    for _ in range(3):
-        assert step(scheduler).tokens == {"a": 8, "b": 8, "c": 8}
-    assert step(scheduler).batch.samples.tolist() == [True, True, True]
-
-
-def test_I19_a_static_batch_lets_nobody_in_until_its_last_has_ended(make_scheduler, step):
-    scheduler = make_scheduler(20, 4, {"a": (4, 2), "b": (4, 4), "c": (4, 2)}, policy="static", max_sequences=2)
-    first = step(scheduler)
-    assert first.tokens == {"a": 4, "b": 4}
-    # Memory is taken for prompt and outputs at once.
-    assert [scheduler.manager.rows.num_blocks[row] for row in first.batch.rows] == [2, 2]
-    for expected in ({"a": 1, "b": 1}, {"b": 1}, {"b": 1}, {"c": 4}):
-        assert step(scheduler).tokens == expected
-
-
 def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler):
     scheduler = make_scheduler(20, 4, {"a": 6})
     batch = scheduler.schedule()
@@ -221,19 +161,6 @@ def test_I20_a_batch_is_arrays_that_a_runner_takes_as_they_are(make_scheduler):
     with pytest.raises(AttributeError):
         batch.number = 7
     scheduler.update(batch, [7])
-
-
-def test_I21_every_change_of_a_table_is_told_once(make_scheduler, step):
-    scheduler = make_scheduler(20, 4, {"a": 6})
-    told = []
-    for _ in range(8):
-        batch = step(scheduler).batch
-        told += list(
-            zip(batch.table_rows.tolist(), batch.table_columns.tolist(), batch.table_blocks.tolist(), strict=True)
-        )
-    table = scheduler.manager.table(scheduler.rows_of("a")[0]).tolist()
-    assert [block for _, _, block in told] == table
-    assert [column for _, column, _ in told] == list(range(len(table)))
 
 
 def test_I17_a_row_that_has_its_last_token_in_flight_keeps_its_seat_until_its_batch_ends(make_scheduler):

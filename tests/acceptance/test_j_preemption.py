@@ -7,16 +7,6 @@ import pytest
 from paged import POLICIES, Costs
 
 
-def test_J1_a_row_in_flight_gives_way_at_once(make_scheduler, scheduled):
-    # Batches run in order: what the next one writes into the blocks comes after what is in flight.
-    scheduler = make_scheduler(9, 16, {"a": (64, 5), "b": (64, 5)}, policy="vllm", max_tokens_per_step=160)
-    first, second = scheduler.schedule(), scheduler.schedule()
-    assert scheduled(first) == {"a": 64, "b": 64}
-    # Both need a fifth block, and there is one.
-    assert (scheduled(second), second.preempted) == ({"a": 1}, (("b", "recompute"),))
-    assert (scheduler.status("b"), scheduler.manager.device.num_used) == ("waiting", 5)
-
-
 def test_J2_the_late_token_of_a_request_that_was_preempted_in_flight_is_recorded_once(make_scheduler, run):
     scheduler = make_scheduler(9, 16, {"a": (64, 5), "b": (64, 5)}, policy="vllm", max_tokens_per_step=160)
     first, second = scheduler.schedule(), scheduler.schedule()
@@ -30,13 +20,6 @@ def test_J2_the_late_token_of_a_request_that_was_preempted_in_flight_is_recorded
             tokens[id] += output.token_ids
     assert tokens == {"a": [41, 7, 7, 7, 7], "b": [42, 7, 7, 7, 7]}
     assert scheduler.stats().preemptions_recompute == 1
-
-
-def test_J3_the_latest_gives_way_first(make_scheduler, step):
-    scheduler = make_scheduler(6, 4, {"a": 8, "b": 8, "c": 8}, policy="vllm", prefix_caching=False)
-    step(scheduler)
-    second = step(scheduler)
-    assert ([id for id, _ in second.batch.preempted], scheduler.running_ids()) == (["c"], ["a", "b"])
 
 
 @pytest.mark.parametrize(("caching", "recomputed"), [(False, 32), (True, 16)])
@@ -74,17 +57,6 @@ def test_J5_the_third_gives_all_its_blocks_and_computes_its_whole_context_again(
     assert step(scheduler).tokens == {"b": 1, "c": 9}
 
 
-def test_J6_the_blocks_of_a_victim_serve_the_one_that_needed_them(make_scheduler, step):
-    scheduler = make_scheduler(4, 4, {"a": 8, "b": 8}, policy="vllm", prefix_caching=False)
-    first = step(scheduler)
-    theirs = [scheduler.manager.table(row).tolist() for row in first.batch.rows]
-    second = step(scheduler)
-    assert second.tokens == {"a": 1}
-    row = second.batch.rows[0]
-    assert scheduler.manager.table(row).tolist()[:2] == theirs[0]
-    assert scheduler.manager.table(row).tolist()[2] in theirs[1]
-
-
 def test_J7_a_paused_row_keeps_its_head_and_computes_only_what_it_lost(make_scheduler, step):
     scheduler = make_scheduler(6, 4, {"a": 11, "b": 8}, policy="paged", prefix_caching=False)
     first = step(scheduler)
@@ -102,16 +74,6 @@ def test_J7_a_paused_row_keeps_its_head_and_computes_only_what_it_lost(make_sche
     # One token whose KV was lost, and the last one, which never had any.
     assert (fourth.tokens, scheduler.stats().recomputed_tokens) == ({"b": 2}, 1)
     assert scheduler.manager.table(row).tolist() == [3, 4, 0]
-
-
-def test_J8_a_prompt_that_is_paused_mid_way_goes_on_where_it_kept_its_blocks(make_scheduler, step):
-    scheduler = make_scheduler(6, 4, {"a": 12, "b": 12}, policy="paged", prefix_caching=False)
-    assert step(scheduler).tokens == {"a": 12, "b": 12}
-    second = step(scheduler)
-    assert (second.tokens, scheduler.status("b")) == ({"a": 1}, "paused")
-    scheduler.abort("a")
-    # It kept two of three blocks: 4 prompt tokens and the one generated.
-    assert step(scheduler).tokens == {"b": 5}
 
 
 def test_J9_generated_tokens_are_computed_again_like_a_prompt(make_scheduler, step):
@@ -161,16 +123,6 @@ def test_J12_the_preempted_one_goes_on_when_the_survivor_is_aborted(make_schedul
     assert step(scheduler).tokens == {"b": 5}
 
 
-def test_J13_a_preempted_request_comes_before_those_that_never_ran(make_scheduler, request_of, step):
-    scheduler = make_scheduler(4, 4, {"a": 8, "b": 8}, policy="vllm", prefix_caching=False)
-    step(scheduler)
-    scheduler.add(request_of("fresh", 8))
-    step(scheduler)
-    assert scheduler.waiting_ids() == ["b", "fresh"]
-    scheduler.abort("a")
-    assert list(step(scheduler).tokens) == ["b"]
-
-
 def test_J14_a_prompt_preempted_mid_way_starts_again_in_chunks(make_scheduler, step):
     # A peer spends a step of 0 tokens on it; ours computes the other's token in that step.
     scheduler = make_scheduler(16, 4, {"a": 3, "long": 60}, policy="vllm", prefix_caching=False, max_tokens_per_step=30)
@@ -199,20 +151,6 @@ def test_J15_with_its_tail_on_the_host_a_request_resumes_with_one_token(make_sch
     assert (fifth.tokens, scheduler.stats().recomputed_tokens) == ({"b": 1}, 0)
 
 
-def test_J16_only_the_missing_blocks_come_off_the_victims_tail(make_scheduler, step):
-    scheduler = make_scheduler(12, 4, {"a": 16, "b": 32}, policy="paged", prefix_caching=False)
-    first = step(scheduler)
-    assert scheduler.manager.device.num_available == 0
-    row = int(first.batch.rows[1])
-    table = scheduler.manager.table(row).tolist()
-    assert step(scheduler).tokens == {"a": 1}
-    assert scheduler.manager.table(row).tolist() == table[:7]
-    # Its new block holds three more tokens: nobody is asked again.
-    for _ in range(3):
-        assert step(scheduler).tokens == {"a": 1}
-    assert scheduler.manager.table(row).tolist() == table[:7]
-
-
 @pytest.mark.parametrize("policy", ["vllm", "paged"])
 def test_J17_a_step_that_preempts_admits_nobody(make_scheduler, request_of, step, policy):
     scheduler = make_scheduler(6, 4, {"a": 8, "b": 16}, policy=policy, prefix_caching=False)
@@ -222,14 +160,6 @@ def test_J17_a_step_that_preempts_admits_nobody(make_scheduler, request_of, step
     assert [id for id, _ in second.batch.preempted] == ["b"]
     assert second.batch.admitted == ()
     assert second.tokens == {"a": 1}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_J18_a_request_alone_is_never_preempted(make_scheduler, run, policy):
-    scheduler = make_scheduler(4, 4, {"alone": (3, 13)}, policy=policy)
-    steps = run(scheduler)
-    assert all(step.batch.preempted == () for step in steps)
-    assert sum(len(step.outputs["alone"].token_ids) for step in steps if "alone" in step.outputs) == 13
 
 
 def test_J19_a_preemption_is_counted_once_in_total_and_for_its_request(make_scheduler, step, run):

@@ -12,27 +12,11 @@ def order_of_admission(steps):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_K1_smaller_priorities_come_first(make_scheduler, request_of, run, policy):
-    scheduler = make_scheduler(20, 4, policy=policy, max_sequences=1)
-    for number, priority in enumerate([2, 0, 1]):
-        scheduler.add(request_of(f"r{number}", 4, max_tokens=1, priority=priority))
-    assert order_of_admission(run(scheduler)) == ["r1", "r2", "r0"]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_K2_equal_priorities_come_in_order_of_arrival(make_scheduler, request_of, run, policy):
     scheduler = make_scheduler(20, 4, policy=policy, max_sequences=1)
     for number, arrival in enumerate([3.0, 1.0, 2.0]):
         scheduler.add(request_of(f"r{number}", 4, max_tokens=1), now=arrival)
     assert order_of_admission(run(scheduler)) == ["r1", "r2", "r0"]
-
-
-def test_K3_equal_priorities_and_arrivals_come_in_order_of_adding(make_scheduler, request_of, run):
-    scheduler = make_scheduler(20, 4, max_sequences=1)
-    names = ["b", "a", "d", "c"]
-    for name in names:
-        scheduler.add(request_of(name, 4, max_tokens=1))
-    assert order_of_admission(run(scheduler)) == names
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -51,16 +35,6 @@ def test_K5_one_at_a_time_they_come_sorted(make_scheduler, request_of, run):
     for priority in priorities:
         scheduler.add(request_of(f"p{priority}", 4, max_tokens=1, priority=priority))
     assert order_of_admission(run(scheduler)) == [f"p{priority}" for priority in sorted(priorities)]
-
-
-def test_K6_a_late_arrival_of_higher_priority_overtakes_those_that_wait(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4, {"running": 4, "waiting": 4}, max_sequences=1)
-    step(scheduler)
-    scheduler.add(request_of("urgent", 4, priority=-1))
-    assert scheduler.waiting_ids() == ["urgent", "waiting"]
-    # But it preempts nobody.
-    assert step(scheduler).batch.preempted == ()
-    assert scheduler.running_ids() == ["running"]
 
 
 def test_K7_a_head_that_does_not_fit_keeps_its_place(make_scheduler, request_of, step):
@@ -90,14 +64,6 @@ def test_K7_a_follower_keeps_its_place_and_does_not_stop_the_queue(make_schedule
     # The last shared blocks are in this step, and it goes on with them at once.
     assert step(scheduler).tokens == {"leader": 8, "follower": 1, "other": 1}
     assert step(scheduler).tokens == {"leader": 1, "follower": 1}
-
-
-def test_K8_requests_leave_the_queue_in_the_order_of_the_queue(make_scheduler, request_of, run):
-    scheduler = make_scheduler(6, 4, policy="vllm", max_sequences=3)
-    names = [f"r{number}" for number in range(9)]
-    for number, name in enumerate(names):
-        scheduler.add(request_of(name, 3 + number, max_tokens=1))
-    assert order_of_admission(run(scheduler)) == names
 
 
 def test_K9_a_request_that_is_gone_before_it_is_scheduled_uses_no_block(make_scheduler, step):

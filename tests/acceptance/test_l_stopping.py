@@ -23,15 +23,6 @@ def test_L1_the_end_token_is_kept_and_the_others_run_on(make_scheduler, request_
     assert scheduler.running_ids() == ["b"]
 
 
-def test_L2_a_stop_id_ends_a_sequence_like_the_end_token(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 4, stop_token_ids=(42, 43)))
-    assert outputs_of(scheduler, scheduler.schedule(), [41])["a"].finish_reason is None
-    output = outputs_of(scheduler, scheduler.schedule(), [43])["a"]
-    assert (output.token_ids, output.finish_reason) == ([43], "stop")
-    assert not scheduler.has_unfinished
-
-
 def test_L3_tokens_beyond_the_limit_are_dropped(make_scheduler):
     scheduler = make_scheduler(20, 4, {"a": (4, 2)})
     output = outputs_of(scheduler, scheduler.schedule(), [10, 11, 12], [3])["a"]
@@ -50,12 +41,6 @@ def test_L3_the_end_token_in_the_last_place_is_a_stop(make_scheduler, request_of
     scheduler.add(request_of("a", 4, max_tokens=2, eos_token_id=EOS))
     output = outputs_of(scheduler, scheduler.schedule(), [10, EOS, 12], [3])["a"]
     assert (output.token_ids, output.finish_reason) == ([10, EOS], "stop")
-
-
-def test_L4_without_an_end_token_nothing_but_the_length_ends_it(make_scheduler, run):
-    scheduler = make_scheduler(20, 4, {"a": (4, 6)})
-    steps = run(scheduler, token=EOS)
-    assert (len(steps), steps[-1].outputs["a"].finish_reason) == (6, "length")
 
 
 @pytest.mark.parametrize("stop", [{"eos_token_id": EOS}, {"stop_token_ids": (EOS,)}])
@@ -84,15 +69,6 @@ def test_L6_aborting_those_that_wait_touches_no_memory(make_scheduler, unchanged
             assert scheduler.check() == []
     assert (scheduler.counts()["waiting"], scheduler.counts()["aborted"]) == (0, 10)
     assert not scheduler.has_unfinished
-
-
-def test_L7_an_abort_of_a_running_request_returns_its_blocks_at_once(make_scheduler, step):
-    scheduler = make_scheduler(20, 4, {"a": 9, "b": 9}, prefix_caching=False)
-    step(scheduler)
-    assert scheduler.manager.device.num_used == 6
-    scheduler.abort("a")
-    assert scheduler.manager.device.num_used == 3
-    assert step(scheduler).tokens == {"b": 1}
 
 
 def test_L8_an_end_is_told_exactly_once(make_scheduler, step):
@@ -132,23 +108,6 @@ def test_L10_what_an_aborted_leader_computes_still_serves_the_row_that_shared_it
     assert (scheduler.check(), scheduler.manager.lookup([*shared, 0]).num_tokens) == ([], 8)
     engine.run()
     assert len(engine.outputs["sharer/0"]) == 5
-
-
-def test_L11_an_abort_is_idempotent(make_scheduler, step):
-    scheduler = make_scheduler(20, 4, {"a": (6, 1), "b": 6})
-    step(scheduler)
-    assert scheduler.abort("a") is None
-    assert scheduler.abort("b").finish_reason == "abort"
-    assert scheduler.abort("b") is None
-    assert (scheduler.counts()["aborted"], scheduler.counts()["finished"]) == (1, 1)
-
-
-def test_L12_the_last_output_says_what_the_request_used(make_scheduler, request_of, run):
-    scheduler = make_scheduler(20, 4, {"first": (list(range(9)), 1)})
-    run(scheduler)
-    scheduler.add(request_of("second", list(range(9)), max_tokens=3))
-    usage = run(scheduler)[-1].outputs["second"].usage
-    assert (usage.prompt_tokens, usage.output_tokens, usage.hit_tokens) == (9, 3, 8)
 
 
 def test_L13_tokens_of_the_caller_are_neither_prompt_nor_output(make_scheduler, request_of, step):

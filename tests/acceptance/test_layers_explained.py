@@ -92,21 +92,6 @@ def test_tokens_that_a_hit_loses_are_those_of_the_group_that_allows_least(make_s
     assert told(scheduler, "lost_tokens") == [0, 0, 4]
 
 
-def test_who_waits_for_its_turn_loses_tokens_once(make_scheduler, request_of, step):
-    scheduler = make_scheduler(60, 4, groups=[FULL, STATE], max_tokens_per_step=8)
-    prompt = list(range(20))
-    serve(scheduler, request_of("a", prompt, max_tokens=1))
-    long = request_of("long", 60, max_tokens=1)
-    late = request_of("late", [*prompt[:12], 90], max_tokens=2)
-    scheduler.add(long)
-    step(scheduler)
-    scheduler.add(late)
-    while scheduler.has_unfinished:
-        step(scheduler)
-    # States were kept at 8 and 16; it computes from 8 on.
-    assert told(scheduler, "lost_tokens") == [0, 4]
-
-
 def test_a_row_that_looks_again_for_the_same_loses_nothing_more(make_manager, fill, compute):
     manager = make_manager(40, 2, groups=[FULL, STATE])
     manager.free(fill(manager, range(9)))
@@ -120,21 +105,6 @@ def test_a_row_that_looks_again_for_the_same_loses_nothing_more(make_manager, fi
     manager.extend_hit(row)
     lost.append(manager.stats().groups[1].lost_tokens)
     assert lost == [6, 6, 6]
-
-
-def test_a_request_that_begins_anew_loses_nothing_more(make_scheduler, request_of, step):
-    scheduler = make_scheduler(90, 4, groups=[FULL, STATE], max_chunk=8, max_tokens_per_step=8)
-    prompt = list(range(30))
-    serve(scheduler, request_of("a", prompt, max_tokens=1))
-    scheduler.add(request_of("b", [*prompt[:14], *range(90, 120)], max_tokens=3))
-    # A state was kept at 8, and full layers have 12.
-    step(scheduler)
-    assert told(scheduler, "lost_tokens") == [0, 4]
-    # The state is lost with the batch.
-    scheduler.cancel(scheduler.schedule())
-    while scheduler.has_unfinished:
-        step(scheduler)
-    assert told(scheduler, "lost_tokens") == [0, 4]
 
 
 @pytest.mark.parametrize(

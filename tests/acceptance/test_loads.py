@@ -101,15 +101,6 @@ def test_prefix_hits_come_before_loads_and_one_token_is_left_to_compute(make_sch
     assert len(engine.outputs["second/0"]) == 2
 
 
-def test_others_run_while_one_is_loading(make_scheduler, request_of, step):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("loads", 18, num_computed=12))
-    scheduler.add(request_of("runs", 6, max_tokens=3))
-    assert step(scheduler).tokens == {"runs": 6}
-    assert step(scheduler).tokens == {"runs": 1}
-    assert scheduler.counts()["loading"] == 1
-
-
 def test_a_loading_row_whose_shared_block_is_withdrawn_still_loads_into_blocks_of_its_own(
     make_scheduler, make_engine, request_of
 ):
@@ -172,17 +163,6 @@ def test_tokens_appended_while_loading_do_not_change_what_was_asked_for(make_sch
     assert engine.step().num_tokens.tolist() == [2]
     engine.run()
     assert len(engine.outputs["a/0"]) == 2
-
-
-def test_a_loading_request_that_was_appended_to_beyond_the_pool_can_be_aborted(make_scheduler, request_of):
-    scheduler = make_scheduler(3, 1)
-    scheduler.add(request_of("a", 2, max_tokens=1, num_computed=3))
-    batch = scheduler.schedule()
-    scheduler.append("a", [0, 0])
-    scheduler.abort("a")
-    assert scheduler.check() == []
-    scheduler.update(batch, [])
-    assert scheduler.manager.device.num_available == 3
 
 
 def test_a_cancelled_load_of_a_request_that_outgrew_the_pool_is_not_listed_again(make_scheduler, request_of, step):

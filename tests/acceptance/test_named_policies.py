@@ -162,15 +162,6 @@ def test_a_group_takes_a_region_for_each_of_its_sequences(make_scheduler, reques
     assert drawn(scheduler, "fits") == [3, 3, 3]
 
 
-def test_a_group_fits_if_its_prompts_and_a_first_output_just_fill_its_regions(make_scheduler, request_of, step):
-    # 12 blocks of 4 tokens are three regions of four blocks.
-    scheduler = make_scheduler(12, 4, policy="orca-oracle")
-    with pytest.raises(NeverFits, match="contiguous region"):
-        scheduler.add(request_of("over", 16, max_tokens=1, num_sequences=3))
-    scheduler.add(request_of("fits", 15, max_tokens=1, num_sequences=3))
-    assert [output.finish_reason for output in step(scheduler).outputs.values()] == ["length"]
-
-
 def test_tgi_computes_prompts_or_decodes_and_never_both(make_scheduler, request_of, run):
     scheduler = make_scheduler(64, 4, policy="tgi", max_tokens_per_step=16)
     for number in range(6):
@@ -231,13 +222,6 @@ def test_guaranteed_no_evict_draws_on_demand_what_it_has_promised(make_scheduler
     assert (answer.blocks_needed, answer.blocks_free) == (3, 1)
     run(scheduler)
     assert scheduler.stats().preemptions == 0
-
-
-def test_max_utilization_lets_in_whoever_fits_now_and_pauses_the_latest(make_scheduler, step, run):
-    scheduler = make_scheduler(4, 4, {"a": (4, 8), "b": (4, 8)}, policy="trtllm-max-utilization", prefix_caching=False)
-    assert step(scheduler).tokens == {"a": 4, "b": 4}
-    preempted = [id for taken in run(scheduler) for id, _ in taken.batch.preempted]
-    assert preempted == ["b"]
 
 
 @pytest.mark.parametrize("policy", ["fastgen", "sarathi", "paged"])

@@ -204,13 +204,3 @@ def test_a_count_that_no_memory_holds_is_no_limit(make_scheduler, policy, huge):
         assert scheduler.check() == []
     counts = scheduler.counts()
     assert (counts["finished"], counts["submitted"]) == (2, 2)
-
-
-def test_a_row_budget_of_any_size_leaves_room_for_fewer_rows_than_run(make_scheduler, request_of):
-    scheduler = make_scheduler(16, 4, max_tokens_per_step=2**64, max_sequences=2, max_chunk=2**63)
-    for name in ("a", "b", "c"):
-        scheduler.add(request_of(name, 4, max_tokens=3))
-    for _ in range(8):
-        batch = scheduler.schedule()
-        scheduler.update(batch, [7] * int(batch.samples.sum()))
-    assert not scheduler.has_unfinished

@@ -115,11 +115,6 @@ def test_a_scheduler_is_neither_copied_nor_pickled(taken, make_scheduler):
         taken(scheduler)
 
 
-def test_what_contains_a_manager_is_not_copied_either():
-    with pytest.raises(CannotCopy):
-        copy.deepcopy({"memory": [BlockManager(8, 4)]})
-
-
 def test_events_go_to_another_process_without_the_index_that_they_were_made_from(make_manager, fill):
     manager = make_manager(8, 4)
     manager.take_events()

@@ -102,17 +102,6 @@ def test_a_stop_that_is_found_late_makes_the_rest_void(pair):
     assert (scheduler.stats().voided_tokens, scheduler.stats().output_tokens) == (1, 3)
 
 
-def test_a_row_is_not_launched_past_its_full_length(make_scheduler):
-    scheduler = make_scheduler(20, 4, {"a": (4, 2)})
-    first, second = scheduler.schedule(), scheduler.schedule()
-    assert second.seq_lens.tolist() == [5]
-    # The second batch samples its last token.
-    assert scheduler.schedule().is_empty
-    assert told(scheduler.update(first, [7])) == [("a", [7], None)]
-    assert told(scheduler.update(second, [8])) == [("a", [8], "length")]
-    assert scheduler.stats().voided_tokens == 0
-
-
 def test_an_abort_in_flight_gives_blocks_back_at_once_and_the_next_batch_draws_them(make_scheduler, request_of):
     scheduler = make_scheduler(2, 4, {"a": 6}, policy="vllm", prefix_caching=False)
     first = scheduler.schedule()
@@ -133,16 +122,6 @@ def test_an_id_is_free_when_the_last_batch_with_a_share_of_it_has_ended(pair, re
         with pytest.raises(DuplicateRequest):
             scheduler.add(request_of("a", 4))
         assert [id for id, _, _ in told(scheduler.update(batch, [7, 7]))] == ["b"]
-    scheduler.add(request_of("a", 4))
-
-
-def test_an_id_is_free_when_the_last_batch_with_a_share_of_it_was_cancelled(pair, request_of):
-    scheduler, first, second = pair
-    scheduler.abort("a")
-    scheduler.cancel(second)
-    with pytest.raises(DuplicateRequest):
-        scheduler.add(request_of("a", 4))
-    scheduler.cancel(first)
     scheduler.add(request_of("a", 4))
 
 
@@ -175,20 +154,6 @@ def test_two_batches_are_cancelled_latest_first_and_nothing_is_missing(pair):
     again = scheduler.schedule()
     assert (again.ids.tolist(), again.seq_lens.tolist()) == (["a", "b"], [4, 4])
     assert told(scheduler.update(again, [7, 8])) == [("a", [7], None), ("b", [8], None)]
-
-
-def test_table_changes_of_cancelled_batches_come_again_in_order(make_scheduler):
-    scheduler = make_scheduler(20, 1, {"a": 2})
-    first, second = scheduler.schedule(), scheduler.schedule()
-    scheduler.cancel(second)
-    scheduler.cancel(first)
-    again = scheduler.schedule()
-    tables = {}
-    for batch in (again,):
-        keys = zip(batch.table_rows.tolist(), batch.table_columns.tolist(), strict=True)
-        tables.update(zip(keys, batch.table_blocks.tolist(), strict=True))
-    row = int(again.rows[0])
-    assert [tables[row, column] for column in range(2)] == scheduler.manager.table(row).tolist()
 
 
 def test_the_changes_alone_make_the_tables_however_late_a_batch_runs(make_scheduler, make_engine, request_of):

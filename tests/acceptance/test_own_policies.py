@@ -78,27 +78,8 @@ def test_a_modelled_system_that_is_not_imported_is_told_by_what_it_comes():
     assert 'UnknownPolicy: unknown policy "static"' in told and "import paged.study" in told
 
 
-def first_victim(strategy: str) -> str:
-    policy = Policy(name="mine", victim=strategy, take="whole", preemption="recompute")
-    scheduler = Scheduler(BlockManager(8, 1, prefix_caching=False), policy=policy)
-    scheduler.add(Request(id="old", prompt=[1, 1], max_tokens=6))
-    scheduler.add(Request(id="short", prompt=[2], max_tokens=6))
-    scheduler.add(Request(id="long", prompt=[3, 3, 3, 3], max_tokens=3))
-    while True:
-        batch = scheduler.schedule()
-        if batch.preempted:
-            return batch.preempted[0][0]
-        scheduler.update(batch, [7] * int(batch.samples.sum()))
-        assert scheduler.check() == []
-
-
 @pytest.mark.parametrize(("strategy", "first"), [("latest", "long"), ("fewest_blocks", "short")])
-def test_the_latest_in_order_or_the_one_with_the_fewest_blocks_gives_way_first(strategy, first):
-    assert first_victim(strategy) == first
-
-
-@pytest.mark.parametrize(("strategy", "first"), [("latest", "long"), ("fewest_blocks", "short")])
-def test_a_step_that_would_compute_nothing_asks_the_same_victims_first(strategy, first):
+def test_a_step_that_would_compute_nothing_asks_the_latest_first_or_the_one_with_the_fewest_blocks(strategy, first):
     policy = Policy(name="mine", victim=strategy, take="whole", preemption="recompute")
     scheduler = Scheduler(BlockManager(8, 1, prefix_caching=False), policy=policy)
     scheduler.add(Request(id="short", prompt=[2, 2], max_tokens=6))

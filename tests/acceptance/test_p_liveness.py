@@ -81,17 +81,6 @@ def test_P4_a_waiting_request_preempts_nobody(make_scheduler, request_of, step, 
     assert list(step(scheduler).tokens) == ["urgent"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_P5_the_smallest_pool_that_holds_the_longest_request_suffices(make_scheduler, request_of, run, policy):
-    # Five blocks hold it; where it lies in one piece, the piece is a power of two.
-    num_blocks = 8 if POLICIES[policy].layout == "region" else 5
-    scheduler = make_scheduler(num_blocks, 4, policy=policy, max_tokens_per_step=7)
-    for number in range(5):
-        scheduler.add(request_of(f"r{number}", 12 + number, max_tokens=4))
-    run(scheduler, max_steps=500)
-    assert scheduler.counts()["finished"] == 5
-
-
 @pytest.mark.parametrize("policy", ["vllm", "paged"])
 def test_P6_a_preemption_neither_skips_nor_repeats_another_row(make_scheduler, request_of, step, policy):
     # Ten rows cross a block boundary in one step, and 5 blocks are there.
@@ -127,23 +116,6 @@ def test_P7_a_partial_last_block_takes_new_tokens_in_a_full_pool(make_scheduler,
         taken = step(scheduler)
         assert (taken.tokens, taken.batch.preempted) == ({"a": 1, "b": 1}, ())
     assert not scheduler.has_unfinished
-
-
-def test_P8_a_sequence_that_ends_in_its_last_block_needs_no_further_one(make_scheduler, run):
-    # The last output's KV is never computed: 7 + 2 tokens need 2 blocks of 4.
-    scheduler = make_scheduler(4, 4, {"a": (7, 2), "b": (7, 2)}, policy="vllm", prefix_caching=False)
-    steps = run(scheduler)
-    assert (len(steps), scheduler.stats().max_preemptions) == (2, 0)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_P9_a_step_of_one_token_still_gets_everybody_through(make_scheduler, request_of, run, policy):
-    budget = 1 if policy != "static" else 12
-    scheduler = make_scheduler(6, 4, policy=policy, max_tokens_per_step=budget, max_sequences=3)
-    for number in range(4):
-        scheduler.add(request_of(f"r{number}", 3 + 2 * number, max_tokens=3))
-    run(scheduler, max_steps=500)
-    assert scheduler.counts()["finished"] == 4
 
 
 @pytest.mark.parametrize("policy", POLICIES)

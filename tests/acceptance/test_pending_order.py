@@ -47,18 +47,6 @@ def test_the_latest_is_cancelled_first_and_a_sharer_lets_go_with_the_batch_that_
     assert (manager.device.num_used, manager.cached_contents(), manager.check()) == (0, set(), [])
 
 
-def test_a_fork_of_such_a_row_lets_go_as_well():
-    manager = BlockManager(16, 4)
-    leader = manager.add(PROMPT)
-    manager.allocate([leader], [8])
-    fork = manager.fork(manager.add([*PROMPT[:4], 60, 61, 62, 63, 64]))
-    manager.next_batch()
-    manager.allocate([fork], [4])
-    manager.cancel()
-    manager.cancel()
-    assert (manager.device.num_used, manager.check()) == (0, [])
-
-
 def test_a_row_that_gave_up_what_was_cancelled_shares_nothing_any_more_and_can_be_swapped(pending):
     manager, _leader, sharer = pending
     manager.cancel()

@@ -55,13 +55,6 @@ def test_Q_a_cancelled_share_leaves_no_state_and_its_request_begins_anew(make_sc
     assert scheduler.stats().recomputed_tokens == 6
 
 
-def test_a_cancelled_first_share_costs_nothing(make_scheduler):
-    scheduler = make_scheduler(12, 4, {"r": (6, 3)}, groups=HYBRID, prefix_caching=False)
-    scheduler.cancel(scheduler.schedule())
-    assert scheduler.schedule().num_tokens.tolist() == [6]
-    assert scheduler.stats().recomputed_tokens == 0
-
-
 def test_a_state_larger_than_the_pool_never_fits(make_scheduler, request_of):
     scheduler = make_scheduler(8, 4, groups=[LayerGroup("full"), LayerGroup("state", pages=10)], prefix_caching=False)
     with pytest.raises(NeverFits, match="needs 11 blocks .* the pool has 8") as refused:
@@ -101,30 +94,6 @@ def test_pages_go_to_whichever_group_needs_them(make_manager, compute):
     compute(manager, other, 4)
     pages = [manager.group_pages(number, other) for number in range(3)]
     assert ([each.shape for each in pages], manager.device.num_free) == ([(2, 2), (2, 1), (1, 4)], 12 - 9)
-
-
-def test_all_is_back_after_an_abort_in_flight(make_scheduler):
-    groups = [*HYBRID, LayerGroup("window", 4, pages=2)]
-    scheduler = make_scheduler(30, 4, {"a": (9, 9), "b": (9, 9)}, groups=groups, prefix_caching=False)
-    first = scheduler.schedule()
-    second = scheduler.schedule()
-    scheduler.abort("a")
-    scheduler.update(first, np.array([7, 7]))
-    scheduler.abort("b")
-    scheduler.abort("b")
-    scheduler.update(second, np.array([7, 7]))
-    assert scheduler.manager.device.num_free == 30
-
-
-def test_several_states_and_windows_of_several_lengths_are_no_contradiction(make_manager):
-    groups = [
-        LayerGroup("state"),
-        LayerGroup("state"),
-        LayerGroup("window", 4),
-        LayerGroup("window", 5),
-        LayerGroup("chunk", 4),
-    ]
-    assert make_manager(8, 4, groups=groups, prefix_caching=False).num_blocks == 8
 
 
 @pytest.mark.parametrize("group", [LayerGroup("window", 4), LayerGroup("chunk", 4), LayerGroup("state")])
@@ -290,14 +259,6 @@ def test_a_newer_end_replaces_the_one_before(make_scheduler, request_of):
     assert scheduler.manager.lookup([*range(24), 0, 0]).num_tokens == 16
     # A node's blocks, its state, and what the newer end has.
     assert scheduler.manager.device.num_cached == 1 + 1 + 2
-
-
-def test_an_end_goes_with_what_comes_before_it(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4, groups=ALIKE)
-    begun(scheduler, request_of("a", range(10), max_tokens=1))
-    assert scheduler.manager.lookup([*range(12)]).num_tokens == 10
-    begun(scheduler, request_of("b", 22, max_tokens=1))
-    assert scheduler.manager.lookup([*range(12)]).num_tokens == 0
 
 
 def test_Q15_chunks_end_where_a_state_is_wanted_and_nowhere_over_it(make_scheduler, request_of):
@@ -541,15 +502,6 @@ def test_a_cancel_of_drafts_costs_a_row_with_states_nothing(make_scheduler, requ
     assert scheduler.status("r") == "running"
     batch = scheduler.schedule()
     assert (batch.positions.tolist(), states_of(batch)) == ([3], (read, read))
-
-
-def test_who_ends_with_drafts_undecided_leaves_nothing(make_scheduler, request_of):
-    scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=False)
-    scheduler.abort("r")
-    # Until the batch has run, what it reads is held.
-    assert scheduler.manager.device.num_used == 3
-    scheduler.update(batch, [9])
-    assert scheduler.manager.device.num_used == 0
 
 
 def test_who_gives_way_with_drafts_undecided_gets_what_was_right_and_begins_anew(make_scheduler, request_of):

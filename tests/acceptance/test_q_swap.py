@@ -135,15 +135,6 @@ def test_forks_share_windows_on_the_host_and_have_a_state_each(filled):
     manager.free([row, child])
 
 
-def test_a_row_that_ends_on_the_host_gives_up_the_pages_of_all_groups(make_manager, fill):
-    manager = make_manager(40, 2, groups=GROUPS, host_blocks=20, prefix_caching=False)
-    rows = [fill(manager, range(8)), fill(manager, range(5))]
-    manager.swap_out(rows[0])
-    manager.swap_out(rows[1], keep=1)
-    manager.free(rows)
-    assert (manager.device.num_free, manager.host.num_free) == (40, 20)
-
-
 @pytest.mark.parametrize("groups", [[LayerGroup("window", 3, pages=2)], [LayerGroup("state", pages=2)]])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_without_full_layers_only_what_they_keep_is_copied(groups, prefix_caching, filled):

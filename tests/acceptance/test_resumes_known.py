@@ -37,18 +37,6 @@ def test_who_gave_way_while_its_token_is_sampled_comes_in_when_that_is_known(mak
     assert fourth.token_ids.tolist()[-1] == 7
 
 
-def test_who_waits_for_its_token_keeps_its_place_in_the_queue(make_scheduler, request_of):
-    scheduler = make_scheduler(9, 16, policy="vllm", max_tokens_per_step=160, resumes_known=True)
-    for name in ("a", "b"):
-        scheduler.add(request_of(name, 64, max_tokens=5))
-    first, _second = scheduler.schedule(), scheduler.schedule()
-    scheduler.abort("a")
-    scheduler.add(request_of("c", 4))
-    assert scheduler.schedule().is_empty
-    scheduler.update(first, [7, 7])
-    assert scheduler.schedule().ids.tolist() == ["b", "c"]
-
-
 def test_a_row_whose_block_was_switched_is_left_out_until_its_token_is_known(make_scheduler):
     # Both know and say the same, and what both computed is kept once: one of them gets the other's block.
     scheduler = make_scheduler(20, 2, {"a": ([1, 2, 3], 8), "b": ([1, 2, 3], 8)}, resumes_known=True)
@@ -80,13 +68,3 @@ def test_a_row_that_a_batch_left_out_computes_its_token_when_it_is_known(make_sc
     scheduler.update(second, [8])
     fifth = scheduler.schedule()
     assert (fifth.ids.tolist(), fifth.token_ids.tolist()) == (["a", "b"], [-1, 8 if resumes_known else -1])
-
-
-def test_rows_that_go_on_are_in_every_batch(make_scheduler):
-    scheduler = make_scheduler(40, 4, {"a": (4, 9), "b": (4, 9)}, resumes_known=True)
-    out = [scheduler.schedule()]
-    for _ in range(8):
-        out.append(scheduler.schedule())
-        assert out[-1].ids.tolist() == ["a", "b"]
-        oldest = out.pop(0)
-        scheduler.update(oldest, tokens_for(oldest))

@@ -62,15 +62,6 @@ def test_a_retention_counts_from_the_latest_time_that_was_told(make_scheduler):
     assert hit(scheduler) == 0
 
 
-@pytest.mark.parametrize("lasts", [None, math.inf])
-def test_a_retention_without_end_lasts_as_long_as_it_is_known(make_scheduler, lasts):
-    scheduler = make_scheduler(6, 4)
-    scheduler.add(kept(lasts=lasts))
-    scheduler.update(scheduler.schedule(now=1.0), [7], now=1.0)
-    push_out(scheduler, now=1e300)
-    assert hit(scheduler) == 8
-
-
 def test_a_retention_that_ended_before_the_managers_time_keeps_nothing_and_breaks_nothing(make_scheduler):
     scheduler = make_scheduler(6, 4)
     for name in ("before", "a"):
@@ -107,14 +98,6 @@ def test_any_finite_number_is_a_time(make_scheduler, request_of, now):
     scheduler.add(request_of("a", 4), now=now)
     scheduler.update(scheduler.schedule(now=now), [7], now=now)
     assert scheduler.status("a") == "running"
-
-
-def test_an_arrival_may_lie_before_the_schedulers_time(make_scheduler, request_of):
-    scheduler = make_scheduler(4, 4, max_sequences=1)
-    scheduler.schedule(now=10.0)
-    scheduler.add(request_of("later", 4), now=9.0)
-    scheduler.add(request_of("sooner", 4), now=8.0)
-    assert scheduler.waiting_ids() == ["sooner", "later"]
 
 
 def test_integers_are_times_that_differ_where_floats_would_not(make_scheduler, request_of):

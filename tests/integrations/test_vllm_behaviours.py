@@ -47,7 +47,6 @@ LEFT_OUT = dict.fromkeys(
     "test_H5_a_prompt_without_room_for_an_output_is_refused_with_the_numbers": "such a request ends with error, and the log has the numbers",
     "test_J19_a_preemption_is_counted_once_in_total_and_for_its_request": "vLLM's outputs carry no usage; it counts by events",
     "test_J25_a_request_preempted_often_enough_is_let_be": "vLLM's outputs carry no usage; it counts by events",
-    "test_L12_the_last_output_says_what_the_request_used": "vLLM's outputs carry no usage; it counts by events",
 }
 """Tests that vLLM's interface has no place for, and why."""
 

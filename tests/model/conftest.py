@@ -5,6 +5,7 @@ Torch runs on one thread, since matrices this small are not worth two; transform
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,111 +27,11 @@ else:
     from paged.testing.engine_world import EngineWorld
 
 VOCABULARY, FIRST_WORD = 97, 3
-MAX_LENGTH = 128
-# Smaller than most prompts, and no multiple of a block.
-WINDOW = 7
-
+# What of each architecture is other than by default; the last three are refused. Windows of 7 are smaller than most prompts and no multiple of
+# a block, caps are far from what would do nothing, and embeddings as large as Gemma's are untied: text of random ones repeats its last word.
 _SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-_WIDE = {"hidden_size": 48, "num_attention_heads": 4, "max_position_embeddings": MAX_LENGTH}
-_DECODER = {**_SPECIAL, **_WIDE, "num_hidden_layers": 2}
-_WITH_MLP = {**_DECODER, "intermediate_size": 80}
-_GROUPED = {**_WITH_MLP, "num_key_value_heads": 2}
-_WINDOWED = {"head_dim": 16, "sliding_window": WINDOW}
-# Untied: with Gemma's large embeddings, random text that is tied to them repeats its last word for ever.
-_GEMMA = {**_GROUPED, "head_dim": 16, "tie_word_embeddings": False}
-# Far from what would do nothing.
-_CAPS = {"query_pre_attn_scalar": 40, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 9.0}
-_GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 80, "n_positions": MAX_LENGTH}
-
-_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
-_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32}
-_SHARING = {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8}
-_PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
-_OF_SEVERAL_KINDS: dict[str, dict[str, Any]] = {
-    "cohere2": {
-        **_GROUPED,
-        **_WINDOWED,
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-    },
-    "deepseek_v3": {**_WITH_MLP, **_LATENT, **_EXPERTS, "num_key_value_heads": 4, "first_k_dense_replace": 1},
-    "gemma3_text": {**_GEMMA, **_WINDOWED, "num_hidden_layers": 3, "layer_types": _PATTERN},
-    "gemma3n_text": {
-        **_GEMMA, **_WINDOWED, **_SHARING, "layer_types": _PATTERN * 2, "intermediate_size": [80] * 6,
-        "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 8, "activation_sparsity_pattern": [0.0] * 6,
-    },
-    "gemma4_text": {
-        **_GEMMA, **_WINDOWED, **_SHARING, "layer_types": _PATTERN * 2, "global_head_dim": 24,
-        "vocab_size_per_layer_input": VOCABULARY,
-    },
-    "llama4_text": {
-        **_GEMMA, "num_hidden_layers": 4, "intermediate_size_mlp": 80, "num_local_experts": 2,
-        "attention_chunk_size": 8, "floor_scale": 6, "no_rope_layers": [1, 1, 0, 1],
-    },
-    "mimo_v2_flash": {
-        **_GROUPED, **_EXPERTS, **_WINDOWED, "num_hidden_layers": 3, "layer_types": _PATTERN, "v_head_dim": 8,
-        "num_key_value_heads": 1,
-    },
-}  # fmt: skip
-
-_FOUR = {**_GROUPED, "head_dim": 16, "num_hidden_layers": 4}
-_MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8}
-_DELTA = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-_IN_TURN = ["linear_attention", "full_attention"] * 2
-_WITH_STATES: dict[str, dict[str, Any]] = {
-    "falcon_h1": {**_FOUR, **_MAMBA_2, "mamba_d_ssm": 96},
-    "jamba": {**_FOUR, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "num_experts": 4},
-    "lfm2": {**_FOUR, "full_attn_idxs": [1, 3]},
-    "mamba2": {
-        **_SPECIAL, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 16, "num_heads": 8, "head_dim": 12,
-        "n_groups": 2, "chunk_size": 8,
-    },
-    "minimax": {**_FOUR, "layer_types": _IN_TURN, "block_size": 8},
-    "qwen3_next": {
-        **_FOUR, **_DELTA, "layer_types": _IN_TURN, "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    },
-    "recurrent_gemma": {
-        **_DECODER, "num_hidden_layers": 4, "attention_window_size": WINDOW,
-        "block_types": ["recurrent", "attention"], "intermediate_size": 96,
-    },
-}  # fmt: skip
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": _GROUPED,
-    "qwen2": _GROUPED,
-    "qwen3": {**_GROUPED, "head_dim": 16},
-    "mistral": {**_GROUPED, "sliding_window": WINDOW},
-    "gemma": _GEMMA,
-    "gemma2": {**_GEMMA, **_WINDOWED, **_CAPS},
-    "phi": _GROUPED,
-    "gpt2": {**_SPECIAL, **_GPT2, "scale_attn_by_inverse_layer_idx": True},
-    "gpt_neox": _WITH_MLP,
-    # Layers with a window and layers without take turns, and every head has a sink.
-    "gpt_oss": {**_GROUPED, **_WINDOWED, "num_hidden_layers": 3, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "dbrx": {
-        **_SPECIAL,
-        "d_model": 48,
-        "n_heads": 4,
-        "n_layers": 2,
-        "max_seq_len": MAX_LENGTH,
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
-        "ffn_config": {"hidden_size": 48, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
-    },
-    "opt": {**_DECODER, "ffn_dim": 80, "word_embed_proj_dim": 48},
-    **_OF_SEVERAL_KINDS,
-    **_WITH_STATES,
-    # Those that are refused.
-    "bert": _WITH_MLP,
-    "bloom": {**_SPECIAL, "hidden_size": 48, "n_layer": 2, "n_head": 4},
-    "falcon": _DECODER,
-}
+_FOUND = json.loads(Path(__file__).with_name("tiny_configs.json").read_text())
+CONFIGS: dict[str, dict[str, Any]] = {name: {**_SPECIAL, **fields} for name, fields in _FOUND.items()}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,8 @@
 """What is accepted answers as transformers' `generate` does, one request at a time; what cannot is refused by name, before its weights are read."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from transformers import AutoConfig
@@ -9,41 +12,10 @@ from paged.errors import InvalidRequest, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.shrinking import VOCABULARY, shrunk
 
-MAX_TOKENS, WINDOW, LIMIT = 10, 16, 9
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.5, 2.0, 2.5] * 2,
-    "long_factor": [4.0, 5.0, 6.0, 8.0] * 2,
-    "original_max_position_embeddings": LIMIT,
-    "factor": 2.0,
-}
-WIDE = {"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 4}
-LATENT = {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128}
-IN_TURN = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 2}
-FAMILIES = {
-    "qwen2_moe": {**IN_TURN, "num_hidden_layers": 4, "sliding_window": WINDOW},
-    "phimoe": {"sliding_window": WINDOW},
-    "phi3": {**WIDE, "rope_parameters": LONGROPE, "original_max_position_embeddings": LIMIT},
-    "llama": {**WIDE, "rope_parameters": LONGROPE},
-    "qwen3": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
-    "starcoder2": {"sliding_window": WINDOW},
-    "mixtral": {"sliding_window": WINDOW},
-    # The last two do not say that they use transformers' attention interface.
-    **{each: {} for each in ("gemma3_text", "cohere2", "olmo3", "granite", "biogpt", "stablelm")},
-    **dict.fromkeys(("youtu", "longcat_flash"), LATENT),
-}
-REFUSED = {
-    "diffllama": ({}, r"model\.layers\.0\.self_attn wants to attend twice in a pass"),
-    "doge": ({"sliding_window": WINDOW}, r"model\.layers\.0\.self_attn fails with attention on paged memory"),
-    "inkling_text": (
-        {},
-        r"model\.layers\.0\.self_attn wants position_bias in its attention, which no backend here does",
-    ),
-    "deepseek_v32": ({}, r"model\.layers\.0\.self_attn fails .* \(TypeError: "),
-    "jetmoe": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
-    "moshi": ({"sliding_window": WINDOW}, "answers otherwise in transformers with a cache than without"),
-}
+MAX_TOKENS, LIMIT = 10, 9
+# Fields of configurations: of what is accepted, among which youtu and longcat_flash do not say that they use transformers' attention interface,
+# and of what is refused, with the reason. Positions change beyond LIMIT tokens where rope is "longrope".
+FAMILIES, REFUSED = json.loads(Path(__file__).with_name("families.json").read_text()).values()
 
 
 @pytest.fixture(scope="module")

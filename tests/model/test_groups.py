@@ -24,7 +24,11 @@ ARCHITECTURES = [
     "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
     "mimo_v2_flash", "mistral",
 ]  # fmt: skip
-WITH_STATES = ["falcon_h1", "jamba", "lfm2", "mamba2", "minimax", "qwen3_next", "recurrent_gemma"]
+WITH_STATES = [
+    "falcon_h1", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "minimax", "qwen3_5_text", "qwen3_next",
+    "recurrent_gemma", "rwkv", "zaya",
+]  # fmt: skip
+STATES_IN_CI = ("falcon_h1", "jamba", "lfm2", "mamba2", "qwen3_next")
 MAX_TOKENS = 12
 
 
@@ -157,7 +161,7 @@ CASES = [
     *((each, backend) for each in CHOSEN for backend in ("torch_gather", "native")),
     *((each, "reference") for each in ("gemma3_text", "llama4_text")),
     # Their states are read and written by one code.
-    *((each, "torch_gather") for each in (WITH_STATES if os.environ.get("PAGED_ALL_FAMILIES") else WITH_STATES[:2])),
+    *((each, "torch_gather") for each in (WITH_STATES if os.environ.get("PAGED_ALL_FAMILIES") else STATES_IN_CI)),
 ]
 
 
@@ -167,7 +171,7 @@ def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, lo
     model = loaded(architecture)
     found = run(model, chunks=(5, 1, 8, 3), backend=backend, batch_invariant=batch_invariant)
     assert found.texts == generated(architecture)
-    assert min(len(set(text)) for text in found.texts) >= 4
+    assert sum(len(set(text)) for text in found.texts) >= 4 * len(found.texts)
 
 
 @pytest.mark.parametrize("architecture", [*CHOSEN, *WITH_STATES])

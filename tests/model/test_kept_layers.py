@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -20,61 +21,10 @@ from ..shown import assert_shown, shown_in  # noqa: TID252
 
 TOKENS = 40
 PLAIN = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
-SMALL = {"vocab_size": 200, "intermediate_size": 64, "hidden_size": 64}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-FEW = {**SMALL, **HEADS, "num_hidden_layers": 4}
-WINDOW = {"sliding_window": 9}
-QWEN_WINDOW = {**WINDOW, "use_sliding_window": True, "max_window_layers": 2}
-VISION_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-SHRUNK = [
-    ("bamba", {"attn_layer_indices": [1], "num_hidden_layers": 4}),
-    ("deepseek_v2", {"num_experts_per_tok": 2}),
-    ("exaone4", {"sliding_window_pattern": 2}),
-    ("falcon", {"multi_query": False}),
-    ("falcon", {"multi_query": True, "num_kv_heads": 4}),
-    ("gemma4_text", {"num_global_key_value_heads": 1, "attention_k_eq_v": True}),
-    ("gemma4_text", {"num_global_key_value_heads": 1, "attention_k_eq_v": False}),
-    ("gpt_bigcode", {"multi_query": False}),
-    ("gpt_bigcode", {"multi_query": True}),
-    ("granitemoehybrid", {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2}),
-    ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4}),
-    ("lfm2", {"full_attn_idxs": [1]}),
-    ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
-    *((family, WINDOW) for family in ("mixtral", "phi3", "phimoe", "starcoder2")),
-    *((family, QWEN_WINDOW) for family in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")),
-]
-"""By their class's defaults with these fields, made small."""
-TINY = {
-    "falcon_h1": {**FEW, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2},
-    "kimi_linear": {
-        **SMALL, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "linear_head_dim": 16,
-        "linear_num_heads": 4, "pad_token_id": 0,
-    },
-    "mamba2": {**SMALL, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
-    "ministral": {**FEW, **WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2},
-    "nemotron_h": {
-        **SMALL,
-        **HEADS,
-        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "n_groups": 2,
-        "ssm_state_size": 16,
-    },
-    "zamba": {
-        **SMALL, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 2,
-        "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 16, "mamba_dt_rank": 8,
-    },
-    "zamba2": {
-        **SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "n_mamba_heads": 8,
-        "mamba_headdim": 16, "mamba_d_state": 16, "mamba_ngroups": 2, "num_mem_blocks": 1,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-    },
-    "qwen2_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
-    "qwen2_5_vl_text": {**FEW, "rope_parameters": VISION_ROPE},
-}  # fmt: skip
-"""In full, where what is made small does not run."""
+# Families by their class's defaults with these fields, made small; in full, where what is made small does not run; and what transformers' own
+# defaults lack, or have twice.
+FIELDS = json.loads(Path(__file__).with_name("kept_layers.json").read_text())
+SHRUNK, TINY, GIVEN = FIELDS["shrunk"], FIELDS["in_full"], FIELDS["given"]
 WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv", "xlstm"}
 """Their states lie elsewhere; test_states.py looks there."""
 CASES = [
@@ -178,12 +128,6 @@ def test_a_configuration_that_contradicts_itself_is_refused(fields, shown):
     assert_shown(f"{' '.join(str(refused.value).split())}\n", shown)
 
 
-# What transformers' own defaults lack, or have twice.
-GIVEN = {
-    "deepseek_v2": {"q_lora_rank": None, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
-    "glm4_moe": {"head_dim": 128},
-    "ministral": {"head_dim": 128},
-}
 IMAGES_TOO = {kind for kind in KINDS if "_vl" in kind}
 
 

@@ -1,8 +1,10 @@
 """State layers of transformers' modules on states that lie elsewhere: the text of `generate`, and bits that do not depend on how rows are cut."""
 
 import copy
+import json
 import os
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,90 +19,7 @@ from paged.model.states.layer import follow_states
 from paged.model.states.plan import check_plan
 
 VOCABULARY, OUTPUTS, TILE, CLOSE = 120, 4, 32, 1e-3
-SMALL = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-FEW = {**SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-GATED_DELTA = {
-    **FEW,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-MAMBA = {**SMALL, "num_hidden_layers": 3, "state_size": 16}
-MAMBA_2 = {
-    **FEW,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 16,
-    "mamba_chunk_size": 8,
-}
-ZAMBA = {**SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "mamba_d_state": 16}
-FAMILIES = {
-    "qwen3_next": {**GATED_DELTA, **EXPERTS, "num_experts": 4},
-    "qwen3_5_text": GATED_DELTA,
-    "qwen3_5_moe_text": {**GATED_DELTA, **EXPERTS, "num_experts": 4},
-    "olmo_hybrid": GATED_DELTA,
-    "mamba": MAMBA,
-    "falcon_mamba": MAMBA,
-    "mamba2": {**MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
-    "jamba": {**FEW, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "num_experts": 4},
-    "bamba": {**MAMBA_2, "attn_layer_indices": [1]},
-    "granitemoehybrid": {**MAMBA_2, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 4},
-    "nemotron_h": {
-        **FEW,
-        **EXPERTS,
-        "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "n_groups": 2,
-        "ssm_state_size": 16,
-        "n_routed_experts": 4,
-        "moe_shared_expert_intermediate_size": 32,
-        "chunk_size": 8,
-    },
-    "lfm2": {**FEW, "full_attn_idxs": [1, 3]},
-    "lfm2_moe": {**FEW, **EXPERTS, "layer_types": ["conv", "full_attention"] * 2, "num_experts": 4},
-    "minimax": {**FEW, "layer_types": ["linear_attention", "full_attention"] * 2, "block_size": 8},
-    "falcon_h1": {**MAMBA_2, "mamba_d_ssm": 128},
-    "recurrent_gemma": {
-        **SMALL,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "attention_window_size": 9,
-        "block_types": ["recurrent", "attention"],
-        "intermediate_size": 128,
-    },
-    # Wider than a panel of packed weights.
-    "rwkv": {**SMALL, "hidden_size": 96, "num_hidden_layers": 3, "rescale_every": 2},
-    "xlstm": {
-        **SMALL,
-        "hidden_size": 128,
-        "num_hidden_layers": 2,
-        "num_heads": 4,
-        "chunk_size": 16,
-        "autocast_kernel_dtype": "float32",
-    },
-    "zamba": {**ZAMBA, "num_hidden_layers": 6, "n_mamba_heads": 2, "attn_layer_period": 3, "attn_layer_offset": 1},
-    "zamba2": {
-        **ZAMBA,
-        "n_mamba_heads": 8,
-        "mamba_headdim": 16,
-        "mamba_ngroups": 2,
-        "num_mem_blocks": 1,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "chunk_size": 8,
-    },
-}
+FAMILIES = json.loads(Path(__file__).with_name("state_families.json").read_text())
 PROMPTS = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (37, 7, 12)]
 CUTS = {"whole": [99], "pieces": [5, 1, 8, 3, 12], "single": [1]}
 

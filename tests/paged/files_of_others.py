@@ -1,7 +1,8 @@
-"""Files as others write them: configurations, devices, profiles, recorded runs, tables of closed loops, of layers."""
+"""Files as others write them: configurations, devices, profiles, recorded runs, tables of closed loops, of layers, of kernels."""
 
 import csv
 import json
+import math
 from itertools import product
 from pathlib import Path
 
@@ -113,4 +114,55 @@ def write_folder(folder, change=lambda name, rows: rows):
     for name, rows in (("dense", dense), ("per_sequence", head), ("attention", attention)):
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows(change(name, rows))
+    return folder
+
+
+LAUNCH_MS = 0.004
+KERNEL_ROWS = (1, 16, 17, 32, 33, 64, 65, 128, 129, 256)
+WIDTHS = (256, 1024, 4096)
+COUNTS = (1, 2, 4, 8)
+TOKENS = (16, 256, 4096)
+
+
+def product_ms(m, n, k):
+    """A staircase: rows are computed 16 at a time, at half the H100's peak, and weights are read at half its bandwidth."""
+    tiles = 16 * math.ceil(m / 16)
+    return LAUNCH_MS + 1e3 * 2 * max(2 * tiles * n * k / 989.4e12, 2 * n * k / 3.35e12)
+
+
+def attention_ms(batch, heads, tokens, is_prefill):
+    seconds = batch * heads * tokens * (tokens / 2 if is_prefill else 1) * 128 * 4 / 100e12
+    return 2 * LAUNCH_MS + 1e3 * (seconds + batch * tokens * 1e-9)
+
+
+def kernel_tables():
+    """A folder's tables of kernels by their names: rows of a known law."""
+    attention = {"num_key_value_heads": 1, "head_dim": 128, "kv_cache_dtype": "bfloat16", "window_size": 0}
+    sizes = list(product(COUNTS, (2, 8), TOKENS))
+    return {
+        "gemm_perf": [
+            {"version": "1", "gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": product_ms(m, n, k)}
+            for m, n, k in product(KERNEL_ROWS, WIDTHS, WIDTHS)
+        ],
+        "context_attention_perf": [
+            {**attention, "batch_size": b, "num_heads": h, "isl": t, "latency": attention_ms(b, h, t, True)}
+            for b, h, t in sizes
+        ],
+        "generation_attention_perf": [
+            {**attention, "batch_size": b, "num_heads": h, "step": t - 1, "latency": attention_ms(b, h, t, False)}
+            for b, h, t in sizes
+        ],
+        "custom_allreduce_perf": [
+            {"backend": f"vllm_{how}", "num_gpus": g, "message_size": s, "latency": LAUNCH_MS + s * g * 1e-8}
+            for how, g, s in product(("graph", "eager"), (2, 4), (1024, 65536, 1048576))
+        ],
+    }
+
+
+def write_kernels(folder, of):
+    for name, rows in of.items():
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
     return folder

@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 processors = pytest.importorskip("transformers.generation.logits_process")
 
-from paged.errors import BadLogits, ProcessorFailed  # noqa: E402
-from paged.sampling import SamplingParams, sample  # noqa: E402
+from paged.errors import ProcessorFailed  # noqa: E402
+from paged.sampling import SamplingParams  # noqa: E402
 from paged.sampling.adjustments import NO_LANE, Adjustments  # noqa: E402
 
 VOCABULARY = 40
@@ -172,20 +172,3 @@ def test_a_processor_that_fails_is_named_with_its_row(processor, message):
     with pytest.raises(ProcessorFailed, match=message) as failure:
         apply(adjustments, torch.ones(3, VOCABULARY), [NO_LANE, NO_LANE, lane], [0, 0, 0])
     assert failure.value.row == 2
-
-
-def test_where_nothing_is_left_there_is_nothing_to_choose():
-    adjustments = Adjustments()
-    params = SamplingParams(allowed_token_ids=(7,), bad_words=((7,),))
-    lane = opened(adjustments, params, [1], [])
-    logits = torch.ones(1, VOCABULARY)
-    apply(adjustments, logits, [lane], [0])
-    with pytest.raises(BadLogits):
-        sample(
-            logits,
-            temperature=np.zeros(1),
-            top_k=np.full(1, 2**62),
-            top_p=np.ones(1),
-            seeds=np.zeros(1, np.uint64),
-            places=np.zeros(1, np.int64),
-        )

@@ -104,11 +104,6 @@ def test_decode_turns_compute_bound_at_the_number_that_is_named(model, device, o
         assert not is_compute_bound(rows - 1)
 
 
-def test_the_shortest_compute_bound_prompt_is_about_the_knee():
-    _, figures = found("llama-2-70b")
-    assert figures.knee_tokens < figures.prefill.compute_bound_from < 1.1 * figures.knee_tokens
-
-
 def test_a_step_reads_the_experts_as_they_are_published():
     as_published = found("gpt-oss-120b", "h100")[0]
     in_dtype = model_named("gpt-oss-120b")
@@ -175,19 +170,6 @@ FALCON = {"model_type": "falcon", "n_layer": 3, "n_head": 8, "hidden_size": 64, 
 def test_sizes_may_have_the_names_of_older_kinds_of_models(written, config, kept):
     (layers,) = layers_named(str(written(config))).layers
     assert (layers.count, layers.entry) == (kept[0], (2 * kept[1],) * 2)
-
-
-def test_what_is_not_sure_of_layers_is_said(printed):
-    assert "not sure: Every second layer is block sparse" in printed("capacity", "phi-3-small")
-    assert "not sure" not in printed("capacity", "qwen3-next-80b")
-
-
-@pytest.mark.parametrize(
-    "option", ["--tensor-parallel 2", "--batch 16", "--length 9", "--device h100", "--split-context"]
-)
-def test_an_option_that_changes_no_page_is_refused_where_only_pages_are_known(refused, option):
-    said = refused("capacity", "nemotron-h-8b", *option.split())
-    assert f"{option.split()[0]} changes no page of nemotron-h-8b" in said
 
 
 LLAMA = CONFIGS["LLAMA"]

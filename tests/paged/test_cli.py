@@ -11,9 +11,8 @@ from importlib.util import find_spec
 import msgspec
 import pytest
 
-from paged import POLICIES, __version__
+from paged import __version__
 from paged.study.bench import decode_step
-from paged.study.traces import excerpt_path
 
 TINY = ["--limit", "12", "--length-scale", "0.02", "--blocks", "64", "--block-size", "8"]
 
@@ -127,15 +126,6 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, termina
     assert second.rindex("<compiled>") < second.index("200 pages for layers of 2 kinds")
 
 
-def test_a_simulation_is_a_figure_a_line_and_as_json_a_list_of_one(printed, document):
-    out = printed("simulate", "mooncake", *TINY)
-    assert "\x1b" not in out and "requests: 12: " in out
-    assert all(": " in line for line in out.splitlines())
-    (result,) = document("simulate", excerpt_path("azure"), *TINY, "--check")
-    assert (result["requests"], result["num_blocks"], result["violations"]) == (12, 64, 0)
-    assert set(result["ttft_s"]) == {"p50", "p90", "p99", "max"}
-
-
 def test_a_trace_that_is_made_faster_lasts_until_its_load_has_settled(document):
     tiny = ["simulate", "azure", *TINY, "--jobs", 1]
     (plain,), (fast,), (short,) = (
@@ -162,15 +152,6 @@ def test_seeds_of_a_file_draw_its_requests_anew_so_that_an_interval_is_one(print
     assert second["load"]["note"] == "excerpt: the first 500 of 19,366 requests"
 
 
-def test_a_rate_is_so_many_requests_a_second_of_what_is_simulated_and_is_shown_as_it_was_asked_for(printed, document):
-    asked = ["azure", *TINY, "--rate", "2,8", "--jobs", 1]
-    slow, fast = document("simulate", *asked, "--length-scale", 0.5)
-    assert [slow["load"]["per_s"], fast["load"]["per_s"]] == pytest.approx([2, 8])
-    assert fast["rate_scale"] == pytest.approx(4 * slow["rate_scale"])
-    plan = printed("plan", *asked, "--find", "memory", "--ttft", 30, "--no-explain").splitlines()[1:3]
-    assert [" ".join(line.split()[1:3]) for line in plan] == ["2 requests/s", "8 requests/s"]
-
-
 def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_told(paged, trace_file):
     arguments = ["simulate", trace_file("0,8,3", "1,65,9", "2,64,6"), "--max-tokens-per-step", 64, "--blocks", 50]
     _, out, err = paged(*arguments, "--jobs", 1, "--policy", "tgi,paged,static", "--json")
@@ -179,24 +160,6 @@ def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_told(paged, tr
         "steps, where the system itself would refuse it\n"
     )
     assert [result["prompts_over_budget"] for result in json.loads(out)] == [1, 0, 0]
-
-
-def test_a_budget_that_nobody_named_suits_model_and_device_and_is_said_to_be_chosen(printed, document):
-    arguments = ["simulate", "azure", "--limit", 5, "--model", "llama-3-8b", "--device", "a100-80g"]
-    assert ", token budget 512, chosen\n" in printed(*arguments)
-    assert ", token budget 512\n" in printed(*arguments, "--max-tokens-per-step", 512)
-    results = document(*arguments, "--policy", "paged,vllm,tgi,static", "--jobs", 1)
-    assert [result["max_tokens_per_step"] for result in results] == [512, 512, 4096, None]
-    assert {result["token_budget"] for result in results} == {"auto"}
-    assert document("simulate", "azure", "--limit", 5)[0]["max_tokens_per_step"] == 2048
-
-
-def test_a_model_on_a_device_decides_blocks_budget_and_times(document):
-    options = "--model llama-2-13b --device a100-40g --max-tokens-per-step knee --limit 5"
-    (result,) = document("simulate", "azure", *options.split())
-    assert 500 < result["num_blocks"] < 1200
-    assert 128 < result["max_tokens_per_step"] < 256
-    assert 0.02 < result["itl_s"]["p50"] < 0.05
 
 
 def test_the_log_has_a_line_a_step_that_decided_something(document, tmp_path):
@@ -210,28 +173,12 @@ def test_the_log_has_a_line_a_step_that_decided_something(document, tmp_path):
     assert [line["end_s"] for line in lines] == sorted(line["end_s"] for line in lines)
 
 
-def test_scales_change_what_arrives(document):
-    def of(*options):
-        return document("simulate", "azure", "--limit", 30, *options)[0]
-
-    plain, short = of(), of("--prompt-scale", 0.5, "--output-scale", 0.25)
-    assert short["prompt_tokens"] == pytest.approx(plain["prompt_tokens"] / 2, rel=0.01)
-    assert short["output_tokens"] == pytest.approx(plain["output_tokens"] / 4, rel=0.05)
-    assert of("--rate-scale", 100, "--least-span", 0)["makespan_s"] < plain["makespan_s"]
-
-
 def test_violations_found_are_status_1_and_said_on_standard_error(paged, monkeypatch):
     monkeypatch.setattr("paged.scheduler.Scheduler.check", lambda _self: ["block 3 is lost"])
     status, out, err = paged("simulate", "azure", *TINY, "--check", "--json")
     assert status == 1
     assert json.loads(out)[0]["violations"] > 0
     assert "block 3 is lost" in err
-
-
-def test_policies_are_listed_with_what_they_do(printed, document):
-    assert {policy["name"] for policy in document("policies")} == set(POLICIES)
-    out = printed("policies")
-    assert [policy.summary for policy in POLICIES.values() if policy.summary not in out] == []
 
 
 def test_the_bench_is_a_list_with_a_cell_for_each_size(printed, document):

@@ -90,18 +90,6 @@ def test_answers_of_one_prompt_differ_and_the_first_is_the_one_that_comes_alone(
     assert len({tuple(each.token_ids) for each in several.outputs}) == 4
 
 
-def test_the_prompt_of_several_answers_is_held_once(model):
-    engine = LLM(model, block_size=4).engine
-    prompt = list(range(40))
-    engine.add_request(prompt, SamplingParams(n=4, temperature=1.0, max_tokens=2, ignore_eos=True))
-    while engine.has_unfinished and engine.manager.device.num_used < 10:
-        engine.step()
-    # Nine full blocks of the prompt once, and its last one, which each computes, and what each writes.
-    assert engine.manager.device.num_used <= 9 + 4 * 2
-    while engine.has_unfinished:
-        engine.step()
-
-
 def test_the_best_are_the_likeliest(model):
     llm = LLM(model)
     params = {"temperature": 1.3, "seed": 4, "max_tokens": 8, "logprobs": 0}

@@ -121,12 +121,6 @@ def test_a_byte_budget_says_how_much_would_do(model):
     assert Engine(model, kv_cache_bytes=10**6).pool.num_blocks == 30
 
 
-def test_paragraphs_are_encoded_alike_together_and_one_by_one(model):
-    paragraphs = ["The with statement is used.\n\n", "The execution of it\n\n", "  is as follows:\n"]
-    encode = model.tokenizer.encode
-    assert encode("".join(paragraphs)) == [token for paragraph in paragraphs for token in encode(paragraph)]
-
-
 def test_it_goes_on_as_the_documentation_does(model):
     engine = Engine(model)
     engine.add_request("The with statement is used to", SamplingParams(max_tokens=40), id="a")

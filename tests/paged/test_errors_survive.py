@@ -31,11 +31,6 @@ def instance_of(kind):
     return kind(*given.values(), **named)
 
 
-def test_every_error_of_attention_is_a_paged_error():
-    assert issubclass(paged.errors.UnknownBackend, paged.errors.AttentionError)
-    assert issubclass(paged.errors.AttentionError, paged.PagedError)
-
-
 def same_elsewhere(error):
     return pickle.loads(pickle.dumps(error))
 

@@ -60,21 +60,6 @@ def test_arrays_are_answered_as_their_numbers(model, device, dtype, degree):
     assert step.seconds(StepWork(computed_tokens=0)) == 0
 
 
-def test_more_work_takes_longer():
-    step = step_of(roofline())
-    assert step.seconds(decode(64, 4096)) > 1.1 * step.seconds(decode(64, 1024))
-    assert step.seconds(prompt(2048)) > 1.5 * step.seconds(prompt(1024))
-    assert step.seconds(prompt(512, 8192)) > step.seconds(prompt(512))
-    both = StepWork.of_rows([1] * 64 + [512], [1024] * 64 + [512], sampled_rows=65)
-    assert step.seconds(both) > max(step.seconds(decode(64, 1024)), step.seconds(prompt(512)))
-
-
-def test_several_short_prompts_take_less_than_one_of_their_length():
-    step = step_of(roofline())
-    several = StepWork.of_rows([128] * 16, [128] * 16, sampled_rows=16)
-    assert step.seconds(several) < step.seconds(prompt(2048))
-
-
 def test_beside_a_prompt_sequences_of_different_lengths_take_longer_where_that_was_measured():
     alike = StepWork.of_rows([1] * 32 + [256], [1000] * 32 + [256], sampled_rows=33)
     skewed = StepWork.of_rows([1] * 32 + [256], [500] * 31 + [16500, 256], sampled_rows=33)
@@ -91,11 +76,6 @@ def test_a_step_is_padded_to_the_graph_that_was_captured():
     dense = [step.layers.dense_seconds(np.array([float(n)]))[0] for n in (5, 8)]
     assert step.seconds(decode(5, 100)) - plain.seconds(decode(5, 100)) == pytest.approx(dense[1] - dense[0])
     assert step.seconds(decode(65, 100)) == plain.seconds(decode(65, 100))
-
-
-def test_the_host_is_waited_for_in_every_step():
-    slow, plain = (step_of(roofline(), launching=Launching(host_s=host)) for host in (0.003, 0.0))
-    assert slow.seconds(decode(3, 10)) == pytest.approx(plain.seconds(decode(3, 10)) + 0.003)
 
 
 @pytest.mark.parametrize("work", [decode(16, 1024), prompt(2048)])

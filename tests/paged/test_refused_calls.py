@@ -27,6 +27,7 @@ from paged.base.arguments import token_array
 from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.model.model_shape import Mixers
 from paged.sampling import seed_of
+from paged.serving.kv_config import KvEventsConfig
 from paged.study import tgi
 from paged.study.hardware import (
     Faster,

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from paged import EngineConfig, PagedError
+from paged.serving.settings import read_settings
 from paged.study.hardware import Profile, device_named, model_named
+from paged.study.hardware.kernels import KernelTables, fit_folder, kernels_named
 from paged.study.hardware.kernels.layer_measurements import read_layers
 from paged.study.report import writable
 from paged.study.simulator import Asked, closed_loops, read_run, validated
@@ -16,7 +18,19 @@ from paged.study.traces import read_trace
 from paged.testing.saved import load, rerun
 
 from ..shown import assert_shown, shown_in  # noqa: TID252
-from .files_of_others import BOX, CONFIGS, PRICES as PROFILE, TINY, meta_of, table, without, write_folder, write_run  # noqa: TID252
+from .files_of_others import (  # noqa: TID252
+    BOX,
+    CONFIGS,
+    PRICES as PROFILE,
+    TINY,
+    kernel_tables,
+    meta_of,
+    table,
+    without,
+    write_folder,
+    write_kernels,
+    write_run,
+)  # fmt: skip
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 PLAIN = "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n"
@@ -48,6 +62,26 @@ def run_of(spoil=lambda rows: rows, **fields):
     write_run(HERE / "run", spoil=spoil)
     (HERE / "run" / "meta.json").write_text(json.dumps(meta_of(**fields)))
     return read_run(HERE / "run")
+
+
+def kernels(change=lambda i, row: row, lacks=""):
+    """Tables of kernels of an H100, of which one is missing, or whose products are changed row by row."""
+    of = without(kernel_tables(), lacks)
+    of |= {"gemm_perf": [change(i, row) for i, row in enumerate(of["gemm_perf"])]} if "gemm_perf" in of else {}
+    return fit_folder(write_kernels(HERE, of), "h100")
+
+
+def latency(value):
+    return lambda i, row: row | {"latency": value} if i == 7 else row
+
+
+def kernel_file(spoil):
+    """The file of kernels that ships, spoilt."""
+    kernels_named("h200").save("mine.json")
+    document = json.loads(Path("mine.json").read_text())
+    spoil(document)
+    Path("mine.json").write_text(json.dumps(document))
+    return KernelTables.load("mine.json")
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_files.txt", ">>>"))

@@ -11,6 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
 
+import torch
+
 from paged import (
     LLM,
     BeamSearchParams,
@@ -20,6 +22,7 @@ from paged import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from paged.sampling import sample
 from paged.testing.tiny_model import tiny_model
 
 from ..shown import assert_shown, shown_in  # noqa: TID252
@@ -27,6 +30,13 @@ from ..shown import assert_shown, shown_in  # noqa: TID252
 
 def form(**description):
     return SamplingParams(structured_outputs=StructuredOutputsParams(**description))
+
+
+def sampled(logits=None, **wrong):
+    """A token for each of three rows, with a column that does not fit them."""
+    columns = {"temperature": np.ones(3), "top_k": np.ones(3, np.int64), "top_p": np.ones(3)}
+    columns |= {"seeds": np.ones(3, np.uint64), "places": np.ones(3, np.int64)}
+    return sample(torch.zeros(3, 5) if logits is None else logits, **columns | wrong)
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_requests.txt", ">>>"))

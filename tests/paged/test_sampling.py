@@ -263,30 +263,3 @@ def test_logits_that_no_token_can_be_chosen_from_are_refused(row, message, tempe
         drawn(logits, temperature=temperature)
     assert isinstance(refusal.value, PagedError)
     assert refusal.value.row == 2 and not math.isfinite(refusal.value.value)
-
-
-@pytest.mark.parametrize(
-    "logits", [torch.zeros(3), torch.zeros(3, 0), torch.zeros(3, 2, 2), torch.zeros(3, 2, dtype=torch.int64)]
-)
-def test_logits_are_floats_a_row_each(logits):
-    with pytest.raises(InvalidSampling, match="logits have to be floats .rows, vocabulary.; got torch"):
-        drawn(logits)
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("temperature", np.ones(2)),
-        ("temperature", np.ones((3, 1))),
-        ("temperature", np.ones(3, np.float32)),
-        ("top_k", np.ones(3)),
-        ("top_p", np.ones(4)),
-        ("seeds", np.ones(3, np.int64)),
-        ("places", np.ones(3, np.uint64)),
-    ],
-)
-def test_arrays_of_another_length_or_kind_are_refused(name, wrong):
-    columns = {"temperature": np.ones(3), "top_k": np.ones(3, np.int64), "top_p": np.ones(3)}
-    columns |= {"seeds": np.ones(3, np.uint64), "places": np.ones(3, np.int64), name: wrong}
-    with pytest.raises(InvalidSampling, match=f"{name} has to be .* .3., one for each row of logits; got"):
-        sample(torch.zeros(3, 5), **columns)

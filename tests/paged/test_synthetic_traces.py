@@ -34,16 +34,6 @@ def test_gaps_between_arrivals_have_the_rate_and_the_coefficient_of_variation(pr
     assert cv(gaps) == pytest.approx(expected, rel=0.02, abs=1e-6)
 
 
-def test_poisson_gaps_are_exponential():
-    gaps = np.diff(synthetic(rate=4, requests=MANY, prompt=1, output=1).arrival_s)
-    assert (gaps > 0.25).mean() == pytest.approx(math.exp(-1), rel=0.01)
-    assert (gaps > 1).mean() == pytest.approx(math.exp(-4), rel=0.05)
-
-
-def test_at_once_is_all_at_zero():
-    assert synthetic("at-once", requests=7).arrival_s.tolist() == [0] * 7
-
-
 @pytest.mark.parametrize(
     ("preset", "prompt_mean", "output_mean"),
     [("sharegpt", 161.31, 337.99), ("alpaca", 19.31, 58.45), ("reasoning", 200, 5000)],
@@ -84,12 +74,6 @@ def test_prompts_and_outputs_of_a_preset_do_not_depend_on_each_other_and_those_o
     assert np.bincount(drawn.output_tokens)[1:] == pytest.approx([10_000] * 3, rel=0.05)
 
 
-def test_one_part_can_be_overridden_and_leaves_the_other_as_it_is():
-    plain, fixed = synthetic(requests=50), synthetic(requests=50, output=7)
-    assert set(fixed.output_tokens.tolist()) == {7}
-    assert np.array_equal(fixed.prompt_tokens, plain.prompt_tokens)
-
-
 def test_a_seed_is_a_trace_and_another_rate_leaves_its_lengths():
     arguments = {"requests": 300, "turns": 3, "system_tokens": 5}
     assert columns(synthetic(seed=1, **arguments)) == columns(synthetic(seed=1, **arguments))
@@ -97,18 +81,6 @@ def test_a_seed_is_a_trace_and_another_rate_leaves_its_lengths():
     slow, fast = synthetic(seed=1, rate=1, requests=300), synthetic(seed=1, rate=8, requests=300)
     assert columns(slow)[1:] == columns(fast)[1:]
     assert fast.arrival_s * 8 == pytest.approx(slow.arrival_s)
-
-
-def test_nobody_shares_anything_without_turns_and_system_tokens():
-    trace = synthetic(requests=40)
-    assert (set(trace.segment_ids.tolist()), len({int(trace.prompt(i)[0]) for i in range(40)})) == ({-1}, 40)
-
-
-def test_all_prompts_begin_with_the_system_tokens_and_then_differ():
-    trace = synthetic(requests=40, system_tokens=16, prompt=4)
-    assert set(trace.prompt_tokens.tolist()) == {20}
-    assert len({tuple(trace.prompt(i)[:16]) for i in range(40)}) == 1
-    assert len({tuple(trace.prompt(i)[16:]) for i in range(40)}) == 40
 
 
 def turns_before(trace):

@@ -71,14 +71,6 @@ def test_different_hash_ids_differ_in_their_very_first_token(trace_of):
     assert len({int(trace.prompt(i)[0]) for i in range(3)}) == 3
 
 
-def test_prompts_are_token_ids_int32_and_not_negative():
-    trace = read_trace(excerpt_path("mooncake"))
-    for i in range(0, len(trace), 17):
-        prompt = trace.prompt(i)
-        assert (prompt.dtype, len(prompt)) == (np.int32, trace.prompt_tokens[i])
-        assert prompt.min() >= 0
-
-
 def test_our_own_csv_and_json_lines_are_the_same_trace(trace_of):
     columns = PLAIN.strip().split(",")
     rows = [[0.5, 30, 4, "bot", 20], [2.0, 50, 5, "bot", 25], [2.0, 9, 1, None, None]]

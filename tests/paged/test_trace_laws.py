@@ -172,12 +172,6 @@ def trace():
     return Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
 
 
-def test_a_window_has_those_who_arrive_in_it_and_begins_with_the_first_of_them(trace):
-    window = trace.window(1, 9)
-    assert (window.prompt_tokens.tolist(), window.arrival_s.tolist()) == ([20, 30], [0, 3])
-    assert trace.window(9).prompt_tokens.tolist() == [40, 50]
-
-
 def test_the_longer_part_of_a_request_that_is_too_long_gives():
     trace = Trace.from_lengths([0, 0, 0, 0], [90, 10, 80, 60], [20, 200, 80, 40])
     clipped = trace.fitted(100)
@@ -244,13 +238,6 @@ def test_a_resample_is_made_of_blocks_of_neighbours_with_the_gaps_between_them()
     gaps = np.where(numbers == 0, arrivals[-1] / 99, numbers)
     assert np.diff(drawn.arrival_s) == pytest.approx(gaps[1:])
     assert len(set(blocks[:, 0].tolist())) > 10
-
-
-def test_resamples_of_one_seed_are_the_same_and_of_another_are_not(trace):
-    assert len(trace.resampled(seed=3, requests=250)) == 250
-    same = [trace.resampled(seed=3).prompt_tokens.tolist() for _ in range(2)]
-    assert same[0] == same[1]
-    assert len({tuple(trace.resampled(seed=seed).prompt_tokens.tolist()) for seed in range(9)}) > 4
 
 
 def test_a_request_that_is_drawn_twice_does_not_find_itself_in_a_cache():

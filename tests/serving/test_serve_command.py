@@ -100,22 +100,6 @@ def test_options_win_over_the_file_and_the_file_over_what_is_usual(settings_of, 
     assert found.tenants == (Tenant(name="research", keys=("r",), weight=2.0),)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("prot = 8000", "prot is no setting of a server. Did you mean port?"),
-        ("[engine", "Expected ']'"),
-        ('[[tenants]]\nname = "a"\nweight = "x"', "tenants: Expected `float`, got `str` - at `$[0].weight`"),
-        ('[[tenants]]\nname = "a"\nweight = 0', 'tenant "a": weight has to be a finite number above 0; got 0.0.'),
-        ('[[tenants]]\nname = "a"\n[[tenants]]\nname = "a"', 'each tenant needs a name of its own; got "a".'),
-    ],
-)
-def test_a_wrong_file_is_refused_with_the_name_of_what_is_wrong(refused, tmp_path, text, said):
-    path = tmp_path / "serve.toml"
-    path.write_text(text)
-    assert said in refused("--config", path)
-
-
 @pytest.mark.parametrize("name", sorted(FLAGS))
 def test_each_flag_of_vllm_is_granted_or_refused_with_the_reason(settings_of, refused, name):
     flag = FLAGS[name]
