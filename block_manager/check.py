@@ -42,11 +42,11 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     num_cached = len(pool.all_pages_of(cached))
     if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
-    used = (pool.ref_count > 0).nonzero()[0]
+    used = (pool.refs() > 0).nonzero()[0]
     pages = np.concatenate([plain, pool.all_pages_of(cached), pool.all_pages_of(used)])
     if len(pages) != pool.num_blocks or len(np.unique(pages)) != len(pages):
         yield f"1: {len(plain)} free + {len(cached)} cached + {len(used)} used {pool.tier} blocks are not {pool.num_blocks}."
-    wrong = listed[pool.ref_count[listed] != 0]
+    wrong = listed[pool.refs()[listed] != 0]
     if len(wrong):
         yield f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used."
     if pool.has_content(plain).any():
@@ -78,13 +78,13 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
             count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    count(HOST, 0, tiers.held_on_host)
+    count(HOST, 0, NO_BLOCKS if tiers.offload is None else tiers.offload.held())
     for table, block in beside:
         count(DEVICE, table, block)
     for pool, wanted in counted.values():
         for block, references in pool.kept.items():
             wanted[block] += references
-        ref_count = pool.ref_count
+        ref_count = pool.refs()
         for block in (wanted != ref_count).nonzero()[0].tolist():
             yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {wanted[block]} references."
 

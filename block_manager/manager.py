@@ -29,7 +29,7 @@ from paged.errors import InvalidConfig, InvalidTokens, MemoryClaimed, NothingInF
 from .content_key import root_prefix
 from .events import Event
 from .flights import Flight
-from .layout import PLAIN, LayerGroup
+from .layout import PLAIN, LayerGroup, Layout
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .sharing import Hit
@@ -109,19 +109,12 @@ class BlockManager(Uncopyable):
             )
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
-        self._memory = memory = Memory(
-            num_blocks,
-            block_size,
-            host_blocks,
-            prefix_caching,
-            host_caching,
-            _checked(groups),
-            row_ends=checked_flag("row_ends", row_ends),
-        )
-        if host_caching:
-            memory.layout.refuse("host_caching (content on the host)")
         # The groups, and counts of pages.
-        self.layout = memory.layout
+        self.layout = layout = Layout(_checked(groups), block_size, keeps=prefix_caching)
+        if host_caching:
+            layout.refuse("host_caching (content on the host)")
+        ends = checked_flag("row_ends", row_ends)
+        self._memory = memory = Memory(layout, num_blocks, host_blocks, host_caching, ends)
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 

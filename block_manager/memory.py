@@ -16,7 +16,7 @@ from paged.base.growing import rising_from
 from .check import violations_of
 from .flights import Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
-from .layout import PLAIN, LayerGroup, Layout
+from .layout import Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
@@ -53,22 +53,9 @@ class Memory:
     """The state of the memory layer, and the unchecked calls on it. Arrays that it shows are read-only views of live
     columns, valid until a row is added or gets more tokens, unless said to be copies."""
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        host_blocks: int,
-        prefix_caching: bool,
-        host_caching: bool,
-        groups: Sequence[LayerGroup] = PLAIN,
-        *,
-        row_ends: bool = True,
-    ) -> None:
-        self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.num_host_blocks = host_blocks
-        self.prefix_caching = prefix_caching
+    def __init__(self, layout: Layout, num_blocks: int, host_blocks: int, host_caching: bool, row_ends: bool) -> None:
+        self.layout, self.block_size, self.prefix_caching = layout, layout.block_size, layout.keeps
+        self.num_blocks, self.num_host_blocks, self.host_caching = num_blocks, host_blocks, host_caching
         leads = [0, *(side.lead for side in layout.sides)]
         self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), leads=leads)
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
@@ -81,19 +68,15 @@ class Memory:
         # Without prefix caching no row reads or writes, and it stays empty.
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
         self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
-        self.host_caching = host_caching
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.
-        self.sides: SideContent | None = None
-        if layout.sides:
-            self.sides = SideContent(self.tables, self.index, self.device, self.growth, layout, row_ends)
+        self.sides = SideContent(self.index, self.growth, row_ends) if layout.sides else None
         # Where rows ended within a block; None without states, or where no row begins there.
         self.ends = None if self.sides is None else self.sides.ends
-        pools = self.device, self.host
-        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, self.sides, layout, pools)
+        self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
         self.rows = RowView(self.tables, self.tiers)
-        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload, self.sides)
+        self.sharing = Sharing(self.flights, self.index, self.growth, self.tiers, self.sides)
         self.content = Content(self.tables, self.index, self.offload, self.sides, layout.full_pages)
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
@@ -362,15 +345,8 @@ class Memory:
             self.flights.seal()
         self.begin_batch(number + 1)
         self.growth.allow_copies(False)
-        return Composed(
-            number,
-            flight,
-            is_empty,
-            moves,
-            self.slots(decodes, positions, counts),
-            self.tables.last_token[decodes],
-            changes,
-        )
+        slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
+        return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
 
     def end_step(
         self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
@@ -381,12 +357,12 @@ class Memory:
 
     def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
         """`GroupTables.tables` of these rows."""
-        return GroupTables(self.tables, self.device, self.layout, group, rows).tables
+        return GroupTables(self.growth, group, rows).tables
 
     def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
         """The tables of a batch's rows, one a group."""
-        numbers = range(len(self.layout.groups))
-        return tuple([GroupTables(self.tables, self.device, self.layout, g, flight.rows, flight) for g in numbers])
+        groups = range(len(self.layout.groups))
+        return tuple([GroupTables(self.growth, group, flight.rows, flight) for group in groups])
 
     def pages_of_rows(self, rows: list[int]) -> int:
         """Pages that these rows hold, each counted once."""
@@ -518,18 +494,13 @@ class Memory:
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
-                    self._publish(flight.rows.item(place))
+                    self.sharing.publish(flight.rows.item(place))
         if self.sides is not None and self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
             self.sides.give_back_fronts(rows)
             if self.tiers.tails:
                 self.tiers.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
-
-    def _publish(self, row: int) -> None:
-        # A swapped row has no device block that could carry a node.
-        if not self.tables.is_swapped[row]:
-            self.sharing.publish(row)
 
     def take_back(self, flight: Flight) -> dict[int, int]:
         """End the latest batch, which did not run: rows fall back to where it began, pending nodes are withdrawn. A row
@@ -628,7 +599,7 @@ class Memory:
     def set_computed(self, row: int, num_computed: int) -> None:
         """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""
         self.tables.set_progress(row, num_computed, num_computed)
-        self._publish(row)
+        self.sharing.publish(row)
 
     def check(self) -> list[str]:
         found = violations_of(self.tables, self.flights, self.index, self.tiers, self.layout, self._beside_tables())

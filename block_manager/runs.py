@@ -297,22 +297,12 @@ def upwards(run: Run | None, at: int) -> Iterator[tuple[Run, int]]:
         at, run = run.at, run.parent
 
 
-def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
-    """The first `num_nodes` nodes of spans, or all if there are fewer."""
+def first_of(spans: list[Span], num_nodes: int, *, last_first: bool = False) -> list[Span]:
+    """The first `num_nodes` nodes of spans, or all if there are fewer. `last_first`: the last node of each comes first."""
     found: list[Span] = []
     for run, first, stop in spans:
-        if num_nodes > 0:
-            found.append((run, first, min(stop, first + num_nodes)))
-        num_nodes -= stop - first
-    return found
-
-
-def last_of(spans: list[Span], num_nodes: int) -> list[Span]:
-    """`first_of` for spans whose last node comes first."""
-    found: list[Span] = []
-    for run, first, stop in spans:
-        if num_nodes > 0:
-            found.append((run, max(first, stop - num_nodes), stop))
+        if (count := min(stop - first, num_nodes)) > 0:
+            found.append((run, stop - count, stop) if last_first else (run, first, first + count))
         num_nodes -= stop - first
     return found
 

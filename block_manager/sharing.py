@@ -49,17 +49,10 @@ class Sharing:
     and found, of the latest ones."""
 
     def __init__(
-        self,
-        tables: Tables,
-        flights: Flights,
-        index: PrefixIndex,
-        growth: Growth,
-        tiers: Tiers,
-        offload: Offload | None,
-        sides: SideContent | None,
+        self, flights: Flights, index: PrefixIndex, growth: Growth, tiers: Tiers, sides: SideContent | None
     ) -> None:
-        self._tables, self._flights, self._index = tables, flights, index
-        self._growth, self._tiers, self._offload, self._sides = growth, tiers, offload, sides
+        self._tables, self._flights, self._index, self._growth = growth.tables, flights, index, growth
+        self._tiers, self._offload, self._sides = tiers, tiers.offload, sides
         self._device = index.pools[DEVICE]
         # By rising batches.
         self._sharers: list[Sharer] = []
@@ -157,7 +150,8 @@ class Sharing:
 
     def publish(self, row: int) -> None:
         """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""
-        for column, block in self._index.publish(row):
+        # A swapped row has no device block that could carry a node.
+        for column, block in () if self._tables.is_swapped[row] else self._index.publish(row):
             self._switch(row, column, block)
 
     def _switch(self, row: int, column: int, block: int) -> None:

@@ -24,11 +24,10 @@ from paged.base.growing import rising_from
 
 from .flights import Flight, StateRead
 from .growth import Growth
-from .layout import Layout, Side
-from .pool import Pool
+from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes
-from .tables import Rows, Tables
+from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
 # what it was found to share, and the lengths that were asked for.
@@ -82,14 +81,13 @@ def _last(stands: NDArray[np.bool_]) -> int:
 
 
 class SideContent:
-    def __init__(
-        self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout, row_ends: bool
-    ) -> None:
-        self._tables, self._index, self._device, self._layout = tables, index, device, layout
-        self._size = tables.block_size
+    def __init__(self, index: PrefixIndex, growth: Growth, row_ends: bool) -> None:
+        self._index, self._tables, self._device = index, growth.tables, growth.device
+        self._layout, self._size = growth.layout, growth.tables.block_size
+        layout = self._layout
         # Where rows ended within a block; None without states, or where no row begins there.
         has_ends = row_ends and layout.keeps and bool(layout.states)
-        self.ends = RowEnds(tables, index, device, growth, layout) if has_ends else None
+        self.ends = RowEnds(index, growth) if has_ends else None
         # Pages that windows and chunks gave back in front so far, by table.
         self.passed = [0] * layout.num_tables
         # By row: its uid, where its hit ended, and whether that is counted. By side: tokens that such ends lost.
@@ -404,9 +402,9 @@ class RowEnds:
     A node has one end, and a newer one replaces it. A row that begins there copies the partial blocks and reads the state.
     """
 
-    def __init__(self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout) -> None:
-        self._tables, self._index, self._device, self._growth = tables, index, device, growth
-        self._layout, self._size = layout, tables.block_size
+    def __init__(self, index: PrefixIndex, growth: Growth) -> None:
+        self._index, self._growth, self._tables, self._device = index, growth, growth.tables, growth.device
+        self._layout, self._size = growth.layout, growth.tables.block_size
 
     def keep(self, row: int) -> None:
         """Keep where the row, which is about to end, stands within a block."""

@@ -15,13 +15,12 @@ from collections.abc import Callable
 import numpy as np
 
 from .growth import Growth
-from .layout import Layout
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import NO_BLOCKS, Pool, Taken
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, last_of
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, first_of
 from .side_content import SideContent
-from .tables import Rows, Tables
+from .tables import Rows
 
 # A block that holds a row's tokens, and its node if it has one.
 Entry = tuple[int, Node | None]
@@ -128,7 +127,7 @@ class Offload:
         if not room:
             return
         if room < len(sources):
-            spans, sources = last_of(spans, room), sources[:room]
+            spans, sources = first_of(spans, room, last_first=True), sources[:room]
         blocks = self._index.draw_for(HOST, spans, room)
         self._out.append(_pairs(sources, blocks))
         self._busy.append(blocks[::-1])
@@ -146,27 +145,17 @@ class Tiers:
     with the row's first block."""
 
     def __init__(
-        self,
-        tables: Tables,
-        growth: Growth,
-        index: PrefixIndex,
-        offload: Offload | None,
-        sides: SideContent | None,
-        layout: Layout,
-        pools: tuple[Pool, Pool],
+        self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent | None
     ) -> None:
-        self._tables, self._growth, self._index, self._offload, self._sides = tables, growth, index, offload, sides
+        self._growth, self._index, self.offload, self._sides = growth, index, offload, sides
+        self._tables, self._layout = growth.tables, growth.layout
         # Device and host; blocks of the full group lie in those of `index`, which are others where they cost no page.
-        self._layout, self.pools = layout, pools
+        self.pools = growth.device, host
         # By table: pages of a block, and whether rows that share one go on sharing it. A state is overwritten: each row gets its own.
-        self._kinds = [(layout.full_pages, True), *((side.pages, not side.is_state) for side in layout.sides)]
+        sides_of = self._layout.sides
+        self._kinds = [(self._layout.full_pages, True), *((side.pages, not side.is_state) for side in sides_of)]
         # row -> by table, the host blocks of its last columns, in order. Of the full group: from num_blocks on.
         self.tails: dict[int, list[Blocks]] = {}
-
-    @property
-    def held_on_host(self) -> Blocks:
-        """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]."""
-        return NO_BLOCKS if self._offload is None else self._offload.held()
 
     def num_on_host(self, row: int) -> int:
         """Columns of the row that lie on the host."""
@@ -234,9 +223,9 @@ class Tiers:
                 tables.put(side.table, row, slice(stop - len(its), stop), its)
             tables.is_swapped[row] = False
         for tails in returned:
-            if self._offload is not None:
+            if self.offload is not None:
                 # Content that this evicted to the host must not overwrite what these copies read.
-                self._offload.keep_until_taken(tails[0])
+                self.offload.keep_until_taken(tails[0])
             else:
                 self._release(tails)
         return Moves(host_to_device=pairs_of(pairs))
@@ -302,22 +291,17 @@ class Tiers:
         found: list[list[Entry]] = [list(zip(tails[0].tolist(), nodes, strict=True))]
         return found + [[(block, None) for block in tail.tolist()] for tail in tails[1:]]
 
-    def _block_of(self, place: int, node: Node | None) -> int:
-        return -1 if node is None else self._index.block(place, *node)
-
     def _pages_wanted(self, place: int, of_rows: list[list[list[Entry]]]) -> int:
-        """Pages of a place that `_moved_to` would take from the available ones, for entries by row and table."""
-        total = 0
+        """Pages of a place that `_moved_to` would take from the available ones, for entries by row and table. To hold a
+        cached block takes it out of what is available, as a draw does."""
+        total, index = 0, self._index
         for table, (pages, is_shared) in enumerate(self._kinds):
             entries = [entry for tables in of_rows for entry in tables[table]]
-            wanted = {source if node is None else node for source, node in entries if not self._is_held(place, node)}
+            there = [-1 if node is None else index.block(place, *node) for _, node in entries]
+            is_held = [block >= 0 and index.pools[place].num_refs(block) > 0 for block in there]
+            wanted = {node or source for (source, node), held in zip(entries, is_held, strict=True) if not held}
             total += pages * (len(wanted) if is_shared else len(entries))
         return total
-
-    def _is_held(self, place: int, node: Node | None) -> bool:
-        """Whether a node's block in a place is used. To hold a cached one takes it out of what is available, as a draw does."""
-        there = self._block_of(place, node)
-        return there >= 0 and self._index.pools[place].num_refs(there) > 0
 
     def _moved_to(
         self, place: int, of_tables: list[list[Entry]], copied: dict[int, dict[int, int]], pairs: list[tuple[int, int]]
@@ -330,7 +314,7 @@ class Tiers:
             # The common partial block of forked rows travels once.
             moved = copied[table] if is_shared else {}
             for source, node in entries:
-                block = moved.get(source, -1) if node is None else self._block_of(place, node)
+                block = moved.get(source, -1) if node is None else self._index.block(place, *node)
                 if block >= 0:
                     pool.hold(np.array([block]))
                 else:
