@@ -197,16 +197,15 @@ class Tables:
         if not array.size:
             return array
         is_known = (array >= 0) & (array < self.num_rows)
-        is_known[is_known] = self.uid[array[is_known]] > 0
+        # Row 0 stands in for those that there are not. No sort: it would cost twice what all of this costs.
+        is_known &= self.uid[array * is_known] > 0
         if not is_known.all():
-            raise UnknownRow(int(array[~is_known][0]))
-        ones, counts = np.unique(array, return_counts=True)
-        if (counts > 1).any():
-            raise DuplicateRow(int(ones[counts > 1][0]))
-        if not allow_swapped:
-            swapped = self.is_swapped[array]
-            if swapped.any():
-                raise RowSwapped(int(array[swapped][0]))
+            raise UnknownRow(int(array[is_known.argmin()]))
+        counts = np.bincount(array)
+        if counts.max() > 1:
+            raise DuplicateRow(int((counts > 1).argmax()))
+        if not allow_swapped and (is_swapped := self.is_swapped[array]).any():
+            raise RowSwapped(int(array[is_swapped.argmax()]))
         return array
 
     def one(self, row: int, *, allow_swapped: bool = False) -> int:
