@@ -127,11 +127,6 @@ class BlockManager(Uncopyable):
         self._is_claimed = True
         return self._memory
 
-    @property
-    def _tells_content(self) -> bool:
-        """Whether there is content of a full group, which is what readers outside are told of."""
-        return self.prefix_caching and bool(self._memory.layout.full_pages)
-
     def _own(self, call: str) -> Memory:
         """The memory, for a call that changes it. Raises MemoryClaimed."""
         if self._is_claimed:
@@ -410,21 +405,23 @@ class BlockManager(Uncopyable):
         return self._memory.index.hashes(self._memory.tables.one(row, allow_swapped=True))
 
     def take_events(self) -> list[Event]:
-        """Return what each tier stored and removed since the last call, parents stored before children; empty without a
-        prefix cache or full layers. The first call begins with all content, and changes are kept from then on. Applied from empty, the
-        events give exactly the confirmed content of both tiers."""
-        return self._memory.content.event_log().take() if self._tells_content else []
+        """Return what each tier stored and removed since the last call, parents stored before children, and, of layers of
+        several kinds, where prompts can begin; of blocks nothing without full layers, nothing at all without a prefix
+        cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the events
+        give exactly the confirmed content of both tiers."""
+        return self._memory.content.event_log().take() if self.prefix_caching else []
 
     def events_snapshot(self) -> list[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
-        return self._memory.content.event_log().snapshot() if self._tells_content else []
+        return self._memory.content.event_log().snapshot() if self.prefix_caching else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
         Raises InvalidConfig for another tier."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        return self._memory.index.contents(tier) if self._tells_content else set()
+        has_any = self.prefix_caching and self._memory.layout.full_pages
+        return self._memory.index.contents(tier) if has_any else set()
 
     def extend_hit(self, row: int) -> int:
         """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.

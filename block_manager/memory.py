@@ -77,7 +77,7 @@ class Memory:
         self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.flights, self.index, self.growth, self.tiers, self.sides)
-        self.content = Content(self.tables, self.index, self.offload, self.sides, layout.full_pages)
+        self.content = Content(self.index, self.growth, self.offload, self.sides)
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -239,11 +239,10 @@ class Memory:
         return NO_MOVES
 
     def begin_batch(self, number: int) -> None:
-        self.batch = number
+        self.batch = self.index.batch = number
         self.device.begin_step(number)
         self.host.begin_step(number)
         self.flights.begin(number)
-        self.index.batch = number
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
         self.tables.num_launched[row] = end
@@ -489,7 +488,7 @@ class Memory:
         else:
             tables.num_computed[rows] = ends
         index.confirm(flight.number)
-        if self.sides is not None:
+        if flight.reads and self.sides is not None:
             self.sides.settle(flight)
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():

@@ -394,7 +394,7 @@ class PrefixIndex:
         run.put(place, first, blocks)
         if run.retained:
             self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
-        if self.log is not None and place < NUM_PLACES:
+        if self.log is not None:
             self.log.changed([run])
 
     def draw_for(self, place: int, spans: list[Span], count: int, pages: int = 1) -> Blocks:
@@ -585,7 +585,7 @@ class PrefixIndex:
         if self.ends:
             # First: what is evicted is not given up, too.
             spans = sorted(spans, key=lambda span: not span[0].is_end)
-        if self.log is not None and place < NUM_PLACES:
+        if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         for run, first, stop in spans:
             if place == DEVICE:

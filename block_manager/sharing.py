@@ -20,7 +20,6 @@ from .growth import Growth
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
 from .side_content import HitEnd, SideContent
-from .tables import Tables
 from .tiers import Offload, Tiers
 from .views import WINDOW
 
@@ -234,12 +233,14 @@ class Sharing:
 class Content:
     """Unchecked lookups, retentions and events of the content of both tiers, for token arrays and encoded namespaces."""
 
-    def __init__(
-        self, tables: Tables, index: PrefixIndex, offload: Offload | None, sides: SideContent | None, pages: int
-    ) -> None:
-        self._tables, self._index, self._offload, self._sides = tables, index, offload, sides
-        # Pages of a block of the full group.
-        self._pages = pages
+    def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent | None) -> None:
+        self._index, self._growth, self._tables, self._offload, self._sides = (
+            index,
+            growth,
+            growth.tables,
+            offload,
+            sides,
+        )
         self.retentions = index.retentions
         # None until events are read.
         self._events: EventLog | None = None
@@ -290,7 +291,7 @@ class Content:
         blocks = self._index.blocks_of(DEVICE, match.spans)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
-        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._pages
+        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._growth.layout.full_pages
 
     def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
@@ -330,5 +331,5 @@ class Content:
     def event_log(self) -> EventLog:
         """The log of events, which the first call begins."""
         if self._events is None:
-            self._events = EventLog(self._index, self._tables)
+            self._events = EventLog(self._index, self._growth, self._sides)
         return self._events

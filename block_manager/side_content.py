@@ -26,7 +26,7 @@ from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes
+from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, upwards
 from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
@@ -131,6 +131,11 @@ class SideContent:
             if have:
                 found[-1] &= (begins >= have) | (begins >= self._tables.first[side.table, row])
         return found
+
+    def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
+        """Whether every side can stand after each of the run's first `length` nodes, bool [length], which are confirmed."""
+        spans = [(each, 0, at + 1) for each, at in upwards(run, length - 1)][::-1]
+        return np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0, -1))[-length:]
 
     def hit_end(self, lookup: Found, sought: int, have: int = 0) -> HitEnd:
         """Where a lookup of `sought` blocks ended, the first `have` of which were there already."""
@@ -356,9 +361,7 @@ class SideContent:
                 self.move_states(np.array([row]), np.array([start]), flight)
 
     def settle(self, flight: Flight) -> None:
-        """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
-        if not flight.reads:
-            return
+        """Let go of the states that a batch, which ran, read and did not overwrite, as some were: they are kept, or free."""
         tables, rows = self._tables, np.array(list(flight.reads))
         uids, starts, blocks = (np.array(column) for column in zip(*flight.reads.values(), strict=True))
         is_live = tables.uid[rows] == uids
