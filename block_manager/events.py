@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .growth import Growth
 from .layout import LayerGroup
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, NUM_PLACES, Run, upwards
+from .runs import DEVICE, NUM_PLACES, Run, stretches, upwards
 from .side_content import SideContent
 
 # Consecutive nodes of a run: the first, and the one after the last.
@@ -158,7 +158,7 @@ class EventLog:
         length = self._index.confirmed_length(run)
         if place == _RESTARTS and self._sides is not None:
             parts = self._residing(run, DEVICE)
-            return _stretches(self._sides.can_stand(run, parts[0][1])) if parts else []
+            return stretches(self._sides.can_stand(run, parts[0][1])) if parts else []
         if run.row >= 0 and place == DEVICE:
             return [(0, length)] if length > 0 else []
         blocks = run.blocks[place]
@@ -167,7 +167,7 @@ class EventLog:
         if (there := run.num_there(place, 0, length)) == min(length, len(blocks)):
             # Most often there is no gap.
             return [(0, there)]
-        return _stretches(blocks[:length] >= 0)
+        return stretches(blocks[:length] >= 0)
 
     def _events(self, run: Run, kind: int, parts: list[Stretch], *, are_stored: bool = True) -> list[Event]:
         """What is told of these nodes of a run."""
@@ -186,11 +186,6 @@ class EventLog:
             else:
                 found.append(Removed(index.pools[kind].tier, hashes[::-1]))
         return found
-
-
-def _stretches(are_there: NDArray[np.bool_]) -> list[Stretch]:
-    edges = np.diff(are_there, prepend=False, append=False).nonzero()[0].tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _without(stretches: list[Stretch], others: list[Stretch]) -> list[Stretch]:

@@ -33,7 +33,7 @@ from .layout import PLAIN, LayerGroup, Layout
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .sharing import Hit
-from .tables import Rows, Tables
+from .tables import Rows
 from .views import GroupTables, MemoryStats, TierView
 
 RowsLike = int | Sequence[int] | Rows
@@ -59,17 +59,6 @@ def _checked(groups: Any) -> tuple[LayerGroup, ...]:
     if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
         raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
     return tuple(groups)
-
-
-def _num_filled_slots(tables: Tables, num_blocks: int) -> int:
-    """Slots of used device blocks that hold a computed token; a shared block counts once."""
-    size = tables.block_size
-    filled = np.zeros(num_blocks, np.int64)
-    for row in tables.live_rows.tolist():
-        blocks = tables.blocks[0, row, : tables.num_blocks[row]]
-        computed = np.clip(tables.num_computed[row] - np.arange(len(blocks)) * size, 0, size)
-        filled[blocks] = np.maximum(filled[blocks], computed)
-    return int(filled.sum())
 
 
 class BlockManager(Uncopyable):
@@ -347,7 +336,7 @@ class BlockManager(Uncopyable):
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
         num_slots = device.num_used * self.block_size if memory.layout.is_plain else 0
-        empty = num_slots - _num_filled_slots(memory.tables, self.num_blocks) if num_slots else 0
+        empty = num_slots - memory.num_filled(0) if num_slots else 0
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=device.num_free,

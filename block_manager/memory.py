@@ -375,14 +375,32 @@ class Memory:
 
     def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
         """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
-        tables, found, chosen = self.tables, list[int](), np.array(rows, np.int64)
-        for group, table in zip(self.layout.groups, self.layout.table_of, strict=True):
-            firsts, stops = tables.first[table, chosen], tables.num_blocks[chosen]
-            # A row on the host keeps its place in windows.
-            counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
-            blocks = tables.blocks[table, chosen.repeat(counts), rising_from(firsts, counts)].tolist()
-            found.append(len({*blocks, *(block for its, block in beside if its == table)}) * group.pages)
+        found = list[int]()
+        for number, group in enumerate(self.layout.groups):
+            *_, blocks = self._entries(number, np.array(rows, np.int64))
+            others = (block for table, block in beside if table == self.layout.table_of[number])
+            found.append(len({*blocks.tolist(), *others}) * group.pages)
         return found
+
+    def _entries(self, group: int, rows: Rows) -> tuple[Rows, NDArray[np.int64], NDArray[np.int32]]:
+        """Row, column and block of all that these rows' tables have of a group, [n] each."""
+        tables, table = self.tables, self.layout.table_of[group]
+        firsts, stops = tables.first[table, rows], tables.num_blocks[rows]
+        # A row on the host keeps its place in windows.
+        is_state = self.layout.groups[group].kind == "state"
+        counts = np.minimum(stops, 1) if is_state else np.maximum(stops - firsts, 0)
+        rows, columns = rows.repeat(counts), rising_from(firsts, counts)
+        return rows, columns, tables.blocks[table, rows, columns]
+
+    def num_filled(self, group: int) -> int:
+        """Slots of blocks in tables that hold a computed token which the group, no states, has to keep; a shared block counts
+        once."""
+        rows, columns, blocks = self._entries(group, self.tables.live_rows)
+        computed, begins = self.tables.num_computed[rows], columns * self.block_size
+        begin = np.maximum(begins, self.layout.groups[group].front(computed))
+        filled = np.zeros(self.num_blocks, np.int64)
+        np.maximum.at(filled, blocks, np.minimum(computed, begins + self.block_size) - begin)
+        return int(filled.sum())
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
@@ -391,8 +409,11 @@ class Memory:
         cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
         cached = [self.device.num_cached - sum(cached), *cached]
         used = self.pages_by_group(self.tables.live_rows.tolist(), self._beside_tables())
-        groups = zip(self.layout.groups, used, self.layout.table_of, strict=True)
-        return tuple([GroupStats(group, its, cached[at], passed[at], lost[at]) for group, its, at in groups])
+        found = []
+        for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
+            kept = used[number] if group.kind == "state" else self.num_filled(number) * group.pages / self.block_size
+            found.append(GroupStats(group, used[number], cached[at], passed[at], lost[at], used[number] - kept))
+        return tuple(found)
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:
         """Pages that become free with each of the row's blocks, int64 [n]; of shared ones none."""
@@ -479,7 +500,7 @@ class Memory:
     def settle(self, flight: Flight) -> None:
         """End the oldest batch, which ran: confirm its tokens, make nodes of full blocks, release duplicates."""
         tables, index = self.tables, self.index
-        self.flights.end(flight)
+        self.flights.outstanding.remove(flight)
         rows, _, ends = flight.columns()
         if flight.has_drafts or flight.held is not None or flight.is_fork is not None:
             # Rejected drafts are not launched any more, and what has no value is not computed.
@@ -513,7 +534,7 @@ class Memory:
         for share in shares:
             # After the releases: only then is it known which tails are shared.
             self.growth.note_shared_tail(share.row)
-        self.flights.end(flight)
+        self.flights.outstanding.remove(flight)
         self.index.withdraw(flight.number)
         self.sharing.hand_down(flight.number)
         return lost_hits
@@ -548,7 +569,7 @@ class Memory:
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
             # Another sequence may get the row within this batch.
-            read = self.flights.composed.take_read(row)
+            read = self.flights.composed.reads.pop(row, None)
             for block in read.blocks if read is not None else ():
                 self.device.release(np.array([block]))
         if tables.is_swapped[row]:

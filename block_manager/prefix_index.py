@@ -136,10 +136,6 @@ class PrefixIndex:
         spans = self.paths[row].closed(self.confirmed_length).spans(0)
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
-    def num_published(self, row: int) -> int:
-        """Blocks of the row that are nodes, pending ones too."""
-        return self.paths[row].closed(self._pending_length).published
-
     def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
         """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
         both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that reside in the
@@ -397,12 +393,10 @@ class PrefixIndex:
         if self.log is not None:
             self.log.changed([run])
 
-    def draw_for(self, place: int, spans: list[Span], count: int, pages: int = 1) -> Blocks:
-        """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
-        blocks, end = self.pools[place].draw(count, pages), 0
-        for run, first, stop in spans:
-            start, end = end, end + stop - first
-            self.reside(place, run, first, blocks[start:end][::-1])
+    def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
+        """Draw a block in a place for each of these nodes, int64 [n], the last node first."""
+        blocks = self.pools[place].draw(stop - first, pages)
+        self.reside(place, run, first, blocks[::-1])
         return blocks
 
     def block(self, place: int, run: Run, at: int) -> int:

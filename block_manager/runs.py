@@ -218,9 +218,7 @@ class Path:
     __slots__ = ("at", "guard", "open", "published", "reads", "root", "run", "writes")
 
     def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True) -> None:
-        self.root = root
-        self.reads = reads
-        self.writes = writes
+        self.root, self.reads, self.writes = root, reads, writes
         self.run: Run | None = None
         self.at = -1
         self.published = 0
@@ -297,14 +295,20 @@ def upwards(run: Run | None, at: int) -> Iterator[tuple[Run, int]]:
         at, run = run.at, run.parent
 
 
-def first_of(spans: list[Span], num_nodes: int, *, last_first: bool = False) -> list[Span]:
-    """The first `num_nodes` nodes of spans, or all if there are fewer. `last_first`: the last node of each comes first."""
+def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
+    """The first `num_nodes` nodes of spans, or all if there are fewer."""
     found: list[Span] = []
     for run, first, stop in spans:
-        if (count := min(stop - first, num_nodes)) > 0:
-            found.append((run, stop - count, stop) if last_first else (run, first, first + count))
+        if num_nodes > 0:
+            found.append((run, first, min(stop, first + num_nodes)))
         num_nodes -= stop - first
     return found
+
+
+def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The stretches that are there without a gap: the first of each, and the one after its last."""
+    edges = np.diff(are_there, prepend=False, append=False).nonzero()[0].tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def num_nodes(spans: list[Span]) -> int:

@@ -26,7 +26,7 @@ from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, upwards
+from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, stretches, upwards
 from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
@@ -135,7 +135,8 @@ class SideContent:
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
         """Whether every side can stand after each of the run's first `length` nodes, bool [length], which are confirmed."""
         spans = [(each, 0, at + 1) for each, at in upwards(run, length - 1)][::-1]
-        return np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0, -1))[-length:]
+        stands: NDArray[np.bool_] = np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0, -1))
+        return stands[-length:]
 
     def hit_end(self, lookup: Found, sought: int, have: int = 0) -> HitEnd:
         """Where a lookup of `sought` blocks ended, the first `have` of which were there already."""
@@ -325,11 +326,8 @@ class SideContent:
             its = blocks[column - first : column - first + end - begin].astype(np.int64)
             column += end - begin
             is_new = (run.blocks_in(side.place, begin, end) < 0) & ~self._device.has_content(its)
-            if is_new.all():
-                index.reside(side.place, run, begin, its)
-            else:
-                for at in is_new.nonzero()[0].tolist():
-                    index.reside(side.place, run, begin + at, its[at : at + 1])
+            for start, stop in stretches(is_new):
+                index.reside(side.place, run, begin + start, its[start:stop])
 
     # -- states that are read from one block and written to another
 
@@ -341,7 +339,7 @@ class SideContent:
             tables.put(side.table, rows, 0, self._device.draw(len(rows), side.pages))
         tables.let_move(rows, False)
         for row, start, *blocks in zip(rows.tolist(), starts.tolist(), *old, strict=True):
-            flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(blocks)))
+            flight.reads.update({row: StateRead(tables.uid.item(row), start, tuple(blocks))})
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
@@ -379,7 +377,7 @@ class SideContent:
         """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
         were wrong. Returns the rows that stand where they stood before it."""
         tables = self._tables
-        reads = {row: read for row in rows.tolist() if (read := flight.take_read(row)) is not None}
+        reads = {row: read for row in rows.tolist() if (read := flight.reads.pop(row, None)) is not None}
         if not reads:
             return rows[:0]
         rows = np.array(list(reads))
@@ -433,11 +431,14 @@ class RowEnds:
         if not self._index.ends or not (is_new or self._growth.may_copy):
             return found
         match, stands, hit, _ = found
+        layout, room = self._layout, self._growth.num_unpromised
         for num_blocks, end in self._below(path, match, len(stands[0])):
             start = (have + num_blocks) * self._size
             length = start + len(end.tokens) // 4
             is_theirs = length < len(tokens) and tokens[start:length].tobytes() == end.tokens
-            if num_blocks < hit.num_blocks or not is_theirs or not self._has_room(num_blocks):
+            # Room to copy the partial blocks and to write another state, when all that a row takes before is held.
+            needed = layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
+            if num_blocks < hit.num_blocks or not is_theirs or room < needed:
                 continue
             is_whole = all(end.block(side.place, 0) >= 0 for side in self._layout.sides)
             # Where the row stands already, its windows do.
@@ -447,11 +448,6 @@ class RowEnds:
             if is_whole:
                 return found._replace(hit=Match(first_of(match.spans, num_blocks), num_blocks, -1), end=end)
         return found
-
-    def _has_room(self, num_blocks: int) -> bool:
-        """Whether the partial blocks can be copied, and another state written, when all that a row takes before is held."""
-        layout, room = self._layout, self._growth.num_unpromised
-        return room >= layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
 
     def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:
         """The ends of the first `most` nodes of a match, and of the node before, with the number of nodes: longest first."""

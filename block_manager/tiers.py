@@ -18,7 +18,7 @@ from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import NO_BLOCKS, Pool, Taken
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, first_of
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span
 from .side_content import SideContent
 from .tables import Rows
 
@@ -58,32 +58,21 @@ class Offload:
         self._index.forget(DEVICE, leaving)
 
     def _keep_on_host(self, leaving: list[Span], sources: Blocks) -> None:
-        new: list[Span] = []
-        start = stop = 0
-        for run, first, last in leaving:
-            end = stop + last - first
-            if run.is_any_there(HOST, first, last):
-                # What goes before may evict this run's nodes from the host.
-                self._copy_out(new, sources[start:stop])
-                self._hold_or_copy(run, first, last, sources[stop:end])
-                new, start = [], end
+        """Hold those of these nodes that the host has; copy the others there."""
+        start = 0
+        for run, first, stop in leaving:
+            its, start = sources[start : start + stop - first], start + stop - first
+            if run.num_there(HOST, first, stop) == stop - first:
+                self._hold(self._index.blocks_of(HOST, [(run, first, stop)]))
+            elif not run.is_any_there(HOST, first, stop):
+                self._copy_out(run, first, stop, its)
             else:
-                new.append((run, first, last))
-            stop = end
-        self._copy_out(new, sources[start:stop])
-
-    def _hold_or_copy(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
-        """Hold these nodes on the host, which has some of them, or copy them there."""
-        if run.num_there(HOST, first, stop) == stop - first:
-            self._hold(self._index.blocks_of(HOST, [(run, first, stop)]))
-            return
-        # One by one, because room for one may be made by evicting another.
-        for at in range(stop - 1, first - 1, -1):
-            block = run.block(HOST, at)
-            if block >= 0:
-                self._hold(np.array([block]))
-            else:
-                self._copy_out([(run, at, at + 1)], sources[stop - 1 - at : stop - at])
+                # One by one, because room for one may be made by evicting another.
+                for at in range(stop - 1, first - 1, -1):
+                    if (block := run.block(HOST, at)) >= 0:
+                        self._hold(np.array([block]))
+                    else:
+                        self._copy_out(run, at, at + 1, its[stop - 1 - at : stop - at])
 
     def _hold(self, blocks: Blocks) -> None:
         self._host.hold(blocks)
@@ -121,15 +110,13 @@ class Offload:
             self._host.release(blocks)
         return moves
 
-    def _copy_out(self, spans: list[Span], sources: Blocks) -> None:
-        """Plan copies of nodes that the host lacks from these device blocks, as far as there is room."""
-        room = min(len(sources), self._host.num_available)
-        if not room:
+    def _copy_out(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
+        """Plan copies of nodes that the host lacks from these device blocks, the last node first, as far as there is room."""
+        if not (room := min(len(sources), self._host.num_available)):
             return
-        if room < len(sources):
-            spans, sources = first_of(spans, room, last_first=True), sources[:room]
-        blocks = self._index.draw_for(HOST, spans, room)
-        self._out.append(_pairs(sources, blocks))
+        first = stop - room
+        blocks = self._index.draw_for(HOST, run, first, stop)
+        self._out.append(_pairs(sources[:room], blocks))
         self._busy.append(blocks[::-1])
         self.offloaded_blocks += room
 
@@ -321,7 +308,7 @@ class Tiers:
                     if node is None:
                         block = moved[source] = pool.draw(1, pages or 1).item()
                     else:
-                        block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
+                        block = self._index.draw_for(place, *node, node[1] + 1, pages or 1).item()
                     new.append((source, block))
                 blocks.append(block)
             if new:

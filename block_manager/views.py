@@ -172,6 +172,7 @@ class GroupStats:
     cached       with content, and nobody's
     passed       given back in front so far by a window or chunk, from the table of each row by itself
     lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
+    wasted       of those used, by rounding: parts of blocks without a computed token that the group has to keep
     """
 
     group: LayerGroup
@@ -179,6 +180,7 @@ class GroupStats:
     cached: int
     passed: int
     lost_tokens: int
+    wasted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
