@@ -56,7 +56,9 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 
 
 def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]) -> Iterator[str]:
-    pools = {(place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(layout.num_tables)}
+    pools = {
+        (place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(1 + len(layout.sides))
+    }
     counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools.values()}
 
     def count(place: int, table: int, blocks: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.growing import rising, rising_from
+from paged.base.growing import rising_from
 
 from .layout import Layout
 from .moves import NO_MOVES, Moves, pairs_of
@@ -274,9 +274,10 @@ class Growth:
 
     def take_copies(self) -> Moves:
         """Return the copies planned by calls without moves of their own."""
+        if not self.copies:
+            return NO_MOVES
         copies, self.copies = self.copies, {}
-        pairs = [pair for its in copies.values() for pair in its]
-        return Moves(device_to_device=pairs_of(pairs)) if pairs else NO_MOVES
+        return Moves(device_to_device=pairs_of([pair for its in copies.values() for pair in its]))
 
     def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Pairs in which pages that are still to be copied for the row are read where the copies come from."""
@@ -348,5 +349,5 @@ def _places(parts: list[tuple[Any, Any, int]]) -> tuple[Rows, NDArray[np.int64]]
     for row, column, count in parts:
         first, stop = stop, stop + count
         rows[first:stop] = row
-        columns[first:stop] = rising(column + count)[column:] if isinstance(row, int) else column
+        columns[first:stop] = np.arange(column, column + count) if isinstance(row, int) else column
     return rows, columns

@@ -134,11 +134,6 @@ class Layout:
             )
             raise UnsupportedByLayers(what, named)
 
-    @property
-    def num_tables(self) -> int:
-        """Block tables: that of the full group, which is always there, and one a side."""
-        return 1 + len(self.sides)
-
     def num_main_blocks(self, num_pages: int) -> int:
         """Ids for blocks of the full group."""
         return num_pages if self.full_pages else min(num_pages * _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST)

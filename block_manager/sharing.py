@@ -229,13 +229,8 @@ class Content:
     """Unchecked lookups, retentions and events of the content of both tiers, for token arrays and encoded namespaces."""
 
     def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent | None) -> None:
-        self._index, self._growth, self._tables, self._offload, self._sides = (
-            index,
-            growth,
-            growth.tables,
-            offload,
-            sides,
-        )
+        self._index, self._growth, self._offload, self._sides = index, growth, offload, sides
+        self._tables = growth.tables
         self.retentions = index.retentions
         # None until events are read.
         self._events: EventLog | None = None

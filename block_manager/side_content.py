@@ -89,7 +89,7 @@ class SideContent:
         has_ends = row_ends and layout.keeps and bool(layout.states)
         self.ends = RowEnds(index, growth) if has_ends else None
         # Pages that windows and chunks gave back in front so far, by table.
-        self.passed = [0] * layout.num_tables
+        self.passed = [0] * (1 + len(layout.sides))
         # By row: its uid, where its hit ended, and whether that is counted. By side: tokens that such ends lost.
         self._ends: dict[int, tuple[int, HitEnd, bool]] = {}
         self.lost = [0] * len(layout.sides)
