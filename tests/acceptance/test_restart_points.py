@@ -7,7 +7,7 @@ import pytest
 
 from paged import Cleared, LayerGroup, RestartPoint, Stored
 
-FULL, WINDOW, STATE = LayerGroup("full"), LayerGroup("window", 5), LayerGroup("state", pages=2)
+FULL, WINDOW, STATE = LayerGroup("full"), LayerGroup("window", 12), LayerGroup("state", pages=2)
 A = list(range(17))
 
 
