@@ -280,7 +280,7 @@ class SideContent:
                 is_longer = counts > 0
                 begins, ends, counts, which = begins[is_longer], ends[is_longer], counts[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
-            self.passed[side.table] += (len(which) if is_one_each else int(counts.sum())) * side.pages
+            self.count_passed(side, len(which) if is_one_each else int(counts.sum()))
             if np.count_nonzero(is_wanted := begins < tables.keeps_to[side.table][which]):
                 for i in is_wanted.nonzero()[0].tolist():
                     self._pass_by(side, which.item(i), begins.item(i), ends.item(i))
@@ -289,6 +289,9 @@ class SideContent:
                 which, begins = which.repeat(counts), rising_from(begins, counts)
             # Forks pass a block that they share in one step.
             self._device.release(tables.blocks[side.table][which, begins], may_repeat=True)
+
+    def count_passed(self, side: Side, num_blocks: int) -> None:
+        self.passed[side.table] += num_blocks * side.pages
 
     def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,

@@ -246,6 +246,8 @@ class Tiers:
                     self.pools[HOST].release(tail[:num_passed])
                     tails[side.table] = tail[num_passed:]
                     tables.set_first(side.table, row, end)
+                    if self._sides is not None:
+                        self._sides.count_passed(side, num_passed)
 
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])

@@ -263,3 +263,15 @@ def test_pages_wasted_by_rounding_are_told_of_each_group(make_manager, compute):
     assert [each.wasted for each in manager.stats().groups] == [2 / 4, 2 * 3 / 4, 0, 4 * 2 / 4]
     manager.free([row, child])
     assert [each.wasted for each in manager.stats().groups] == [0, 0, 0, 0]
+
+
+def test_what_a_window_gives_back_on_the_host_is_counted_as_passed(make_manager, compute):
+    manager = make_manager(20, 4, groups=[FULL, LayerGroup("window", 4, pages=2)], host_blocks=40, prefix_caching=False)
+    row = manager.add(list(range(12)))
+    compute(manager, row, 4)
+    manager.allocate([row], [8])
+    manager.swap_out([row])
+    assert manager.stats().groups[1].passed == 0
+    # Token 12 reads from 9 on: two of three blocks went, of two pages each.
+    manager.confirm()
+    assert manager.stats().groups[1].passed == 2 * 2
