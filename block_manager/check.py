@@ -154,15 +154,16 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             return
         if run.row >= 0 and index.paths[run.row].open is not run:
             yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
-    for run in index.all_runs:
+    all_runs = [*index.runs.values(), *index.ends.values()]
+    for run in all_runs:
         if run.children != (there := dict(children.get(run, {}))):
             yield f"5: run {run.id} counts children {run.children}; there are {there}."
         if run.row < 0:
             yield from _closed_run(run)
     num_nodes = Counter[int]()
     for place, pool in enumerate(index.pools):
-        yield from _residence(index, place, pool)
-        held = [blocks for run in index.all_runs if (blocks := run.blocks[place]) is not None]
+        yield from _residence(all_runs, place, pool)
+        held = [blocks for run in all_runs if (blocks := run.blocks[place]) is not None]
         num_nodes[id(pool)] += sum(int(np.count_nonzero(blocks >= 0)) for blocks in held)
     for pool in index.pools:
         carrying = int(pool.has_content(slice(None)).sum())
@@ -170,9 +171,9 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield f"4: {carrying} {pool.tier} blocks carry a node; {num_nodes[id(pool)]} nodes say that they reside there."
 
 
-def _residence(index: PrefixIndex, place: int, pool: Pool) -> Iterator[str]:
+def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
     holder: dict[int, Run] = {}
-    for run in index.all_runs:
+    for run in runs:
         blocks = run.blocks[place]
         if blocks is None:
             continue

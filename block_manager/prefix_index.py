@@ -136,6 +136,10 @@ class PrefixIndex:
         spans = self.paths[row].closed(self.confirmed_length).spans(0)
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
+    def num_published(self, row: int) -> int:
+        """Blocks of the row that are nodes, pending ones too."""
+        return self.paths[row].closed(self._pending_length).published
+
     def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
         """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
         both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that reside in the
@@ -346,11 +350,6 @@ class PrefixIndex:
                 run.pending[batch] = max(first, 0)
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
-
-    @property
-    def all_runs(self) -> list[Run]:
-        """Runs of full blocks, and ends of rows."""
-        return [*self.runs.values(), *self.ends.values()]
 
     def branches(self, run: Run, at: int) -> bool:
         """Whether another run than the node's own goes on behind it; ends of rows do not count."""

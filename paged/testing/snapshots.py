@@ -33,6 +33,6 @@ def _row(memory: Any, row: int) -> tuple[object, ...]:
         memory.rows.table(row).tolist(),
         [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
         [tail.tolist() for tail in memory.tiers.tails.get(row, ())],
-        index.paths[row].published,
+        index.num_published(row),
         [memory.group_pages(group, np.array([row])).tolist() for group in range(len(memory.layout.groups))],
     )
