@@ -1,6 +1,6 @@
 """Memory accounting for a paged KV cache: blocks, block tables, ref counts, content and tiers. Needs numpy alone."""
 
-from .events import Cleared, Event, Removed, Stored
+from .events import Cleared, Event, Removed, RestartPoint, Stored
 from .layout import LayerGroup, Layout
 from .manager import Admission, BlockManager
 from .memory import Composed, Memory
@@ -25,6 +25,7 @@ __all__ = [
     "MemoryStats",
     "Moves",
     "Removed",
+    "RestartPoint",
     "RowView",
     "Stored",
     "TierView",

@@ -42,11 +42,11 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     num_cached = len(pool.all_pages_of(cached))
     if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
-    used = (pool.ref_count > 0).nonzero()[0]
+    used = (pool.refs() > 0).nonzero()[0]
     pages = np.concatenate([plain, pool.all_pages_of(cached), pool.all_pages_of(used)])
     if len(pages) != pool.num_blocks or len(np.unique(pages)) != len(pages):
         yield f"1: {len(plain)} free + {len(cached)} cached + {len(used)} used {pool.tier} blocks are not {pool.num_blocks}."
-    wrong = listed[pool.ref_count[listed] != 0]
+    wrong = listed[pool.refs()[listed] != 0]
     if len(wrong):
         yield f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used."
     if pool.has_content(plain).any():
@@ -56,7 +56,9 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 
 
 def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]) -> Iterator[str]:
-    pools = {(place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(layout.num_tables)}
+    pools = {
+        (place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(1 + len(layout.sides))
+    }
     counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools.values()}
 
     def count(place: int, table: int, blocks: Any) -> None:
@@ -78,13 +80,13 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
             count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    count(HOST, 0, tiers.held_on_host)
+    count(HOST, 0, NO_BLOCKS if tiers.offload is None else tiers.offload.held())
     for table, block in beside:
         count(DEVICE, table, block)
     for pool, wanted in counted.values():
         for block, references in pool.kept.items():
             wanted[block] += references
-        ref_count = pool.ref_count
+        ref_count = pool.refs()
         for block in (wanted != ref_count).nonzero()[0].tolist():
             yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {wanted[block]} references."
 
@@ -152,15 +154,16 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             return
         if run.row >= 0 and index.paths[run.row].open is not run:
             yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
-    for run in index.all_runs:
+    all_runs = [*index.runs.values(), *index.ends.values()]
+    for run in all_runs:
         if run.children != (there := dict(children.get(run, {}))):
             yield f"5: run {run.id} counts children {run.children}; there are {there}."
         if run.row < 0:
             yield from _closed_run(run)
     num_nodes = Counter[int]()
     for place, pool in enumerate(index.pools):
-        yield from _residence(index, place, pool)
-        held = [blocks for run in index.all_runs if (blocks := run.blocks[place]) is not None]
+        yield from _residence(all_runs, place, pool)
+        held = [blocks for run in all_runs if (blocks := run.blocks[place]) is not None]
         num_nodes[id(pool)] += sum(int(np.count_nonzero(blocks >= 0)) for blocks in held)
     for pool in index.pools:
         carrying = int(pool.has_content(slice(None)).sum())
@@ -168,9 +171,9 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield f"4: {carrying} {pool.tier} blocks carry a node; {num_nodes[id(pool)]} nodes say that they reside there."
 
 
-def _residence(index: PrefixIndex, place: int, pool: Pool) -> Iterator[str]:
+def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
     holder: dict[int, Run] = {}
-    for run in index.all_runs:
+    for run in runs:
         blocks = run.blocks[place]
         if blocks is None:
             continue

@@ -1,6 +1,6 @@
 """Events: what the cache stored and removed, for an index of it elsewhere.
 
-    take() ──> Cleared()   Removed(device, [x])   Stored(device, [a b c])   Stored(host, [x])
+    take() ──> Cleared()   Removed(device, [x])   Stored(device, [a b c])   RestartPoint(c, 48)   Stored(host, [x])
 
 Nothing is recorded before the first reading. Then the runs are noted whose nodes come or leave, and a reading compares
 what they have with what was told.
@@ -8,15 +8,18 @@ what they have with what was told.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .growth import Growth
+from .layout import LayerGroup
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, NUM_PLACES, Run, upwards
-from .tables import Tables
+from .runs import DEVICE, NUM_PLACES, Run, stretches, upwards
+from .side_content import SideContent
 
 # Consecutive nodes of a run: the first, and the one after the last.
 Stretch = tuple[int, int]
@@ -48,20 +51,42 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartPoint:
+    """An end of a block on the device behind which a prompt can begin, in a model whose layers are of several kinds: the last
+    group's part came, or (not `is_stored`) the first one went.
+
+    hash      of the block, as in `Stored`
+    length    tokens before it and in it: what a prompt that begins there need not compute
+    groups    the groups, each of which can stand there: all of the model
+    """
+
+    hash: bytes
+    length: int
+    groups: tuple[LayerGroup, ...]
+    is_stored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Cleared:
     """Both tiers hold no content."""
 
 
-Event = Stored | Removed | Cleared
+Event = Stored | Removed | RestartPoint | Cleared
+
+# Beside the places, what is told of the nodes of a run: where all groups can stand.
+_RESTARTS = NUM_PLACES
 
 
 class EventLog:
     """Changes since the last `take`. The index says in which runs, but for what rows compute at the end of open ones."""
 
-    def __init__(self, index: PrefixIndex, tables: Tables) -> None:
-        self._index, self._tables = index, tables
+    def __init__(self, index: PrefixIndex, growth: Growth, sides: SideContent | None) -> None:
+        self._index, self._tables, self._layout, self._sides = index, growth.tables, growth.layout, sides
+        # Blocks without a full group are none.
+        blocks = range(NUM_PLACES) if growth.layout.full_pages else ()
+        self._kinds = [*blocks, *([] if sides is None else [_RESTARTS])]
         self._was_cleared = False
-        # By run and place, the nodes that readers know of.
+        # By run and place, or restarts, the nodes that readers know of.
         self._told: dict[tuple[Run, int], list[Stretch]] = {}
         self._changed = set(index.runs.values())
         index.listen(self)
@@ -90,14 +115,19 @@ class EventLog:
         """Return the changes since the last call. All of them together give what each tier holds."""
         self._note_grown()
         removed, stored, told = list[Event](), list[Event](), dict[tuple[Run, int], list[Stretch]]()
+        if self._sides is not None:
+            for run in self._index.runs.values():
+                if run.parent in self._changed:
+                    # What a window reaches back to may lie before its run.
+                    self._changed.add(run)
         # A child's id is higher than its parent's.
         for run in sorted(self._changed, key=lambda run: run.id):
-            for place in range(NUM_PLACES):
-                before, now = self._told.get((run, place), []), self._residing(run, place)
+            for kind in self._kinds:
+                before, now = self._told.get((run, kind), []), self._residing(run, kind)
                 if now != before:
-                    told[run, place] = now
-                    removed += [self._removed(run, place, *part) for part in _without(before, now)]
-                    stored += [self._stored(run, place, *part) for part in _without(now, before)]
+                    told[run, kind] = now
+                    removed += self._events(run, kind, _without(before, now), are_stored=False)
+                    stored += self._events(run, kind, _without(now, before))
         events: list[Event] = [Cleared()] if self._was_cleared else []
         # Only when the whole reading is made: one that fails half-way is made again.
         self._told |= told
@@ -109,7 +139,7 @@ class EventLog:
     def snapshot(self) -> list[Event]:
         """What a new reader applies before it goes on with `take`: all that was taken and still holds."""
         told = sorted(self._told.items(), key=lambda item: (item[0][0].id, item[0][1]))
-        return [self._stored(run, place, *part) for (run, place), parts in told for part in parts]
+        return [event for (run, kind), parts in told for event in self._events(run, kind, parts)]
 
     def _note_grown(self) -> None:
         """Note the open runs whose rows computed more nodes."""
@@ -124,8 +154,11 @@ class EventLog:
                 self._changed.add(path.open)
 
     def _residing(self, run: Run, place: int) -> list[Stretch]:
-        """The confirmed nodes of a run that reside in a place."""
+        """The confirmed nodes of a run that reside in a place, or after which all groups can stand."""
         length = self._index.confirmed_length(run)
+        if place == _RESTARTS and self._sides is not None:
+            parts = self._residing(run, DEVICE)
+            return stretches(self._sides.can_stand(run, parts[0][1])) if parts else []
         if run.row >= 0 and place == DEVICE:
             return [(0, length)] if length > 0 else []
         blocks = run.blocks[place]
@@ -134,18 +167,25 @@ class EventLog:
         if (there := run.num_there(place, 0, length)) == min(length, len(blocks)):
             # Most often there is no gap.
             return [(0, there)]
-        edges = np.diff(blocks[:length] >= 0, prepend=False, append=False).nonzero()[0].tolist()
-        return list(zip(edges[::2], edges[1::2], strict=True))
+        return stretches(blocks[:length] >= 0)
 
-    def _removed(self, run: Run, place: int, start: int, stop: int) -> Removed:
-        return Removed(self._index.pools[place].tier, tuple(self._index.digests(run, stop, start)[::-1]))
-
-    def _stored(self, run: Run, place: int, start: int, stop: int) -> Stored:
-        index = self._index
-        hashes, parent = tuple(index.digests(run, stop, start)), index.digest_before(run, start)
-        tokens = np.frombuffer(index.run_tokens(run, start, stop), np.int32)
-        *_, (top, _) = upwards(run, start)
-        return Stored(index.pools[place].tier, hashes, parent, tokens, top.key[: -index.block_bytes])
+    def _events(self, run: Run, kind: int, parts: list[Stretch], *, are_stored: bool = True) -> list[Event]:
+        """What is told of these nodes of a run."""
+        index, found = self._index, list[Event]()
+        for start, stop in parts:
+            hashes = tuple(index.digests(run, stop, start))
+            if kind == _RESTARTS:
+                before, groups = 1 + sum([at + 1 for _, at in upwards(run.parent, run.at)]), self._layout.groups
+                lengths = range((before + start) * self._layout.block_size, sys.maxsize, self._layout.block_size)
+                found += [RestartPoint(*each, groups, are_stored) for each in zip(hashes, lengths, strict=False)]
+            elif are_stored:
+                tokens = np.frombuffer(index.run_tokens(run, start, stop), np.int32)
+                *_, (top, _) = upwards(run, start)
+                root, parent = top.key[: -index.block_bytes], index.digest_before(run, start)
+                found.append(Stored(index.pools[kind].tier, hashes, parent, tokens, root))
+            else:
+                found.append(Removed(index.pools[kind].tier, hashes[::-1]))
+        return found
 
 
 def _without(stretches: list[Stretch], others: list[Stretch]) -> list[Stretch]:

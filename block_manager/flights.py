@@ -50,7 +50,7 @@ class Flight:
         self.held: NDArray[np.int64] | None = None
         self.is_fork: NDArray[np.bool_] | None = None
         self.has_drafts = False
-        # By row, those that read their states from other blocks than they write.
+        # By row, those that read their states from other blocks than they write; who takes one out releases its blocks.
         self.reads: dict[int, StateRead] = {}
         # Shares placed one by one and not packed yet, by row.
         self._single: dict[int, tuple[int, int]] = {}
@@ -78,13 +78,6 @@ class Flight:
         if row in self._single:
             self.pack()
         self._single[row] = start, end
-
-    def read_elsewhere(self, row: int, read: StateRead) -> None:
-        self.reads[row] = read
-
-    def take_read(self, row: int) -> StateRead | None:
-        """Return the states that the row was to read from elsewhere, which are the caller's from now on; None: it reads none."""
-        return self.reads.pop(row, None)
 
     def pack(self) -> None:
         if self._single:
@@ -172,9 +165,6 @@ class Flights:
         flight.pack()
         self.outstanding.append(flight)
         return flight
-
-    def end(self, flight: Flight) -> None:
-        self.outstanding.remove(flight)
 
     def shares_of(self, row: int) -> list[tuple[int, Share]]:
         """(batch, share) of the row in each batch that has a non-empty one, oldest first."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.growing import rising, rising_from
+from paged.base.growing import rising_from
 
 from .layout import Layout
 from .moves import NO_MOVES, Moves, pairs_of
@@ -34,9 +34,7 @@ class Growth:
     """`blocks`: the pool of the full group's blocks, which is `device` unless they cost no page."""
 
     def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
-        self._tables = tables
-        self._device, self._blocks = device, blocks
-        self._layout = layout
+        self.tables, self.device, self.blocks, self.layout = tables, device, blocks, layout
         # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`, which
         # starts the record.
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
@@ -53,7 +51,7 @@ class Growth:
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
-        tables, stop = self._tables, column + len(blocks)
+        tables, stop = self.tables, column + len(blocks)
         tables.ensure_columns(stop)
         tables.blocks[0, row, column:stop] = blocks
         if stop >= tables.num_blocks[row]:
@@ -69,13 +67,13 @@ class Growth:
         if wanted is not None:
             counts = wanted - have
             total = int(counts.sum())
-        pages = total * self._layout.block_pages
-        if self._layout.states:
-            pages += int(np.count_nonzero(have == 0)) * self._layout.state_pages
-        self._device.require(self.num_promised + pages)
+        pages = total * self.layout.block_pages
+        if self.layout.states:
+            pages += int(np.count_nonzero(have == 0)) * self.layout.state_pages
+        self.device.require(self.num_promised + pages)
         if wanted is not None:
             # Before anything is promised: this may raise MemoryError.
-            self._tables.ensure_columns(int(wanted.max()))
+            self.tables.ensure_columns(int(wanted.max()))
             rows, have = rows.repeat(counts), rising_from(have, counts)
         self._promised.append((rows, have, total))
         self.num_promised += pages
@@ -87,21 +85,21 @@ class Growth:
 
     def pages_from(self, have: int, wanted: int) -> int:
         """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
-        return (wanted - have) * self._layout.block_pages + (0 if have else self._layout.state_pages)
+        return (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
 
     def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""
-        have = self._tables.num_blocks[rows] if have is None else have
-        short: NDArray[np.int64] = np.maximum(-(-ends // self._tables.block_size) - have, 0)
-        if not self._layout.is_plain:
+        have = self.tables.num_blocks[rows] if have is None else have
+        short: NDArray[np.int64] = np.maximum(-(-ends // self.tables.block_size) - have, 0)
+        if not self.layout.is_plain:
             is_first = ((short > 0) & (have == 0)) | self.moving_states(rows)
-            short = short * self._layout.block_pages + is_first * np.int64(self._layout.state_pages)
+            short = short * self.layout.block_pages + is_first * np.int64(self.layout.state_pages)
         return short
 
     def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """`lacking` for rows that have `totals` tokens at last: of a window what it will hold at once, but always its next
         block, since fronts go back later."""
-        tables, layout = self._tables, self._layout
+        tables, layout = self.tables, self.layout
         wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows] if have is None else have
         more: NDArray[np.int64] = np.maximum(wanted - have, 0)
         if layout.is_plain:
@@ -118,10 +116,10 @@ class Growth:
 
     def moving_states(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each row's next share writes its states elsewhere, bool [n]: others hold them, or they are content."""
-        tables, device = self._tables, self._device
+        tables, device = self.tables, self.device
         moves: NDArray[np.bool_] = tables.moves_state[rows] & (tables.num_blocks[rows] > 0)
         for i in moves.nonzero()[0].tolist():
-            blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self._layout.states]
+            blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self.layout.states]
             if not any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
                 # Those who held them have gone.
                 tables.let_move(rows[i], False)
@@ -130,16 +128,16 @@ class Growth:
 
     @property
     def num_unpromised(self) -> int:
-        return self._device.num_available - self.num_promised
+        return self.device.num_available - self.num_promised
 
     def evict_promised(self) -> None:
         """Draw now if the promised blocks need an eviction, so that a lookup does not find what that evicts."""
-        if self.num_promised > self._device.num_free:
+        if self.num_promised > self.device.num_free:
             self.draw_promised()
 
     def draw_promised(self) -> None:
         """Draw all promised blocks and write them into the tables: one draw, one eviction, one write."""
-        tables, layout = self._tables, self._layout
+        tables, layout = self.tables, self.layout
         if not self._promised:
             return
         rows, columns, total = self._promised[0]
@@ -147,8 +145,8 @@ class Growth:
             rows, columns = _places(self._promised)
             total = len(rows)
         if layout.sides:
-            self._device.make_room(self.num_promised)
-        blocks = self._blocks.draw(total, layout.full_pages or 1)
+            self.device.make_room(self.num_promised)
+        blocks = self.blocks.draw(total, layout.full_pages or 1)
         try:
             try:
                 tables.blocks[0][rows, columns] = blocks
@@ -157,14 +155,14 @@ class Growth:
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = blocks
         except MemoryError:
-            self._blocks.release(blocks)
+            self.blocks.release(blocks)
             raise
         self._promised, self.num_promised = [], 0
         for side in layout.sides:
             if not side.is_state:
-                tables.put(side.table, rows, columns, self._device.draw(total, side.pages))
+                tables.put(side.table, rows, columns, self.device.draw(total, side.pages))
             elif len(begins := rows[columns == 0]):
-                tables.put(side.table, begins, 0, self._device.draw(len(begins), side.pages))
+                tables.put(side.table, begins, 0, self.device.draw(len(begins), side.pages))
         # A row that gets several keeps its last value.
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
@@ -173,11 +171,11 @@ class Growth:
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
-        tables = self._tables
+        tables = self.tables
         num_blocks = int(tables.num_blocks[row])
         if keep < num_blocks:
-            self._blocks.release(tables.blocks[0, row, keep:num_blocks])
-            if self._layout.sides:
+            self.blocks.release(tables.blocks[0, row, keep:num_blocks])
+            if self.layout.sides:
                 self.give_back_sides(row, keep)
             tables.set_num_blocks(row, keep)
 
@@ -185,19 +183,19 @@ class Growth:
         """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block. What is
         planned to be copied for the row is not."""
         self.copies.pop(row, None)
-        tables, stop = self._tables, int(self._tables.num_blocks[row])
-        for side in self._layout.sides:
+        tables, stop = self.tables, int(self.tables.num_blocks[row])
+        for side in self.layout.sides:
             first = max(keep, int(tables.first[side.table, row]))
             last = min(stop, 1) if side.is_state else stop
             if first < last:
-                self._device.release(tables.blocks[side.table, row, first:last])
+                self.device.release(tables.blocks[side.table, row, first:last])
             if not side.is_state:
                 tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
         """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are
         of that length."""
-        tables, layout = self._tables, self._layout
+        tables, layout = self.tables, self.layout
         if not num_tokens or not layout.sides:
             return True
         if layout.states and num_tokens < tables.num_launched[row]:
@@ -206,32 +204,32 @@ class Growth:
 
     def restarts(self, row: int) -> tuple[int, int]:
         """The least and the most tokens, 0 aside, at which the row can stand, and at all between."""
-        launched = self._tables.num_launched.item(row)
+        launched = self.tables.num_launched.item(row)
         stands_from = bisect_left(range(1, launched + 1), True, key=lambda length: self.is_restart(row, length))
         return min(stands_from + 1, launched), launched
 
     def mark_tail(self, row: int, is_shared: bool) -> None:
         """Mark whether the row's partial block may be shared. A marked row is checked before it writes there."""
-        self._tables.shares_tail[row] = is_shared
-        self.any_shared_tail = is_shared or bool(self._tables.shares_tail.any())
+        self.tables.shares_tail[row] = is_shared
+        self.any_shared_tail = is_shared or bool(self.tables.shares_tail.any())
 
     def note_shared_tail(self, row: int) -> None:
         """Mark the row if its last block is now partial and shared; it was full, or on the host."""
-        tables = self._tables
+        tables = self.tables
         column, offset = divmod(tables.num_launched.item(row), tables.block_size)
-        if offset and column < tables.num_blocks[row] and self._blocks.num_refs(tables.blocks.item(0, row, column)) > 1:
+        if offset and column < tables.num_blocks[row] and self.blocks.num_refs(tables.blocks.item(0, row, column)) > 1:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
         """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
         last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
         `num_grown` more pages cannot be drawn."""
-        tables = self._tables
+        tables = self.tables
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
         ]
-        parts = [(table, pages, self._tails_to_copy(table, writers)) for table, _, pages in self._layout.of_blocks]
-        self._device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
+        parts = [(table, pages, self._tails_to_copy(table, writers)) for table, _, pages in self.layout.of_blocks]
+        self.device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
         pairs: list[tuple[int, int]] = []
         for table, pages, copies in parts:
             pool = self._pool(table)
@@ -246,7 +244,7 @@ class Growth:
         return Moves(device_to_device=pairs_of(pairs))
 
     def _pool(self, table: int) -> Pool:
-        return self._device if table else self._blocks
+        return self.device if table else self.blocks
 
     def allow_copies(self, may_copy: bool) -> None:
         """Allow copies of content until the batch is put out, or forbid them while those of an earlier batch are still to
@@ -269,16 +267,17 @@ class Growth:
     ) -> Iterable[tuple[int, int]]:
         """Write a copy of a block into the row's table; (source, target) of each page."""
         if table:
-            self._tables.put(table, row, column, copy)
+            self.tables.put(table, row, column, copy)
         else:
             self.write(row, column, np.array([copy]))
         return zip(*self._pool(table).pages_of(np.array([block, copy]), pages).tolist(), strict=True)
 
     def take_copies(self) -> Moves:
         """Return the copies planned by calls without moves of their own."""
+        if not self.copies:
+            return NO_MOVES
         copies, self.copies = self.copies, {}
-        pairs = [pair for its in copies.values() for pair in its]
-        return Moves(device_to_device=pairs_of(pairs)) if pairs else NO_MOVES
+        return Moves(device_to_device=pairs_of([pair for its in copies.values() for pair in its]))
 
     def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Pairs in which pages that are still to be copied for the row are read where the copies come from."""
@@ -289,8 +288,8 @@ class Growth:
         """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""
         pool, copies, holders = self._pool(table), list[tuple[int, int, int]](), dict[int, int]()
         for row in writers:
-            column = int(self._tables.num_launched[row]) // self._tables.block_size
-            block = int(self._tables.blocks[table, row, column])
+            column = int(self.tables.num_launched[row]) // self.tables.block_size
+            block = int(self.tables.blocks[table, row, column])
             left = holders.setdefault(block, pool.num_refs(block))
             if left > 1 or pool.has_content(block):
                 holders[block] = left - 1
@@ -306,14 +305,14 @@ class Growth:
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
         """Let a fork of the row hold what its sides hold, before column `num_blocks`; the first of them to write a state writes
         another one."""
-        tables = self._tables
-        for side in self._layout.sides:
+        tables = self.tables
+        for side in self.layout.sides:
             first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
             blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
-            self._device.hold(blocks)
+            self.device.hold(blocks)
             tables.put(side.table, child, slice(first, stop), blocks)
             tables.set_first(side.table, child, first)
-        if self._layout.states and num_blocks:
+        if self.layout.states and num_blocks:
             tables.let_move([row, child], True)
 
     def take_changes(self) -> TableChanges:
@@ -350,5 +349,5 @@ def _places(parts: list[tuple[Any, Any, int]]) -> tuple[Rows, NDArray[np.int64]]
     for row, column, count in parts:
         first, stop = stop, stop + count
         rows[first:stop] = row
-        columns[first:stop] = rising(column + count)[column:] if isinstance(row, int) else column
+        columns[first:stop] = np.arange(column, column + count) if isinstance(row, int) else column
     return rows, columns

@@ -57,14 +57,20 @@ class LayerGroup:
         """Words for it, as "window layers of 1,024" or "state layers"."""
         return f"{self.kind} layers" + (f" of {self.reach:,}" if self.reach else "")
 
+    def front(self, computed: Any) -> Any:
+        """The first token that has to be kept of so many computed ones, int or int64 [n]; states keep none."""
+        if self.kind == "window":
+            return np.maximum(computed - self.reach + 1, 0)
+        return computed // self.reach * self.reach if self.reach else computed * (self.kind == "state")
+
 
 class Side:
     """A group beside the full one, the index of its table, and the place of its content (`PrefixIndex.pools`). `most`:
     blocks that a row holds at most, one of them still in flight."""
 
     def __init__(self, group: LayerGroup, table: int, block_size: int, *, keeps: bool) -> None:
-        self.kind, self.reach, self.pages, self.table = group.kind, group.reach, group.pages, table
-        self.name = group.name
+        self.group, self.name, self.table = group, group.name, table
+        self.kind, self.reach, self.pages = group.kind, group.reach, group.pages
         # Those of the full group come first: device and host.
         self.place = 1 + table
         self.is_state = group.kind == "state"
@@ -84,9 +90,7 @@ class Side:
             return np.maximum(computed // self._size - self._behind, 0)
         if self._keeps:
             computed = computed // self._size * self._size
-        if self.kind == "window":
-            return np.maximum(computed - self.reach + 1, 0) // self._size
-        return computed // self.reach * self.reach // self._size
+        return self.group.front(computed) // self._size
 
 
 class Layout:
@@ -129,11 +133,6 @@ class Layout:
                 f"{' and '.join(sorted(kinds))} layers" if kinds else f"full layers of {self.full_pages} pages a block"
             )
             raise UnsupportedByLayers(what, named)
-
-    @property
-    def num_tables(self) -> int:
-        """Block tables: that of the full group, which is always there, and one a side."""
-        return 1 + len(self.sides)
 
     def num_main_blocks(self, num_pages: int) -> int:
         """Ids for blocks of the full group."""

@@ -29,11 +29,11 @@ from paged.errors import InvalidConfig, InvalidTokens, MemoryClaimed, NothingInF
 from .content_key import root_prefix
 from .events import Event
 from .flights import Flight
-from .layout import PLAIN, LayerGroup
+from .layout import PLAIN, LayerGroup, Layout
 from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .sharing import Hit
-from .tables import Rows, Tables
+from .tables import Rows
 from .views import GroupTables, MemoryStats, TierView
 
 RowsLike = int | Sequence[int] | Rows
@@ -59,17 +59,6 @@ def _checked(groups: Any) -> tuple[LayerGroup, ...]:
     if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
         raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
     return tuple(groups)
-
-
-def _num_filled_slots(tables: Tables, num_blocks: int) -> int:
-    """Slots of used device blocks that hold a computed token; a shared block counts once."""
-    size = tables.block_size
-    filled = np.zeros(num_blocks, np.int64)
-    for row in tables.live_rows.tolist():
-        blocks = tables.blocks[0, row, : tables.num_blocks[row]]
-        computed = np.clip(tables.num_computed[row] - np.arange(len(blocks)) * size, 0, size)
-        filled[blocks] = np.maximum(filled[blocks], computed)
-    return int(filled.sum())
 
 
 class BlockManager(Uncopyable):
@@ -109,19 +98,12 @@ class BlockManager(Uncopyable):
             )
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
-        self._memory = memory = Memory(
-            num_blocks,
-            block_size,
-            host_blocks,
-            prefix_caching,
-            host_caching,
-            _checked(groups),
-            row_ends=checked_flag("row_ends", row_ends),
-        )
-        if host_caching:
-            memory.layout.refuse("host_caching (content on the host)")
         # The groups, and counts of pages.
-        self.layout = memory.layout
+        self.layout = layout = Layout(_checked(groups), block_size, keeps=prefix_caching)
+        if host_caching:
+            layout.refuse("host_caching (content on the host)")
+        ends = checked_flag("row_ends", row_ends)
+        self._memory = memory = Memory(layout, num_blocks, host_blocks, host_caching, ends)
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 
@@ -133,11 +115,6 @@ class BlockManager(Uncopyable):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
         return self._memory
-
-    @property
-    def _tells_content(self) -> bool:
-        """Whether there is content of a full group, which is what readers outside are told of."""
-        return self.prefix_caching and bool(self._memory.layout.full_pages)
 
     def _own(self, call: str) -> Memory:
         """The memory, for a call that changes it. Raises MemoryClaimed."""
@@ -359,7 +336,7 @@ class BlockManager(Uncopyable):
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
         num_slots = device.num_used * self.block_size if memory.layout.is_plain else 0
-        empty = num_slots - _num_filled_slots(memory.tables, self.num_blocks) if num_slots else 0
+        empty = num_slots - memory.num_filled(0) if num_slots else 0
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=device.num_free,
@@ -417,21 +394,23 @@ class BlockManager(Uncopyable):
         return self._memory.index.hashes(self._memory.tables.one(row, allow_swapped=True))
 
     def take_events(self) -> list[Event]:
-        """Return what each tier stored and removed since the last call, parents stored before children; empty without a
-        prefix cache or full layers. The first call begins with all content, and changes are kept from then on. Applied from empty, the
-        events give exactly the confirmed content of both tiers."""
-        return self._memory.content.event_log().take() if self._tells_content else []
+        """Return what each tier stored and removed since the last call, parents stored before children, and, of layers of
+        several kinds, where prompts can begin; of blocks nothing without full layers, nothing at all without a prefix
+        cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the events
+        give exactly the confirmed content of both tiers."""
+        return self._memory.content.event_log().take() if self.prefix_caching else []
 
     def events_snapshot(self) -> list[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
-        return self._memory.content.event_log().snapshot() if self._tells_content else []
+        return self._memory.content.event_log().snapshot() if self.prefix_caching else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
         Raises InvalidConfig for another tier."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        return self._memory.index.contents(tier) if self._tells_content else set()
+        has_any = self.prefix_caching and self._memory.layout.full_pages
+        return self._memory.index.contents(tier) if has_any else set()
 
     def extend_hit(self, row: int) -> int:
         """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.

@@ -16,7 +16,7 @@ from paged.base.growing import rising_from
 from .check import violations_of
 from .flights import Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
-from .layout import PLAIN, LayerGroup, Layout
+from .layout import Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
@@ -53,22 +53,9 @@ class Memory:
     """The state of the memory layer, and the unchecked calls on it. Arrays that it shows are read-only views of live
     columns, valid until a row is added or gets more tokens, unless said to be copies."""
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        host_blocks: int,
-        prefix_caching: bool,
-        host_caching: bool,
-        groups: Sequence[LayerGroup] = PLAIN,
-        *,
-        row_ends: bool = True,
-    ) -> None:
-        self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.num_host_blocks = host_blocks
-        self.prefix_caching = prefix_caching
+    def __init__(self, layout: Layout, num_blocks: int, host_blocks: int, host_caching: bool, row_ends: bool) -> None:
+        self.layout, self.block_size, self.prefix_caching = layout, layout.block_size, layout.keeps
+        self.num_blocks, self.num_host_blocks, self.host_caching = num_blocks, host_blocks, host_caching
         leads = [0, *(side.lead for side in layout.sides)]
         self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), leads=leads)
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
@@ -81,20 +68,16 @@ class Memory:
         # Without prefix caching no row reads or writes, and it stays empty.
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
         self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
-        self.host_caching = host_caching
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.
-        self.sides: SideContent | None = None
-        if layout.sides:
-            self.sides = SideContent(self.tables, self.index, self.device, self.growth, layout, row_ends)
+        self.sides = SideContent(self.index, self.growth, row_ends) if layout.sides else None
         # Where rows ended within a block; None without states, or where no row begins there.
         self.ends = None if self.sides is None else self.sides.ends
-        pools = self.device, self.host
-        self.tiers = Tiers(self.tables, self.growth, self.index, self.offload, self.sides, layout, pools)
+        self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
         self.rows = RowView(self.tables, self.tiers)
-        self.sharing = Sharing(self.tables, self.flights, self.index, self.growth, self.tiers, self.offload, self.sides)
-        self.content = Content(self.tables, self.index, self.offload, self.sides, layout.full_pages)
+        self.sharing = Sharing(self.flights, self.index, self.growth, self.tiers, self.sides)
+        self.content = Content(self.index, self.growth, self.offload, self.sides)
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
@@ -256,11 +239,10 @@ class Memory:
         return NO_MOVES
 
     def begin_batch(self, number: int) -> None:
-        self.batch = number
+        self.batch = self.index.batch = number
         self.device.begin_step(number)
         self.host.begin_step(number)
         self.flights.begin(number)
-        self.index.batch = number
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
         self.tables.num_launched[row] = end
@@ -362,15 +344,8 @@ class Memory:
             self.flights.seal()
         self.begin_batch(number + 1)
         self.growth.allow_copies(False)
-        return Composed(
-            number,
-            flight,
-            is_empty,
-            moves,
-            self.slots(decodes, positions, counts),
-            self.tables.last_token[decodes],
-            changes,
-        )
+        slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
+        return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
 
     def end_step(
         self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
@@ -381,12 +356,12 @@ class Memory:
 
     def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
         """`GroupTables.tables` of these rows."""
-        return GroupTables(self.tables, self.device, self.layout, group, rows).tables
+        return GroupTables(self.growth, group, rows).tables
 
     def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
         """The tables of a batch's rows, one a group."""
-        numbers = range(len(self.layout.groups))
-        return tuple([GroupTables(self.tables, self.device, self.layout, g, flight.rows, flight) for g in numbers])
+        groups = range(len(self.layout.groups))
+        return tuple([GroupTables(self.growth, group, flight.rows, flight) for group in groups])
 
     def pages_of_rows(self, rows: list[int]) -> int:
         """Pages that these rows hold, each counted once."""
@@ -400,14 +375,32 @@ class Memory:
 
     def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
         """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
-        tables, found, chosen = self.tables, list[int](), np.array(rows, np.int64)
-        for group, table in zip(self.layout.groups, self.layout.table_of, strict=True):
-            firsts, stops = tables.first[table, chosen], tables.num_blocks[chosen]
-            # A row on the host keeps its place in windows.
-            counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
-            blocks = tables.blocks[table, chosen.repeat(counts), rising_from(firsts, counts)].tolist()
-            found.append(len({*blocks, *(block for its, block in beside if its == table)}) * group.pages)
+        found = list[int]()
+        for number, group in enumerate(self.layout.groups):
+            *_, blocks = self._entries(number, np.array(rows, np.int64))
+            others = (block for table, block in beside if table == self.layout.table_of[number])
+            found.append(len({*blocks.tolist(), *others}) * group.pages)
         return found
+
+    def _entries(self, group: int, rows: Rows) -> tuple[Rows, NDArray[np.int64], NDArray[np.int32]]:
+        """Row, column and block of all that these rows' tables have of a group, [n] each."""
+        tables, table = self.tables, self.layout.table_of[group]
+        firsts, stops = tables.first[table, rows], tables.num_blocks[rows]
+        # A row on the host keeps its place in windows.
+        is_state = self.layout.groups[group].kind == "state"
+        counts = np.minimum(stops, 1) if is_state else np.maximum(stops - firsts, 0)
+        rows, columns = rows.repeat(counts), rising_from(firsts, counts)
+        return rows, columns, tables.blocks[table, rows, columns]
+
+    def num_filled(self, group: int) -> int:
+        """Slots of blocks in tables that hold a computed token which the group, no states, has to keep; a shared block counts
+        once."""
+        rows, columns, blocks = self._entries(group, self.tables.live_rows)
+        computed, begins = self.tables.num_computed[rows], columns * self.block_size
+        begin = np.maximum(begins, self.layout.groups[group].front(computed))
+        filled = np.zeros(self.num_blocks, np.int64)
+        np.maximum.at(filled, blocks, np.minimum(computed, begins + self.block_size) - begin)
+        return int(filled.sum())
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
@@ -416,8 +409,11 @@ class Memory:
         cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
         cached = [self.device.num_cached - sum(cached), *cached]
         used = self.pages_by_group(self.tables.live_rows.tolist(), self._beside_tables())
-        groups = zip(self.layout.groups, used, self.layout.table_of, strict=True)
-        return tuple([GroupStats(group, its, cached[at], passed[at], lost[at]) for group, its, at in groups])
+        found = []
+        for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
+            kept = used[number] if group.kind == "state" else self.num_filled(number) * group.pages / self.block_size
+            found.append(GroupStats(group, used[number], cached[at], passed[at], lost[at], used[number] - kept))
+        return tuple(found)
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:
         """Pages that become free with each of the row's blocks, int64 [n]; of shared ones none."""
@@ -504,7 +500,7 @@ class Memory:
     def settle(self, flight: Flight) -> None:
         """End the oldest batch, which ran: confirm its tokens, make nodes of full blocks, release duplicates."""
         tables, index = self.tables, self.index
-        self.flights.end(flight)
+        self.flights.outstanding.remove(flight)
         rows, _, ends = flight.columns()
         if flight.has_drafts or flight.held is not None or flight.is_fork is not None:
             # Rejected drafts are not launched any more, and what has no value is not computed.
@@ -513,23 +509,18 @@ class Memory:
         else:
             tables.num_computed[rows] = ends
         index.confirm(flight.number)
-        if self.sides is not None:
+        if flight.reads and self.sides is not None:
             self.sides.settle(flight)
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
-                    self._publish(flight.rows.item(place))
+                    self.sharing.publish(flight.rows.item(place))
         if self.sides is not None and self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
             self.sides.give_back_fronts(rows)
             if self.tiers.tails:
                 self.tiers.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
-
-    def _publish(self, row: int) -> None:
-        # A swapped row has no device block that could carry a node.
-        if not self.tables.is_swapped[row]:
-            self.sharing.publish(row)
 
     def take_back(self, flight: Flight) -> dict[int, int]:
         """End the latest batch, which did not run: rows fall back to where it began, pending nodes are withdrawn. A row
@@ -543,7 +534,7 @@ class Memory:
         for share in shares:
             # After the releases: only then is it known which tails are shared.
             self.growth.note_shared_tail(share.row)
-        self.flights.end(flight)
+        self.flights.outstanding.remove(flight)
         self.index.withdraw(flight.number)
         self.sharing.hand_down(flight.number)
         return lost_hits
@@ -578,7 +569,7 @@ class Memory:
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
             # Another sequence may get the row within this batch.
-            read = self.flights.composed.take_read(row)
+            read = self.flights.composed.reads.pop(row, None)
             for block in read.blocks if read is not None else ():
                 self.device.release(np.array([block]))
         if tables.is_swapped[row]:
@@ -628,7 +619,7 @@ class Memory:
     def set_computed(self, row: int, num_computed: int) -> None:
         """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""
         self.tables.set_progress(row, num_computed, num_computed)
-        self._publish(row)
+        self.sharing.publish(row)
 
     def check(self) -> list[str]:
         found = violations_of(self.tables, self.flights, self.index, self.tiers, self.layout, self._beside_tables())

@@ -43,12 +43,7 @@ def pairs_of(pairs: Sequence[tuple[int, int]]) -> Pairs:
 
 def joined(parts: Sequence[Moves]) -> Moves:
     parts = [part for part in parts if len(part)]
-    if not parts:
-        return NO_MOVES
-    if len(parts) == 1:
-        return parts[0]
-    return Moves(
-        np.concatenate([part.device_to_host for part in parts]),
-        np.concatenate([part.host_to_device for part in parts]),
-        np.concatenate([part.device_to_device for part in parts]),
-    )
+    if len(parts) < 2:
+        return parts[0] if parts else NO_MOVES
+    kinds = zip(*[(part.device_to_host, part.host_to_device, part.device_to_device) for part in parts], strict=True)
+    return Moves(*map(np.concatenate, kinds))

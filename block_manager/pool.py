@@ -98,12 +98,8 @@ class Pool:
         if has_places:
             self.place = np.zeros(self.num_blocks, np.int8)
 
-    @property
-    def ref_count(self) -> NDArray[np.int32]:
-        """int32 [num_blocks]: references to each block; a copy."""
-        return self.refs(slice(None))
-
-    def refs(self, blocks: Blocks | NDArray[np.int32] | slice) -> NDArray[np.int32]:
+    def refs(self, blocks: Blocks | NDArray[np.int32] | slice = slice(None)) -> NDArray[np.int32]:
+        """References to each of these blocks, int32 [n]; to all; a copy."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 
     def num_refs(self, block: int) -> int:

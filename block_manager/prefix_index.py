@@ -351,11 +351,6 @@ class PrefixIndex:
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
-    @property
-    def all_runs(self) -> list[Run]:
-        """Runs of full blocks, and ends of rows."""
-        return [*self.runs.values(), *self.ends.values()]
-
     def branches(self, run: Run, at: int) -> bool:
         """Whether another run than the node's own goes on behind it; ends of rows do not count."""
         return run.children.get(at, 0) > (self.end_of(run, at) is not None)
@@ -394,15 +389,13 @@ class PrefixIndex:
         run.put(place, first, blocks)
         if run.retained:
             self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
-        if self.log is not None and place < NUM_PLACES:
+        if self.log is not None:
             self.log.changed([run])
 
-    def draw_for(self, place: int, spans: list[Span], count: int, pages: int = 1) -> Blocks:
-        """Draw a block in a place for each of these `count` nodes, int64 [count]: span by span, last node first."""
-        blocks, end = self.pools[place].draw(count, pages), 0
-        for run, first, stop in spans:
-            start, end = end, end + stop - first
-            self.reside(place, run, first, blocks[start:end][::-1])
+    def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
+        """Draw a block in a place for each of these nodes, int64 [n], the last node first."""
+        blocks = self.pools[place].draw(stop - first, pages)
+        self.reside(place, run, first, blocks[::-1])
         return blocks
 
     def block(self, place: int, run: Run, at: int) -> int:
@@ -585,7 +578,7 @@ class PrefixIndex:
         if self.ends:
             # First: what is evicted is not given up, too.
             spans = sorted(spans, key=lambda span: not span[0].is_end)
-        if self.log is not None and place < NUM_PLACES:
+        if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         for run, first, stop in spans:
             if place == DEVICE:

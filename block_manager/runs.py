@@ -218,9 +218,7 @@ class Path:
     __slots__ = ("at", "guard", "open", "published", "reads", "root", "run", "writes")
 
     def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True) -> None:
-        self.root = root
-        self.reads = reads
-        self.writes = writes
+        self.root, self.reads, self.writes = root, reads, writes
         self.run: Run | None = None
         self.at = -1
         self.published = 0
@@ -307,14 +305,10 @@ def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
     return found
 
 
-def last_of(spans: list[Span], num_nodes: int) -> list[Span]:
-    """`first_of` for spans whose last node comes first."""
-    found: list[Span] = []
-    for run, first, stop in spans:
-        if num_nodes > 0:
-            found.append((run, max(first, stop - num_nodes), stop))
-        num_nodes -= stop - first
-    return found
+def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The stretches that are there without a gap: the first of each, and the one after its last."""
+    edges = np.diff(are_there, prepend=False, append=False).nonzero()[0].tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def num_nodes(spans: list[Span]) -> int:

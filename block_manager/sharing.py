@@ -20,7 +20,6 @@ from .growth import Growth
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
 from .side_content import HitEnd, SideContent
-from .tables import Tables
 from .tiers import Offload, Tiers
 from .views import WINDOW
 
@@ -35,10 +34,8 @@ class Hit(NamedTuple):
 
 
 class Sharer(NamedTuple):
-    """A row that shares blocks which a batch was still computing for another row. When the `batch` in which they were found
-    has run, so have all that they depend on."""
+    """A row that shares blocks which a batch was still computing for another row."""
 
-    batch: int
     row: int
     uid: int
     is_counted: bool
@@ -49,20 +46,13 @@ class Sharing:
     and found, of the latest ones."""
 
     def __init__(
-        self,
-        tables: Tables,
-        flights: Flights,
-        index: PrefixIndex,
-        growth: Growth,
-        tiers: Tiers,
-        offload: Offload | None,
-        sides: SideContent | None,
+        self, flights: Flights, index: PrefixIndex, growth: Growth, tiers: Tiers, sides: SideContent | None
     ) -> None:
-        self._tables, self._flights, self._index = tables, flights, index
-        self._growth, self._tiers, self._offload, self._sides = growth, tiers, offload, sides
+        self._tables, self._flights, self._index, self._growth = growth.tables, flights, index, growth
+        self._tiers, self._offload, self._sides = tiers, tiers.offload, sides
         self._device = index.pools[DEVICE]
-        # By rising batches.
-        self._sharers: list[Sharer] = []
+        # By the batch in which they were found: when it has run, so have all that they depend on.
+        self._sharers: dict[int, list[Sharer]] = {}
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
@@ -126,7 +116,7 @@ class Sharing:
             self._sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, have, blocks, match.spans[-1])
         if match.first_pending >= 0:
-            self._sharers.append(Sharer(index.batch, row, int(tables.uid[row]), count))
+            self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
             if count:
                 self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
         return won
@@ -157,7 +147,8 @@ class Sharing:
 
     def publish(self, row: int) -> None:
         """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""
-        for column, block in self._index.publish(row):
+        # A swapped row has no device block that could carry a node.
+        for column, block in () if self._tables.is_swapped[row] else self._index.publish(row):
             self._switch(row, column, block)
 
     def _switch(self, row: int, column: int, block: int) -> None:
@@ -184,7 +175,7 @@ class Sharing:
         if not lost_nodes:
             return lost_hits
         starts = {share.row: share.start for share in flight.shares()}
-        for _, row, uid, is_counted in self._sharers:
+        for row, uid, is_counted in [sharer for _, sharers in sorted(self._sharers.items()) for sharer in sharers]:
             column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
             # What a row was to compute itself falls back with its own share.
             if column >= 0 and (row not in starts or column < starts[row] // size):
@@ -197,23 +188,20 @@ class Sharing:
 
     def share_fork(self, row: int, child: int) -> None:
         """Let the child share what the row shares, confirmed or not."""
-        uid = self._tables.uid.item(child)
-        batches = dict.fromkeys(sharer.batch for sharer in self._sharers if self._is_of(sharer, row))
-        self._sharers += [Sharer(batch, child, uid, False) for batch in batches]
-        self._sharers.sort(key=lambda sharer: sharer.batch)
+        for sharers in self._sharers.values():
+            if self._has(sharers, row):
+                sharers.append(Sharer(child, self._tables.uid.item(child), False))
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
         if self._sharers:
-            self._sharers = [sharer for sharer in self._sharers if sharer.batch > batch]
+            self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the one before it."""
-        theirs = [sharer for sharer in self._sharers if sharer.batch == batch]
-        self._sharers = [sharer for sharer in self._sharers if sharer.batch != batch]
-        if outstanding := self._flights.outstanding:
-            self._sharers += [sharer._replace(batch=outstanding[-1].number) for sharer in theirs]
-            self._sharers.sort(key=lambda sharer: sharer.batch)
+        theirs = self._sharers.pop(batch, [])
+        if theirs and (outstanding := self._flights.outstanding):
+            self._sharers.setdefault(outstanding[-1].number, []).extend(theirs)
 
     def truncate(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, on either tier; its watermarks fall with its table."""
@@ -231,21 +219,18 @@ class Sharing:
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that a batch which has not ended is still computing."""
-        return any(self._is_of(sharer, row) for sharer in self._sharers)
+        return any(self._has(sharers, row) for sharers in self._sharers.values())
 
-    def _is_of(self, sharer: Sharer, row: int) -> bool:
-        return sharer.row == row and sharer.uid == self._tables.uid[row]
+    def _has(self, sharers: list[Sharer], row: int) -> bool:
+        return any(sharer.row == row and sharer.uid == self._tables.uid[row] for sharer in sharers)
 
 
 class Content:
     """Unchecked lookups, retentions and events of the content of both tiers, for token arrays and encoded namespaces."""
 
-    def __init__(
-        self, tables: Tables, index: PrefixIndex, offload: Offload | None, sides: SideContent | None, pages: int
-    ) -> None:
-        self._tables, self._index, self._offload, self._sides = tables, index, offload, sides
-        # Pages of a block of the full group.
-        self._pages = pages
+    def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent | None) -> None:
+        self._index, self._growth, self._offload, self._sides = index, growth, offload, sides
+        self._tables = growth.tables
         self.retentions = index.retentions
         # None until events are read.
         self._events: EventLog | None = None
@@ -296,7 +281,7 @@ class Content:
         blocks = self._index.blocks_of(DEVICE, match.spans)
         if confirmed and match.first_pending >= 0:
             blocks = blocks[: match.first_pending]
-        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._pages
+        return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._growth.layout.full_pages
 
     def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
         """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
@@ -336,5 +321,5 @@ class Content:
     def event_log(self) -> EventLog:
         """The log of events, which the first call begins."""
         if self._events is None:
-            self._events = EventLog(self._index, self._tables)
+            self._events = EventLog(self._index, self._growth, self._sides)
         return self._events

@@ -24,11 +24,10 @@ from paged.base.growing import rising_from
 
 from .flights import Flight, StateRead
 from .growth import Growth
-from .layout import Layout, Side
-from .pool import Pool
+from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes
-from .tables import Rows, Tables
+from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, stretches, upwards
+from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
 # what it was found to share, and the lengths that were asked for.
@@ -82,16 +81,15 @@ def _last(stands: NDArray[np.bool_]) -> int:
 
 
 class SideContent:
-    def __init__(
-        self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout, row_ends: bool
-    ) -> None:
-        self._tables, self._index, self._device, self._layout = tables, index, device, layout
-        self._size = tables.block_size
+    def __init__(self, index: PrefixIndex, growth: Growth, row_ends: bool) -> None:
+        self._index, self._tables, self._device = index, growth.tables, growth.device
+        self._layout, self._size = growth.layout, growth.tables.block_size
+        layout = self._layout
         # Where rows ended within a block; None without states, or where no row begins there.
         has_ends = row_ends and layout.keeps and bool(layout.states)
-        self.ends = RowEnds(tables, index, device, growth, layout) if has_ends else None
+        self.ends = RowEnds(index, growth) if has_ends else None
         # Pages that windows and chunks gave back in front so far, by table.
-        self.passed = [0] * layout.num_tables
+        self.passed = [0] * (1 + len(layout.sides))
         # By row: its uid, where its hit ended, and whether that is counted. By side: tokens that such ends lost.
         self._ends: dict[int, tuple[int, HitEnd, bool]] = {}
         self.lost = [0] * len(layout.sides)
@@ -133,6 +131,12 @@ class SideContent:
             if have:
                 found[-1] &= (begins >= have) | (begins >= self._tables.first[side.table, row])
         return found
+
+    def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
+        """Whether every side can stand after each of the run's first `length` nodes, bool [length], which are confirmed."""
+        spans = [(each, 0, at + 1) for each, at in upwards(run, length - 1)][::-1]
+        stands: NDArray[np.bool_] = np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0, -1))
+        return stands[-length:]
 
     def hit_end(self, lookup: Found, sought: int, have: int = 0) -> HitEnd:
         """Where a lookup of `sought` blocks ended, the first `have` of which were there already."""
@@ -276,7 +280,7 @@ class SideContent:
                 is_longer = counts > 0
                 begins, ends, counts, which = begins[is_longer], ends[is_longer], counts[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
-            self.passed[side.table] += (len(which) if is_one_each else int(counts.sum())) * side.pages
+            self.count_passed(side, len(which) if is_one_each else int(counts.sum()))
             if np.count_nonzero(is_wanted := begins < tables.keeps_to[side.table][which]):
                 for i in is_wanted.nonzero()[0].tolist():
                     self._pass_by(side, which.item(i), begins.item(i), ends.item(i))
@@ -285,6 +289,9 @@ class SideContent:
                 which, begins = which.repeat(counts), rising_from(begins, counts)
             # Forks pass a block that they share in one step.
             self._device.release(tables.blocks[side.table][which, begins], may_repeat=True)
+
+    def count_passed(self, side: Side, num_blocks: int) -> None:
+        self.passed[side.table] += num_blocks * side.pages
 
     def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,
@@ -322,11 +329,8 @@ class SideContent:
             its = blocks[column - first : column - first + end - begin].astype(np.int64)
             column += end - begin
             is_new = (run.blocks_in(side.place, begin, end) < 0) & ~self._device.has_content(its)
-            if is_new.all():
-                index.reside(side.place, run, begin, its)
-            else:
-                for at in is_new.nonzero()[0].tolist():
-                    index.reside(side.place, run, begin + at, its[at : at + 1])
+            for start, stop in stretches(is_new):
+                index.reside(side.place, run, begin + start, its[start:stop])
 
     # -- states that are read from one block and written to another
 
@@ -338,7 +342,7 @@ class SideContent:
             tables.put(side.table, rows, 0, self._device.draw(len(rows), side.pages))
         tables.let_move(rows, False)
         for row, start, *blocks in zip(rows.tolist(), starts.tolist(), *old, strict=True):
-            flight.read_elsewhere(row, StateRead(tables.uid.item(row), start, tuple(blocks)))
+            flight.reads.update({row: StateRead(tables.uid.item(row), start, tuple(blocks))})
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
@@ -358,9 +362,7 @@ class SideContent:
                 self.move_states(np.array([row]), np.array([start]), flight)
 
     def settle(self, flight: Flight) -> None:
-        """Let go of the states that a batch, which ran, read and did not overwrite: they are kept, or free."""
-        if not flight.reads:
-            return
+        """Let go of the states that a batch, which ran, read and did not overwrite, as some were: they are kept, or free."""
         tables, rows = self._tables, np.array(list(flight.reads))
         uids, starts, blocks = (np.array(column) for column in zip(*flight.reads.values(), strict=True))
         is_live = tables.uid[rows] == uids
@@ -378,7 +380,7 @@ class SideContent:
         """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
         were wrong. Returns the rows that stand where they stood before it."""
         tables = self._tables
-        reads = {row: read for row in rows.tolist() if (read := flight.take_read(row)) is not None}
+        reads = {row: read for row in rows.tolist() if (read := flight.reads.pop(row, None)) is not None}
         if not reads:
             return rows[:0]
         rows = np.array(list(reads))
@@ -404,9 +406,9 @@ class RowEnds:
     A node has one end, and a newer one replaces it. A row that begins there copies the partial blocks and reads the state.
     """
 
-    def __init__(self, tables: Tables, index: PrefixIndex, device: Pool, growth: Growth, layout: Layout) -> None:
-        self._tables, self._index, self._device, self._growth = tables, index, device, growth
-        self._layout, self._size = layout, tables.block_size
+    def __init__(self, index: PrefixIndex, growth: Growth) -> None:
+        self._index, self._growth, self._tables, self._device = index, growth, growth.tables, growth.device
+        self._layout, self._size = growth.layout, growth.tables.block_size
 
     def keep(self, row: int) -> None:
         """Keep where the row, which is about to end, stands within a block."""
@@ -432,11 +434,14 @@ class RowEnds:
         if not self._index.ends or not (is_new or self._growth.may_copy):
             return found
         match, stands, hit, _ = found
+        layout, room = self._layout, self._growth.num_unpromised
         for num_blocks, end in self._below(path, match, len(stands[0])):
             start = (have + num_blocks) * self._size
             length = start + len(end.tokens) // 4
             is_theirs = length < len(tokens) and tokens[start:length].tobytes() == end.tokens
-            if num_blocks < hit.num_blocks or not is_theirs or not self._has_room(num_blocks):
+            # Room to copy the partial blocks and to write another state, when all that a row takes before is held.
+            needed = layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
+            if num_blocks < hit.num_blocks or not is_theirs or room < needed:
                 continue
             is_whole = all(end.block(side.place, 0) >= 0 for side in self._layout.sides)
             # Where the row stands already, its windows do.
@@ -446,11 +451,6 @@ class RowEnds:
             if is_whole:
                 return found._replace(hit=Match(first_of(match.spans, num_blocks), num_blocks, -1), end=end)
         return found
-
-    def _has_room(self, num_blocks: int) -> bool:
-        """Whether the partial blocks can be copied, and another state written, when all that a row takes before is held."""
-        layout, room = self._layout, self._growth.num_unpromised
-        return room >= layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
 
     def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:
         """The ends of the first `most` nodes of a match, and of the node before, with the number of nodes: longest first."""

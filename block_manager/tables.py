@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,13 @@ _STRIDE_PADDING = 16
 _FIRST_STRIDE = 4096
 NUM_WANTED = 3 + MOST_KEPT_AT
 """Lengths of a prompt that a row notes as likely beginnings of others."""
+
+
+_Column = TypeVar("_Column", bound=np.generic)
+
+
+def _columns(count: int, num_rows: int, dtype: type[_Column]) -> list[NDArray[_Column]]:
+    return [np.zeros(num_rows, dtype) for _ in range(count)]
 
 
 class Tables:
@@ -68,21 +75,11 @@ class Tables:
         self.passes_at = np.repeat(self._leads[:, None], num_rows, axis=1)
         self.wanted = np.zeros((NUM_WANTED, num_rows), np.int64)
         self.keeps_to = np.zeros((len(leads), num_rows), np.int64)
-        self.moves_state = np.zeros(num_rows, np.bool_)
-        self.branches = np.zeros(num_rows, np.bool_)
         self.num_rows = num_rows
-        self.num_blocks = np.zeros(num_rows, np.int64)
-        self.reserved = np.zeros(num_rows, np.int64)
-        self.num_tokens = np.zeros(num_rows, np.int64)
-        self.num_launched = np.zeros(num_rows, np.int64)
-        self.num_computed = np.zeros(num_rows, np.int64)
-        self.uid = np.zeros(num_rows, np.int64)
-        self.last_token = np.zeros(num_rows, np.int32)
-        self.slot_base = np.zeros(num_rows, np.int64)
-        self.is_swapped = np.zeros(num_rows, np.bool_)
-        self.shares_tail = np.zeros(num_rows, np.bool_)
-        self.looks_up = np.zeros(num_rows, np.bool_)
-        self.next_event = np.zeros(num_rows, np.int64)
+        self.uid, self.num_blocks, self.reserved, self.slot_base, self.next_event = _columns(5, num_rows, np.int64)
+        self.num_tokens, self.num_launched, self.num_computed = _columns(3, num_rows, np.int64)
+        self.is_swapped, self.shares_tail, self.looks_up, self.moves_state = _columns(4, num_rows, np.bool_)
+        (self.branches,), (self.last_token,) = _columns(1, num_rows, np.bool_), _columns(1, num_rows, np.int32)
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         # Called after columns became other arrays.
@@ -200,16 +197,15 @@ class Tables:
         if not array.size:
             return array
         is_known = (array >= 0) & (array < self.num_rows)
-        is_known[is_known] = self.uid[array[is_known]] > 0
+        # Row 0 stands in for those that there are not. No sort: it would cost twice what all of this costs.
+        is_known &= self.uid[array * is_known] > 0
         if not is_known.all():
-            raise UnknownRow(int(array[~is_known][0]))
-        ones, counts = np.unique(array, return_counts=True)
-        if (counts > 1).any():
-            raise DuplicateRow(int(ones[counts > 1][0]))
-        if not allow_swapped:
-            swapped = self.is_swapped[array]
-            if swapped.any():
-                raise RowSwapped(int(array[swapped][0]))
+            raise UnknownRow(int(array[is_known.argmin()]))
+        counts = np.bincount(array)
+        if counts.max() > 1:
+            raise DuplicateRow(int((counts > 1).argmax()))
+        if not allow_swapped and (is_swapped := self.is_swapped[array]).any():
+            raise RowSwapped(int(array[is_swapped.argmax()]))
         return array
 
     def one(self, row: int, *, allow_swapped: bool = False) -> int:

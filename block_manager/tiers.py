@@ -15,13 +15,12 @@ from collections.abc import Callable
 import numpy as np
 
 from .growth import Growth
-from .layout import Layout
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import NO_BLOCKS, Pool, Taken
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, last_of
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span
 from .side_content import SideContent
-from .tables import Rows, Tables
+from .tables import Rows
 
 # A block that holds a row's tokens, and its node if it has one.
 Entry = tuple[int, Node | None]
@@ -59,32 +58,21 @@ class Offload:
         self._index.forget(DEVICE, leaving)
 
     def _keep_on_host(self, leaving: list[Span], sources: Blocks) -> None:
-        new: list[Span] = []
-        start = stop = 0
-        for run, first, last in leaving:
-            end = stop + last - first
-            if run.is_any_there(HOST, first, last):
-                # What goes before may evict this run's nodes from the host.
-                self._copy_out(new, sources[start:stop])
-                self._hold_or_copy(run, first, last, sources[stop:end])
-                new, start = [], end
+        """Hold those of these nodes that the host has; copy the others there."""
+        start = 0
+        for run, first, stop in leaving:
+            its, start = sources[start : start + stop - first], start + stop - first
+            if run.num_there(HOST, first, stop) == stop - first:
+                self._hold(self._index.blocks_of(HOST, [(run, first, stop)]))
+            elif not run.is_any_there(HOST, first, stop):
+                self._copy_out(run, first, stop, its)
             else:
-                new.append((run, first, last))
-            stop = end
-        self._copy_out(new, sources[start:stop])
-
-    def _hold_or_copy(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
-        """Hold these nodes on the host, which has some of them, or copy them there."""
-        if run.num_there(HOST, first, stop) == stop - first:
-            self._hold(self._index.blocks_of(HOST, [(run, first, stop)]))
-            return
-        # One by one, because room for one may be made by evicting another.
-        for at in range(stop - 1, first - 1, -1):
-            block = run.block(HOST, at)
-            if block >= 0:
-                self._hold(np.array([block]))
-            else:
-                self._copy_out([(run, at, at + 1)], sources[stop - 1 - at : stop - at])
+                # One by one, because room for one may be made by evicting another.
+                for at in range(stop - 1, first - 1, -1):
+                    if (block := run.block(HOST, at)) >= 0:
+                        self._hold(np.array([block]))
+                    else:
+                        self._copy_out(run, at, at + 1, its[stop - 1 - at : stop - at])
 
     def _hold(self, blocks: Blocks) -> None:
         self._host.hold(blocks)
@@ -122,15 +110,13 @@ class Offload:
             self._host.release(blocks)
         return moves
 
-    def _copy_out(self, spans: list[Span], sources: Blocks) -> None:
-        """Plan copies of nodes that the host lacks from these device blocks, as far as there is room."""
-        room = min(len(sources), self._host.num_available)
-        if not room:
+    def _copy_out(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
+        """Plan copies of nodes that the host lacks from these device blocks, the last node first, as far as there is room."""
+        if not (room := min(len(sources), self._host.num_available)):
             return
-        if room < len(sources):
-            spans, sources = last_of(spans, room), sources[:room]
-        blocks = self._index.draw_for(HOST, spans, room)
-        self._out.append(_pairs(sources, blocks))
+        first = stop - room
+        blocks = self._index.draw_for(HOST, run, first, stop)
+        self._out.append(_pairs(sources[:room], blocks))
         self._busy.append(blocks[::-1])
         self.offloaded_blocks += room
 
@@ -146,27 +132,17 @@ class Tiers:
     with the row's first block."""
 
     def __init__(
-        self,
-        tables: Tables,
-        growth: Growth,
-        index: PrefixIndex,
-        offload: Offload | None,
-        sides: SideContent | None,
-        layout: Layout,
-        pools: tuple[Pool, Pool],
+        self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent | None
     ) -> None:
-        self._tables, self._growth, self._index, self._offload, self._sides = tables, growth, index, offload, sides
+        self._growth, self._index, self.offload, self._sides = growth, index, offload, sides
+        self._tables, self._layout = growth.tables, growth.layout
         # Device and host; blocks of the full group lie in those of `index`, which are others where they cost no page.
-        self._layout, self.pools = layout, pools
+        self.pools = growth.device, host
         # By table: pages of a block, and whether rows that share one go on sharing it. A state is overwritten: each row gets its own.
-        self._kinds = [(layout.full_pages, True), *((side.pages, not side.is_state) for side in layout.sides)]
+        sides_of = self._layout.sides
+        self._kinds = [(self._layout.full_pages, True), *((side.pages, not side.is_state) for side in sides_of)]
         # row -> by table, the host blocks of its last columns, in order. Of the full group: from num_blocks on.
         self.tails: dict[int, list[Blocks]] = {}
-
-    @property
-    def held_on_host(self) -> Blocks:
-        """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]."""
-        return NO_BLOCKS if self._offload is None else self._offload.held()
 
     def num_on_host(self, row: int) -> int:
         """Columns of the row that lie on the host."""
@@ -234,9 +210,9 @@ class Tiers:
                 tables.put(side.table, row, slice(stop - len(its), stop), its)
             tables.is_swapped[row] = False
         for tails in returned:
-            if self._offload is not None:
+            if self.offload is not None:
                 # Content that this evicted to the host must not overwrite what these copies read.
-                self._offload.keep_until_taken(tails[0])
+                self.offload.keep_until_taken(tails[0])
             else:
                 self._release(tails)
         return Moves(host_to_device=pairs_of(pairs))
@@ -270,6 +246,8 @@ class Tiers:
                     self.pools[HOST].release(tail[:num_passed])
                     tails[side.table] = tail[num_passed:]
                     tables.set_first(side.table, row, end)
+                    if self._sides is not None:
+                        self._sides.count_passed(side, num_passed)
 
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])
@@ -302,22 +280,17 @@ class Tiers:
         found: list[list[Entry]] = [list(zip(tails[0].tolist(), nodes, strict=True))]
         return found + [[(block, None) for block in tail.tolist()] for tail in tails[1:]]
 
-    def _block_of(self, place: int, node: Node | None) -> int:
-        return -1 if node is None else self._index.block(place, *node)
-
     def _pages_wanted(self, place: int, of_rows: list[list[list[Entry]]]) -> int:
-        """Pages of a place that `_moved_to` would take from the available ones, for entries by row and table."""
-        total = 0
+        """Pages of a place that `_moved_to` would take from the available ones, for entries by row and table. To hold a
+        cached block takes it out of what is available, as a draw does."""
+        total, index = 0, self._index
         for table, (pages, is_shared) in enumerate(self._kinds):
             entries = [entry for tables in of_rows for entry in tables[table]]
-            wanted = {source if node is None else node for source, node in entries if not self._is_held(place, node)}
+            there = [-1 if node is None else index.block(place, *node) for _, node in entries]
+            is_held = [block >= 0 and index.pools[place].num_refs(block) > 0 for block in there]
+            wanted = {node or source for (source, node), held in zip(entries, is_held, strict=True) if not held}
             total += pages * (len(wanted) if is_shared else len(entries))
         return total
-
-    def _is_held(self, place: int, node: Node | None) -> bool:
-        """Whether a node's block in a place is used. To hold a cached one takes it out of what is available, as a draw does."""
-        there = self._block_of(place, node)
-        return there >= 0 and self._index.pools[place].num_refs(there) > 0
 
     def _moved_to(
         self, place: int, of_tables: list[list[Entry]], copied: dict[int, dict[int, int]], pairs: list[tuple[int, int]]
@@ -330,14 +303,14 @@ class Tiers:
             # The common partial block of forked rows travels once.
             moved = copied[table] if is_shared else {}
             for source, node in entries:
-                block = moved.get(source, -1) if node is None else self._block_of(place, node)
+                block = moved.get(source, -1) if node is None else self._index.block(place, *node)
                 if block >= 0:
                     pool.hold(np.array([block]))
                 else:
                     if node is None:
                         block = moved[source] = pool.draw(1, pages or 1).item()
                     else:
-                        block = self._index.draw_for(place, [(*node, node[1] + 1)], 1, pages or 1).item()
+                        block = self._index.draw_for(place, *node, node[1] + 1, pages or 1).item()
                     new.append((source, block))
                 blocks.append(block)
             if new:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from paged.base.growing import rising
 
 from .flights import Flight
-from .layout import LayerGroup, Layout
+from .growth import Growth
+from .layout import LayerGroup
 from .pool import Pool
 from .tables import Rows, Tables
 from .tiers import Tiers
@@ -99,7 +100,7 @@ class TierView:
     @property
     def ref_counts(self) -> NDArray[np.int32]:
         """int32 [num_blocks]: references to each block."""
-        return self._pool.of_pages(self._pool.ref_count)
+        return self._pool.of_pages(self._pool.refs())
 
     @property
     def states(self) -> NDArray[np.int8]:
@@ -123,12 +124,15 @@ class GroupTables:
     write   int32 [n, pages], of states: where the state after its last token of the batch goes
     """
 
-    def __init__(
-        self, tables: Tables, device: Pool, layout: Layout, group: int, rows: Rows, flight: Flight | None = None
-    ) -> None:
-        self._tables, self._device, self._layout, self._number = tables, device, layout, group
+    def __init__(self, growth: Growth, group: int, rows: Rows, flight: Flight | None = None) -> None:
+        self._tables, self._device, self._layout = growth.tables, growth.device, growth.layout
         # Forks may join the flight's arrays later.
-        self._rows, self._flight, self._starts = rows, flight, None if flight is None else flight.starts
+        self._number, self._rows, self._flight, self._starts = (
+            group,
+            rows,
+            flight,
+            None if flight is None else flight.starts,
+        )
 
     @property
     def tables(self) -> NDArray[np.int32]:
@@ -168,6 +172,7 @@ class GroupStats:
     cached       with content, and nobody's
     passed       given back in front so far by a window or chunk, from the table of each row by itself
     lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
+    wasted       of those used, by rounding: parts of blocks without a computed token that the group has to keep
     """
 
     group: LayerGroup
@@ -175,6 +180,7 @@ class GroupStats:
     cached: int
     passed: int
     lost_tokens: int
+    wasted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         MemoryStats,
         Moves,
         Removed,
+        RestartPoint,
         Stored,
     )
     from paged.engine.async_engine import AsyncEngine
@@ -98,6 +99,7 @@ __all__ = [
     "Request",
     "RequestUsage",
     "RequestView",
+    "RestartPoint",
     "Retention",
     "SamplingParams",
     "Scheduler",
@@ -121,6 +123,7 @@ _PUBLIC_NAMES = {
         "MemoryStats",
         "Moves",
         "Removed",
+        "RestartPoint",
         "Stored",
     ),
     "paged.engine.config": ("EngineConfig",),

@@ -20,11 +20,11 @@ from typing import Any
 
 import zmq
 
-from paged import BlockManager, Event
+from paged import BlockManager, RestartPoint
 from paged.errors import PublisherFailed, UnusableEndpoint
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_journal import Journal
-from paged.serving.kv_wire import END_SEQ, SEQ_BYTES
+from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, BlockEvent
 
 _LINGER_MS = 500
 """How long a socket that is closed may go on sending."""
@@ -68,7 +68,7 @@ class KvEventPublisher:
         use_int_block_hashes: bool = True,
     ) -> None:
         self._manager = manager
-        self._queue: deque[tuple[float, list[Event]]] = deque()
+        self._queue: deque[tuple[float, list[BlockEvent]]] = deque()
         self._max_queue_size = max_queue_size
         journal = Journal(
             manager.block_size,
@@ -110,7 +110,8 @@ class KvEventPublisher:
         if len(self._queue) >= self._max_queue_size:
             return
         # Made here and now: it is read from the memory layer's tables.
-        events = list(self._manager.take_events())
+        # vLLM's events know blocks alone.
+        events = [event for event in self._manager.take_events() if not isinstance(event, RestartPoint)]
         if events or not self._has_begun:
             self._has_begun = True
             self._queue.append((now, events))
@@ -145,7 +146,7 @@ class _Thread(Thread):
 
     def __init__(
         self,
-        queue: deque[tuple[float, list[Event]]],
+        queue: deque[tuple[float, list[BlockEvent]]],
         journal: Journal,
         topic: bytes,
         context: zmq.Context[Any],
@@ -213,7 +214,7 @@ class _Thread(Thread):
             self._answer(self._replay)
         return not is_last
 
-    def _publish(self, ts: float, events: list[Event]) -> None:
+    def _publish(self, ts: float, events: list[BlockEvent]) -> None:
         seq, payload = self._journal.add(ts, events)
         # A reader that is full loses it, and asks.
         self._pub.send_multipart(_numbered(self._topic, seq, payload), zmq.NOBLOCK)

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from paged import Event
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_wire import (
     AllBlocksCleared,
+    BlockEvent,
     EventBatch,
     encoded,
     encoded_event,
@@ -64,7 +64,7 @@ class Journal:
         """The number of the batch that is added next."""
         return self._index.next_seq
 
-    def add(self, ts: float, events: Sequence[Event]) -> tuple[int, bytes]:
+    def add(self, ts: float, events: Sequence[BlockEvent]) -> tuple[int, bytes]:
         """One more batch: its number and its payload. The very first one begins with AllBlocksCleared."""
         seq = self.next_seq
         batch = EventBatch(ts, [on_wire(event, self._block_size, self._form) for event in events], self._rank)

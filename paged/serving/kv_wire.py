@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from paged import Event, Removed, Stored
+from paged import Cleared, Removed, Stored
 from paged.block_manager.content_key import namespace_of, root_prefix
 from paged.errors import UnreadableBatch
 
@@ -65,6 +65,8 @@ class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
 
 
 WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
+# Those of the memory layer that have another form here: of blocks.
+BlockEvent = Stored | Removed | Cleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -112,7 +114,7 @@ def int_hash(key: BlockHash) -> int:
     return key if isinstance(key, int) else int.from_bytes(key[-8:], "big")
 
 
-def on_wire(event: Event, block_size: int, form: Callable[[bytes], BlockHash] = int_hash) -> WireEvent:
+def on_wire(event: BlockEvent, block_size: int, form: Callable[[bytes], BlockHash] = int_hash) -> WireEvent:
     """An event of the memory layer in the other form. `form` makes a hash what it is on the wire: `int_hash`, or `bytes`."""
     if isinstance(event, Stored):
         digest, adapter = _labels(event.namespace)

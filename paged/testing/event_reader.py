@@ -21,10 +21,11 @@ def hash_of(path: Path) -> bytes:
 
 
 class EventReader:
-    """What a reader of the events knows: `contents`, the hashes in each tier."""
+    """What a reader of the events knows: `contents`, the hashes in each tier, and `restarts`, those behind which prompts begin."""
 
     def __init__(self) -> None:
         self.contents: dict[str, set[bytes]] = {tier: set() for tier in TIERS}
+        self.restarts: set[bytes] = set()
         self._parent: dict[bytes, bytes | None] = {}
 
     def apply(self, events: Iterable[Any]) -> list[str]:
@@ -33,7 +34,11 @@ class EventReader:
         for event in events:
             kind = type(event).__name__
             if kind == "Cleared":
-                self.contents = {tier: set() for tier in TIERS}
+                self.contents, self.restarts = {tier: set() for tier in TIERS}, set()
+            elif kind == "RestartPoint":
+                if event.is_stored == (event.hash in self.restarts):
+                    found.append(f"a restart point at {event.length} tokens was told to be what it was")
+                (self.restarts.add if event.is_stored else self.restarts.discard)(event.hash)
             elif event.tier not in TIERS:
                 found.append(f"an event of a tier {event.tier!r}")
             elif kind == "Stored":

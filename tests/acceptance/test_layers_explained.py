@@ -216,3 +216,32 @@ def test_a_running_request_is_told_where_it_could_begin_again(make_scheduler, re
         scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
     # While a chunk is computed, the state before it is read, and not kept yet.
     assert found[:6] == [0, 0, 8, 16, 24, 28]
+
+
+def test_pages_wasted_by_rounding_are_told_of_each_group(make_manager, compute):
+    groups = [FULL, LayerGroup("window", 6, pages=2), LayerGroup("state", pages=3), LayerGroup("chunk", 8, pages=4)]
+    manager = make_manager(60, 4, groups=groups, prefix_caching=False)
+    row = manager.add(list(range(22)))
+    manager.allocate([row], [22])
+    # Six blocks of each, and no token is computed.
+    assert [each.wasted for each in manager.stats().groups] == [6, 6 * 2, 0, 6 * 4]
+    manager.confirm()
+    # 22 of 24 slots; of 17 to 21, in the blocks from 16 on, 5 of 8 slots; of 16 to 21, 6 of 8.
+    assert [each.wasted for each in manager.stats().groups] == [2 / 4, 2 * 3 / 4, 0, 4 * 2 / 4]
+    # A fork holds the same blocks.
+    child = manager.fork(row)
+    assert [each.wasted for each in manager.stats().groups] == [2 / 4, 2 * 3 / 4, 0, 4 * 2 / 4]
+    manager.free([row, child])
+    assert [each.wasted for each in manager.stats().groups] == [0, 0, 0, 0]
+
+
+def test_what_a_window_gives_back_on_the_host_is_counted_as_passed(make_manager, compute):
+    manager = make_manager(20, 4, groups=[FULL, LayerGroup("window", 4, pages=2)], host_blocks=40, prefix_caching=False)
+    row = manager.add(list(range(12)))
+    compute(manager, row, 4)
+    manager.allocate([row], [8])
+    manager.swap_out([row])
+    assert manager.stats().groups[1].passed == 0
+    # Token 12 reads from 9 on: two of three blocks went, of two pages each.
+    manager.confirm()
+    assert manager.stats().groups[1].passed == 2 * 2
