@@ -93,7 +93,7 @@ def place_chunk(
         room = state.books.allowance(request) if manager.host_caching else None
         num_won = manager.sharing.extend_hit(row, count=is_first_life, room=room)
         if is_first_life and num_won:
-            request.count(hit_tokens=num_won)
+            request.count("hit_tokens", num_won)
     request.follow(_leader_of(manager, step, request, row))
     if request.follows is not None:
         return 0

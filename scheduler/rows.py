@@ -231,8 +231,9 @@ class RunningRows:
         # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
 
-    def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
-        """Add rows that run from now on: `at_end`, or after the first `place` rows, if that is known."""
+    def join(self, rows: list[int], place: int | None) -> None:
+        """Add rows that run from now on, after the first `place` rows, `num` for the end; None: that is not known."""
+        at_end = place == self.num
         self.num += len(rows)
         if self._left or not at_end:
             self._apply()

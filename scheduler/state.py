@@ -152,7 +152,7 @@ class State:
         self.outstanding.forget_awaited()
         if request.is_new:
             if hit_tokens:
-                request.count(hit_tokens=hit_tokens)
+                request.count("hit_tokens", hit_tokens)
         elif request.high_water[sequence] > hit_tokens:
             self.columns.recover(row, hit_tokens)
 
@@ -185,4 +185,4 @@ class State:
         if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
         ended[request_id] = status, sentence
-        self.stats.count(**{status.value: 1})
+        self.stats.count(status.value)
