@@ -111,7 +111,7 @@ class Outstanding:
         if self._resumes_known and (self._changed or last.number != self._batch_before):
             return None
         ends = ticket.ends + 1
-        return None if columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
+        return None if len(columns.filled(rows, ends)) else (rows, ticket.ends, ends)
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
         """Return (batch, place) of each share of the sequence that is not void, in its row or one it gave back."""

@@ -30,7 +30,8 @@ class Packer:
         """Commit a decided step, whose rows are in flight from now on. Return its batch."""
         state, manager = self._state, self._manager
         composed, positions = self._commit(step)
-        flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
+        flight, changes = composed.flight, composed.changes
+        rows, ends = flight.rows, flight.ends
         covers_running = state.running_rows.keep(rows)
         if not covers_running:
             state.columns.advance_unevenly()
@@ -72,9 +73,9 @@ class Packer:
             ids=self._ids,
             sequences=self._sequences,
             block_tables=manager.rows.block_tables,
-            table_rows=composed.changes.rows,
-            table_columns=composed.changes.columns,
-            table_blocks=composed.changes.blocks,
+            table_rows=changes.rows,
+            table_columns=changes.columns,
+            table_blocks=changes.blocks,
             moves=moves,
             loads=loads,
             ticket=ticket,

@@ -63,16 +63,19 @@ class RowColumns:
         self.recovering: dict[int, int] = {}
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
-        self.ensure(row + 1)
-        request, stops = state.request, state.stops
+        request, stops, max_total = state.request, state.stops, state.max_total[sequence]
+        if row >= self._num_rows:
+            self.ensure(row + 1)
         if len(stops) > _MOST_IN_COLUMN:
             # First, because it takes memory.
             keys = np.unique(np.array(stops, np.int64)) + (row << 32)
             self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
         self.num_bound += 1
-        self.min_total[row], self.expected_total[row] = request.min_tokens, request.expected_tokens or 0
-        self.max_total[row] = self.prompt_total[row] = 0
-        self.prolong(row, state.prompt_len + state.appended[sequence], state.max_total[sequence])
+        self.sum_max_total += max_total
+        self.max_total[row] = max_total
+        self.prompt_total[row] = before = state.prompt_len + state.appended[sequence]
+        self.min_total[row] = before + request.min_tokens
+        self.expected_total[row] = 0 if request.expected_tokens is None else before + request.expected_tokens
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
@@ -107,9 +110,8 @@ class RowColumns:
     def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts) -> tuple[NDArray[np.int8], Counts]:
         """Return why each row, `totals` long with `tokens`, ends, int8 [n], or 0; and the places of ends, int64 [k]."""
         codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
-        done = NO_ROWS
-        if self.reach_length(rows, totals):
-            done = (totals >= self.max_total[rows]).nonzero()[0]
+        done = self.filled(rows, totals)
+        if len(done):
             codes[done] = LENGTH
         if self.num_with_stops:
             is_stop = self.is_stop(rows, tokens) & (totals >= self.min_total[rows])
@@ -135,16 +137,18 @@ class RowColumns:
         kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
         return kept, codes
 
-    def reach_length(self, rows: Rows, totals: Counts) -> bool:
-        """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
-        many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
+    def filled(self, rows: Rows, totals: Counts) -> Counts:
+        """Return the places of rows that have their full length with `totals` tokens, int64 [k]. That there are none in
+        one array is known for as many steps as its nearest row has tokens to go; callers that break the even advance
+        call `advance_unevenly`."""
         if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
-            return False
+            return NO_ROWS
         if not len(rows):
-            return False
-        slack = int((self.max_total[rows] - totals).min())
-        self._unfilled = (rows, totals.item(0) + slack)
-        return slack <= 0
+            return NO_ROWS
+        left = self.max_total[rows] - totals
+        least = int(np.minimum.reduce(left))
+        self._unfilled = (rows, totals.item(0) + least)
+        return (left <= 0).nonzero()[0] if least <= 0 else NO_ROWS
 
     def advance_unevenly(self) -> None:
         """Forget the kept answer: rows do not advance together any more, or a full length has changed."""
