@@ -490,9 +490,10 @@ class Scheduler(Uncopyable):
             raise errors.InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
             raise errors.ForeignBatch(batch.number)
-        if not batch.is_empty:
-            self._state.outstanding.must_be(batch, place, verb)
-        return not batch.is_empty
+        if batch.is_empty:
+            return False
+        self._state.outstanding.must_be(batch, place, verb)
+        return True
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""

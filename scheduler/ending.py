@@ -20,6 +20,7 @@ from .rows import Counts, Rows, kept_of
 from .state import State
 
 _NO_TOKENS: Tokens = np.empty(0, np.int32)
+_INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
@@ -43,7 +44,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         if num != ticket.num_samples:
             raise _wrong(batch, f"{ticket.num_samples} rows sample; got {num} tokens.")
         return None
-    array = int64_array(counts)
+    array = counts if type(counts) is np.ndarray and counts.dtype == _INT64 else int64_array(counts)
     if array is None or array.shape != rows.shape:
         raise _wrong(batch, f"counts has to hold {len(rows)} integers, one a row; got {counts!r}.")
     # The usual counts are recognised by their bytes: a reduction costs more.
@@ -66,7 +67,8 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != num:
         raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
-    return array
+    # It may be the caller's.
+    return array.copy()
 
 
 def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:

@@ -53,10 +53,14 @@ class OrderedQueue:
     def add(self, state: RequestState) -> int:
         """Add a request. Return how many stand before it."""
         keys, order = self._keys, state.order
-        place = len(keys) if not keys or keys[-1] < order else bisect_left(keys, order, self._head)
+        self.num += 1
+        if not keys or keys[-1] < order:
+            keys.append(order)
+            self._states.append(state)
+            return self.num - 1
+        place = bisect_left(keys, order, self._head)
         keys.insert(place, order)
         self._states.insert(place, state)
-        self.num += 1
         return place - self._head
 
     def head(self) -> RequestState:

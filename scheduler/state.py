@@ -185,4 +185,4 @@ class State:
         if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
         ended[request_id] = status, sentence
-        self.stats.count(status.value)
+        self.stats.count(str(status))
