@@ -20,6 +20,9 @@ from .reservations import ROWS, Books
 from .rows import NO_ROWS, Counts
 
 WINDOW = 1000  # ended outputs that are remembered
+# Arrays without dimensions: numbers would be converted in each operation.
+_ONE = np.array(1, np.int64)
+_ANY_ROW = np.zeros(1, np.int64)
 STRIDE = 16  # steps after which one that did not fit is looked at again, though no request ended and none came
 PATIENCE = 64  # of so many running rows it is waited a step longer when one ended: a look costs as much as their step
 MEMORY = 200_000  # computed tokens over which waste is remembered
@@ -29,7 +32,6 @@ over time: an admission costs something thousands of tokens later, and a sum wou
 RISE = 0.02
 """By how much the base of the quantile rises when a request ends that stood still for too long. It falls with all
 others by so little that it rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
-_ANY_ROW = np.zeros(1, np.int64)
 MIDDLE = 0.25
 """With ROWS rows the quantile is what was said; with n rows it is √(ROWS ÷ n) times as far from this."""
 
@@ -41,7 +43,8 @@ def peak(held: Counts, remaining: Counts) -> int:
     most = remaining[order]
     most *= rising(len(held) + 1)[1:]
     most += np.add.accumulate(held[order])
-    return int(np.maximum.reduce(most))
+    # A reduction costs more.
+    return most.item(most.argmax())
 
 
 def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: Counts) -> Counts:
@@ -49,7 +52,7 @@ def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: 
     more, else as `guessed`; at least one, and up to `most` tokens."""
     if expected is not None:
         guessed = np.where(expected > known, expected - known, guessed)
-    left: Counts = np.maximum(1, np.minimum(guessed, most - known))
+    left: Counts = np.maximum(_ONE, np.minimum(guessed, most - known))
     return left
 
 
@@ -127,6 +130,8 @@ class Foresight:
         # Without a hint, the first requests come in unseen.
         self._num_unseen = 0 if self._knows else min(ROWS, policy.known_outputs)
         manager = books.manager
+        # On average half of a last block is empty.
+        self._slack = np.array(manager.block_size // 2, np.int64)
         self._full_pages = max(manager.layout.full_pages, 1)
         # Slots of the full group if all pages were its own.
         self._num_slots = manager.num_blocks * manager.block_size // self._full_pages
@@ -248,9 +253,7 @@ class Foresight:
                 is_theirs = np.isin(rows, [row for other in books.bounded for row in other.live_rows])
                 expected = np.where(is_theirs, most, 0 if expected is None else expected)
             guessed = self._lengths.remaining(written, quantile)
-            # On average half of a last block is empty.
-            held = known + books.manager.block_size // 2
-            slots = self._as_slots(held, outputs_left(guessed, expected, known, most))
+            slots = self._as_slots(known + self._slack, outputs_left(guessed, expected, known, most))
             self._in = *slots, quantile, guessed.item(-1)
             self._moment = moment
         return self._in

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paged.base.arguments import Tokens
+from paged.base.growing import ones
 from paged.block_manager import Memory
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
 from paged.errors import BatchEnded, BatchError, BatchOutOfOrder
@@ -110,7 +111,7 @@ class Outstanding:
             return None
         if self._resumes_known and (self._changed or last.number != self._batch_before):
             return None
-        ends = ticket.ends + 1
+        ends = ticket.ends + ones(len(rows))
         return None if len(columns.filled(rows, ends)) else (rows, ticket.ends, ends)
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:

@@ -146,7 +146,7 @@ class RowColumns:
         if not len(rows):
             return NO_ROWS
         left = self.max_total[rows] - totals
-        least = int(np.minimum.reduce(left))
+        least = left.item(left.argmin())
         self._unfilled = (rows, totals.item(0) + least)
         return (left <= 0).nonzero()[0] if least <= 0 else NO_ROWS
 
