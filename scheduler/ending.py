@@ -132,7 +132,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
         if (took := end_sequences(state, request, [sequence], code)) is not None:
             usage[place] = took
     if may_be_steady:
-        state.running_rows.settle(rows, np.logical_not(codes) if len(done) else None, ends, totals)
+        state.running_rows.settle(rows, np.logical_not(codes).nonzero()[0] if len(done) else None, ends, totals)
     others = [_deliver(state, left, sampled) for left, sampled in late] + state.pending_outputs
     state.pending_outputs.clear()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)

@@ -266,12 +266,12 @@ class RunningRows:
         self._rows = rows
         return True
 
-    def settle(self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: Counts, known: Counts) -> None:
+    def settle(self, rows: Rows, going: Counts | None, computed: Counts, known: Counts) -> None:
         """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that
-        ran and those that do not go on have left (`goes_on` None: all do)."""
+        ran and those have left that are not at the places `going`, int64 [k]; None: all go on."""
         stay = rows
-        if goes_on is not None:
-            stay, computed, known = rows[goes_on], computed[goes_on], known[goes_on]
+        if going is not None:
+            stay, computed, known = rows[going], computed[going], known[going]
         if rows is self._rows and not (self._joined or self._is_stale) and len(self._left) == len(rows) - len(stay):
             self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 
