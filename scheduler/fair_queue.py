@@ -54,9 +54,6 @@ class FairQueue:
         self._turn = 0
         self.num = 0
 
-    def __len__(self) -> int:
-        return self.num
-
     def __iter__(self) -> Iterator[RequestState]:
         returned = (((state.order[0], 0, 0.0, place), state) for place, state in enumerate(self._returned))
         return (state for _, state in heapq.merge(returned, self._never_in()))

@@ -24,7 +24,6 @@ class Queue(Protocol):
 
     num: int
 
-    def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[RequestState]: ...
     def add(self, state: RequestState) -> object: ...
     def head(self) -> RequestState: ...
@@ -43,9 +42,6 @@ class OrderedQueue:
         self._head = 0
         # An attribute, because every step asks several times.
         self.num = 0
-
-    def __len__(self) -> int:
-        return self.num
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states[self._head :])
