@@ -3,7 +3,7 @@ step would compute nothing: then the first request able to run gets what it need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -62,16 +62,14 @@ class Admission:
         waiting = state.waiting
         while waiting.num and step.budget > 0:
             head = waiting.head()
-            request = _first_to_enter(state, step, [head], passes=False)
+            request = _first_to_enter(state, step, head, may_pass=head.passed < self.max_passes and step.seats > 0)
             if request is None:
-                if head.passed < self.max_passes and step.seats > 0:
-                    request = _first_to_enter(state, step, waiting.behind(NUM_PASSING), passes=True)
-                if request is None:
-                    # Samples may come without the end of a request, and whole prompts may have used up this budget.
-                    if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
-                        shut(state, step, head)
-                    return
-                head.count(passed=1)
+                # Samples may come without the end of a request, and whole prompts may have used up this budget.
+                if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
+                    shut(state, step, head)
+                return
+            if request is not head:
+                head.count("passed")
             admit(state, step, request)
 
     def fits(self, books: Books, step: Step, request: RequestState) -> bool:
@@ -101,35 +99,39 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
         state.queues.shut()
 
 
-def _is_ordinary(state: State, step: Step, request: RequestState) -> bool:
-    """Whether the request enters in parts with blocks for its prompt, and has no leader to follow."""
-    return request.is_plain and state.enters_in_parts and not step.leaders and not state.books.bounded
+def _are_ordinary(state: State, step: Step) -> bool:
+    """Whether plain requests enter in parts with blocks for their prompts, and have no leader to follow."""
+    return state.enters_in_parts and not step.leaders and not state.books.bounded
 
 
-def _first_to_enter(state: State, step: Step, requests: Sequence[RequestState], *, passes: bool) -> RequestState | None:
-    """Return the first of these waiting requests that has seats, and memory now and as foreseen. `passes`: it would
-    enter before the head of the queue."""
+def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: bool) -> RequestState | None:
+    """Return the head of the queue, or the first of those behind it that `may_pass` it, that has seats, and memory now
+    and as foreseen."""
     manager, foresight, books, free = state.manager, state.foresight, state.books, None
     max_sequences = state.limits.max_sequences
-    has_seat = state.running_rows.num < max_sequences
-    for request in requests:
-        if has_seat and _is_ordinary(state, step, request):
+    are_ordinary = state.running_rows.num < max_sequences and _are_ordinary(state, step)
+    for request in _candidates(state, head) if may_pass else (head,):
+        if are_ordinary and request.is_plain:
             # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
             tokens, free = request.first_tokens, books.num_free() if free is None else free
             has_room = books.blocks_for(len(tokens)) + manager.layout.spare_pages <= free
-            # One that passes draws first if anything of it may be cached.
-            if has_room and not (passes and manager.content.has_first(tokens, request.root)):
-                if foresight is None or foresight.fits(request):
+            # Sharing takes no blocks, so a prompt whose first block is cached may fit all the same; and one that passes
+            # draws first then.
+            is_sure = request is head if has_room else free <= 0
+            if is_sure or not manager.content.has_first(tokens, request.root):
+                if has_room and (foresight is None or foresight.fits(request)):
                     return request
-                continue
-            # Sharing takes no blocks, so a prompt whose first block is cached may fit all the same.
-            if not has_room and (free <= 0 or not manager.content.has_first(tokens, request.root)):
                 continue
         manager.growth.draw_promised()
         fits_now = _has_seats(books, step, request, max_sequences) and state.admission.fits(books, step, request)
         if fits_now and not state.outstanding.keeps_out(request) and (foresight is None or foresight.fits(request)):
             return request
     return None
+
+
+def _candidates(state: State, head: RequestState) -> Iterator[RequestState]:
+    yield head
+    yield from state.waiting.behind(NUM_PASSING)
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
@@ -139,23 +141,24 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     moves = state.manager.take_from_host(np.array(request.live_rows))
     step.admitted.append(request.id)
     step.move(moves)
-    state.stats.count(swapped_in_blocks=len(moves.host_to_device))
-    request.count(swapped_blocks=len(moves.host_to_device))
+    state.stats.count("swapped_in_blocks", len(moves.host_to_device))
+    request.count("swapped_blocks", len(moves.host_to_device))
     _start(state, step, request)
 
 
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
-    manager, keep_at = state.manager, _lengths_to_keep(state, request)
+    manager = state.manager
+    keep_at = () if manager.sides is None else _lengths_to_keep(state, request)
     state.waiting.let_in(request)
     step.admitted.append(request.id)
-    if _is_ordinary(state, step, request):
+    if request.is_plain and _are_ordinary(state, step):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known = request.first_tokens
         most = min(step.budget, state.limits.max_chunk)
         row, found, count = manager.admit(known, request.root, most, keep_at)
         state.seat(request, 0, row, found)
-        state.stats.count(admitted=1, prompt_tokens=len(known))
+        state.stats.count_admission(len(known))
         request.admitted()
         state.start_running(request)
         is_whole = found + count == len(known)
@@ -180,7 +183,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
     if request.is_new:
-        state.stats.count(admitted=1, prompt_tokens=num_known)
+        state.stats.count_admission(num_known)
         request.admitted()
     if is_loading:
         state.queues.suspend(request, Status.LOADING)
@@ -192,8 +195,6 @@ def admit(state: State, step: Step, request: RequestState) -> None:
 def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
     """Return at which lengths of its prompt others begin: those that it names, and where it parts from the next that
     wait. The first of them leaves there what a window or a state needs."""
-    if state.manager.sides is None:
-        return ()
     tokens, others = request.first_tokens, [state.waiting.head(), *state.waiting.behind(NUM_PASSING)]
     alike = [other.first_tokens for other in others if other is not request and other.root == request.root]
     return *request.request.keep_at, *(_num_alike(tokens, other) for other in alike)
@@ -277,7 +278,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.columns.bind(child, request, number)
     if row in state.columns.recovering:
         state.columns.recover(child, 0)
-    state.running_rows.join([child], at_end=False)
+    state.running_rows.join([child], None)
     # What is cached of the running rows and of the worst case does not count the new sequence.
     state.books.lift_bound(request)
     state.running_rows.unsettle()

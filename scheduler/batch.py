@@ -225,9 +225,14 @@ class SchedulerStats(Counted):
         self.computed_tokens += computed
         self.output_tokens += outputs
 
+    def count_admission(self, prompt_tokens: int) -> None:
+        """A request was admitted for the first time."""
+        self.admitted += 1
+        self.prompt_tokens += prompt_tokens
+
     def count_preemption(self, kind: str, nth: int) -> None:
         """A request was preempted for the `nth` time, by "swap" or "recompute"."""
-        self.count(**{f"preemptions_{kind}": 1})
+        self.count(f"preemptions_{kind}")
         self.max_preemptions = max(self.max_preemptions, nth)
 
     @property

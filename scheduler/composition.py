@@ -66,8 +66,8 @@ def compose_running(state: State, step: Step) -> None:
     if decodes is None or decodes[0] is not rows:
         # Otherwise nothing is gathered: a decode step of 1,024 rows in `paged bench scheduler`.
         launched = manager.rows.num_launched[rows]
-        todo = outstanding.totals_of(rows) - launched
-        decodes = None if np.count_nonzero(todo != 1) else (rows, launched, launched + 1)
+        todo, one = outstanding.totals_of(rows) - launched, ones(len(rows))
+        decodes = (rows, launched, launched + one) if todo.tobytes() == one.tobytes() else None
     if decodes is not None and len(rows) <= step.budget and len(rows) <= step.seats and not state.books.bounded:
         try:
             step.move(manager.place(*decodes, one_each=True))
@@ -93,7 +93,7 @@ def place_chunk(
         room = state.books.allowance(request) if manager.host_caching else None
         num_won = manager.sharing.extend_hit(row, count=is_first_life, room=room)
         if is_first_life and num_won:
-            request.count(hit_tokens=num_won)
+            request.count("hit_tokens", num_won)
     request.follow(_leader_of(manager, step, request, row))
     if request.follows is not None:
         return 0

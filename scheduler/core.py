@@ -113,12 +113,12 @@ class Scheduler(Uncopyable):
             max_chunk=UNLIMITED if max_chunk is None else _checked_count("max_chunk", max_chunk),
             vocabulary_size=None if vocabulary_size is None else _checked_count("vocabulary_size", vocabulary_size),
             max_outstanding=_checked_count("max_outstanding", max_outstanding),
+            resumes_known=checked_flag("resumes_known", resumes_known),
         )
         if not isinstance(manager, BlockManager):
             raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
             raise errors.InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
-        resumes_known = checked_flag("resumes_known", resumes_known)
         chosen = policy_named(policy)
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
@@ -126,7 +126,7 @@ class Scheduler(Uncopyable):
         if strategies.reservation.reserves and not strategies.reservation.is_counted:
             memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
-        self._state = State(memory, chosen, strategies, limits, self.costs, resumes_known=resumes_known)
+        self._state = State(memory, chosen, strategies, limits, self.costs)
         prices, size = self.costs, manager.block_size
         memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
         self._turns = Turns(errors.SchedulerInUse)
@@ -490,9 +490,10 @@ class Scheduler(Uncopyable):
             raise errors.InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
             raise errors.ForeignBatch(batch.number)
-        if not batch.is_empty:
-            self._state.outstanding.must_be(batch, place, verb)
-        return not batch.is_empty
+        if batch.is_empty:
+            return False
+        self._state.outstanding.must_be(batch, place, verb)
+        return True
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""

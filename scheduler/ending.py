@@ -20,6 +20,7 @@ from .rows import Counts, Rows, kept_of
 from .state import State
 
 _NO_TOKENS: Tokens = np.empty(0, np.int32)
+_INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
@@ -43,7 +44,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         if num != ticket.num_samples:
             raise _wrong(batch, f"{ticket.num_samples} rows sample; got {num} tokens.")
         return None
-    array = int64_array(counts)
+    array = counts if type(counts) is np.ndarray and counts.dtype == _INT64 else int64_array(counts)
     if array is None or array.shape != rows.shape:
         raise _wrong(batch, f"counts has to hold {len(rows)} integers, one a row; got {counts!r}.")
     # The usual counts are recognised by their bytes: a reduction costs more.
@@ -66,7 +67,8 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != num:
         raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
-    return array
+    # It may be the caller's.
+    return array.copy()
 
 
 def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
@@ -99,7 +101,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
     """End the oldest batch, which ran: confirm its tokens, append what was sampled, end sequences."""
     ticket = batch.ticket
     if ticket.gone or ticket.recomputed:
-        state.stats.count(**state.outstanding.count_waste(batch))
+        state.outstanding.count_waste(batch, state.stats)
     state.outstanding.release_loading(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
@@ -130,7 +132,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
         if (took := end_sequences(state, request, [sequence], code)) is not None:
             usage[place] = took
     if may_be_steady:
-        state.running_rows.settle(rows, codes == 0 if len(done) else None, ends, totals)
+        state.running_rows.settle(rows, np.logical_not(codes).nonzero()[0] if len(done) else None, ends, totals)
     others = [_deliver(state, left, sampled) for left, sampled in late] + state.pending_outputs
     state.pending_outputs.clear()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
@@ -155,7 +157,8 @@ def _extend_unevenly(
         accepted = np.minimum(np.maximum(counts - 1, 0), drafted)
         is_void = [place for place, left in ticket.gone.items() if left.is_void]
         num_right = int(accepted.sum() - accepted[is_void].sum())
-        state.stats.count(drafted_tokens=int(drafted.sum()), accepted_tokens=num_right)
+        state.stats.count("drafted_tokens", int(drafted.sum()))
+        state.stats.count("accepted_tokens", num_right)
         if picked is not None:
             accepted, drafted = accepted[picked], drafted[picked]
         ends = ends + accepted
@@ -225,7 +228,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
         return Output(request.id, sequence, [])
     count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
     new = np.array(sampled[:count], np.int32)
-    state.stats.count(output_tokens=count)
+    state.stats.count("output_tokens", count)
     if row >= 0:
         state.manager.append_row(row, new)
         state.running_rows.unsettle()
@@ -242,7 +245,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
 def cancel(state: State, batch: Batch, moved: bool) -> None:
     """Take back what the latest batch, which did not run, put in flight. Carry its moves over unless they ran."""
     manager, ticket = state.manager, batch.ticket
-    state.stats.count(cancelled_tokens=batch.num_scheduled_tokens)
+    state.stats.count("cancelled_tokens", batch.num_scheduled_tokens)
     broken = _whose_states_break(state, ticket)
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
@@ -250,7 +253,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     state.running_rows.unsettle()
     for row, lost in rolled_back.items():
         request = state.columns.owner[row]
-        request.count(hit_tokens=-lost)
+        request.count("hit_tokens", -lost)
         if request.num_loading:
             # It lost blocks while it loads: it waits again, and asks for its loads when it is admitted again.
             drop_rows(state, request)

@@ -54,17 +54,15 @@ class FairQueue:
         self._turn = 0
         self.num = 0
 
-    def __len__(self) -> int:
-        return self.num
-
     def __iter__(self) -> Iterator[RequestState]:
         returned = (((state.order[0], 0, 0.0, place), state) for place, state in enumerate(self._returned))
         return (state for _, state in heapq.merge(returned, self._never_in()))
 
-    def add(self, state: RequestState) -> bool:
+    def add(self, state: RequestState) -> None:
         self.num += 1
         if not state.is_new:
-            return self._returned.add(state)
+            self._returned.add(state)
+            return
         name = state.request.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -76,7 +74,6 @@ class FairQueue:
             tenant.start = max(tenant.start, self._least_start(state.order[0]))
         tenant.lane.add(state)
         self._stand(tenant)
-        return False
 
     def head(self) -> RequestState:
         if self._returned.num:

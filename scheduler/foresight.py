@@ -20,6 +20,9 @@ from .reservations import ROWS, Books
 from .rows import NO_ROWS, Counts
 
 WINDOW = 1000  # ended outputs that are remembered
+# Arrays without dimensions: numbers would be converted in each operation.
+_ONE = np.array(1, np.int64)
+_ANY_ROW = np.zeros(1, np.int64)
 STRIDE = 16  # steps after which one that did not fit is looked at again, though no request ended and none came
 PATIENCE = 64  # of so many running rows it is waited a step longer when one ended: a look costs as much as their step
 MEMORY = 200_000  # computed tokens over which waste is remembered
@@ -40,7 +43,8 @@ def peak(held: Counts, remaining: Counts) -> int:
     most = remaining[order]
     most *= rising(len(held) + 1)[1:]
     most += np.add.accumulate(held[order])
-    return int(np.maximum.reduce(most))
+    # A reduction costs more.
+    return most.item(most.argmax())
 
 
 def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: Counts) -> Counts:
@@ -48,7 +52,7 @@ def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: 
     more, else as `guessed`; at least one, and up to `most` tokens."""
     if expected is not None:
         guessed = np.where(expected > known, expected - known, guessed)
-    left: Counts = np.maximum(1, np.minimum(guessed, most - known))
+    left: Counts = np.maximum(_ONE, np.minimum(guessed, most - known))
     return left
 
 
@@ -58,7 +62,8 @@ class OutputLengths:
 
     def __init__(self, cap: int, assumed: int = 0) -> None:
         """`cap`: most tokens of an output. `assumed`: log-uniform guesses; each ended output replaces one."""
-        self._num = self._sum = 0
+        # Lengths noted so far, and the sum of the last ones.
+        self.num_noted = self._sum = 0
         # An unknown length is 0, below any other.
         self._ring = [0] * WINDOW
         assumed = min(assumed, WINDOW)
@@ -67,27 +72,24 @@ class OutputLengths:
         self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
-        rising, place = self._rising, self._num % WINDOW
-        self._sum += length - (self._ring[place] if self._num >= WINDOW else 0)
-        rising.pop(bisect_left(rising, -self._ring[place]))
+        rising, place = self._rising, self.num_noted % WINDOW
+        before = self._ring[place]
+        self._sum += length - (before if self.num_noted >= WINDOW else 0)
+        rising.pop(bisect_left(rising, -before))
         insort(rising, -length)
         self._ring[place] = length
-        self._num += 1
-
-    @property
-    def num_noted(self) -> int:
-        return self._num
+        self.num_noted += 1
 
     @property
     def mean(self) -> float | None:
         """Mean length of the ended ones, assumed ones excluded; None before the first has ended."""
-        return self._sum / min(self._num, WINDOW) if self._num else None
+        return self._sum / min(self.num_noted, WINDOW) if self.num_noted else None
 
     def mean_remaining(self, written: Counts, going: Counts) -> NDArray[np.float64]:
         """Return the mean of tokens to come after `written`, float64 [n], assumed lengths excluded; NaN if none is
         known. Sequences still `going`, int64 [k] tokens so far, count as longer: ended ones are the short part of what
         came (Kaplan and Meier, 1958). Beyond the longest that ended, outputs end at a constant rate."""
-        ended = np.sort(np.array(self._ring[: min(self._num, WINDOW)], np.int64))
+        ended = np.sort(np.array(self._ring[: min(self.num_noted, WINDOW)], np.int64))
         if not len(ended):
             return np.full(len(written), np.nan)
         # One of the outputs that reached each length ended there.
@@ -104,11 +106,6 @@ class OutputLengths:
         with np.errstate(invalid="ignore"):
             means: NDArray[np.float64] = come / lasting[place]
         return means
-
-    def remaining_of(self, written: int, quantile: float) -> int:
-        """Return `remaining` of one sequence."""
-        longer = bisect_left(self._rising, -written)
-        return -written - self._rising[int((1.0 - quantile) * longer)]
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
         """Return the tokens to come after `written`, int64 [n]; below 1 if only an immediate end is known."""
@@ -127,36 +124,41 @@ class Foresight:
         self.quantile = self._base = policy.quantile
         self._next_look = 0
         self._moment: tuple[int, int, int, int, float] | None = None
-        self._in: tuple[Counts, Counts, float] = NO_ROWS, NO_ROWS, 0.0
+        self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
+        # Without a hint, the first requests come in unseen.
+        self._num_unseen = 0 if self._knows else min(ROWS, policy.known_outputs)
         manager = books.manager
+        # On average half of a last block is empty.
+        self._slack = np.array(manager.block_size // 2, np.int64)
         self._full_pages = max(manager.layout.full_pages, 1)
         # Slots of the full group if all pages were its own.
         self._num_slots = manager.num_blocks * manager.block_size // self._full_pages
 
     def finished(self, *, pause: int) -> None:
         """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
-        policy, stats = self._policy, self._stats
-        if policy.waste_target is None and policy.stall_target is None:
-            return
-        was_computed, was_wasted = self._seen
-        computed = stats.computed_tokens
-        swapped = stats.swapped_in_blocks * self._books.manager.block_size // self._full_pages
-        wasted = stats.recomputed_tokens + 2 * swapped
-        self._seen = computed, wasted
+        policy, excess = self._policy, 0.0
         if (share := policy.stall_target) is not None:
             rise = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
             self._base = self._within(self._base + rise)
+        if policy.waste_target is not None:
+            self._weigh_waste()
+            excess = self._wasted / max(1.0, self._computed) / policy.waste_target - 1.0
+        self.quantile = self._within(self._base + GAIN * excess)
+
+    def _weigh_waste(self) -> None:
+        """Add what was computed, and wasted, since the last time, and let what came before fade."""
+        stats, (was_computed, was_wasted) = self._stats, self._seen
+        computed, wasted = stats.computed_tokens, stats.recomputed_tokens
+        if stats.swapped_in_blocks:
+            wasted += 2 * (stats.swapped_in_blocks * self._books.manager.block_size // self._full_pages)
         if computed != was_computed or wasted != was_wasted:
             # Otherwise another sequence has ended in the same step.
             kept = math.exp((was_computed - computed) / MEMORY)
             self._computed = self._computed * kept + (computed - was_computed)
             self._wasted = self._wasted * kept + (wasted - was_wasted)
-        excess = 0.0
-        if policy.waste_target is not None:
-            excess = self._wasted / max(1.0, self._computed) / policy.waste_target - 1.0
-        self.quantile = self._within(self._base + GAIN * excess)
+            self._seen = computed, wasted
 
     def _within(self, quantile: float) -> float:
         least, most = self._policy.quantile_range
@@ -182,16 +184,14 @@ class Foresight:
     def fits(self, request: RequestState) -> bool:
         """Whether the pool holds it and all admitted requests at their peak; True for the first few requests."""
         manager, columns, num_in = self._books.manager, self._books.columns, self._books.queues.num_in
-        is_early = self._lengths.num_noted + num_in < min(ROWS, self._policy.known_outputs)
-        if not num_in or (is_early and not self._knows):
+        if not num_in or self._lengths.num_noted + num_in < self._num_unseen:
             return True
-        size = manager.block_size
         slots = self._num_slots
         worst = columns.sum_max_total + sum(request.max_total)
         if manager.layout.sides:
             longest = np.concatenate([columns.max_total[self._books.rows_in()], request.max_total])
             worst = (worst if manager.layout.full_pages else 0) + int(manager.layout.side_slots(longest).sum())
-        if worst + (columns.num_bound + request.num_live) * size <= slots:
+        if worst + (columns.num_bound + request.num_live) * manager.block_size <= slots:
             # All fit at full length: the usual case where memory is ample.
             return True
         most = self.peak_with(request)
@@ -215,13 +215,15 @@ class Foresight:
 
     def peak_with(self, request: RequestState) -> int:
         """Return the peak of tokens in memory if the waiting request is admitted now."""
-        held, remaining, quantile = self._those_in()
+        held, remaining, quantile, guess_of_new = self._those_in()
         wish, slack, more_held, more_left = request.request.expected_tokens, self._books.manager.block_size // 2, [], []
         for i, tokens in enumerate(request.tokens):
             if tokens is None:
                 continue
             known, before = len(tokens), request.prompt_len + request.appended[i]
-            left = self._lengths.remaining_of(known - before, quantile)
+            left = guess_of_new
+            if known > before:
+                left = self._lengths.remaining(np.array([known - before]), quantile).item()
             if self._knows and wish is not None and before + wish > known:
                 left = before + wish - known
             more_held.append(known + slack)
@@ -234,24 +236,25 @@ class Foresight:
             held, remaining = np.concatenate([held, more_held[1:]]), np.concatenate([remaining, more_left[1:]])
         return peak(held, remaining)
 
-    def _those_in(self) -> tuple[Counts, Counts, float]:
-        """Return held and coming slots of admitted sequences, int64 [n + 1] each, and the quantile of the guesses. The
-        last place is for a newcomer."""
+    def _those_in(self) -> tuple[Counts, Counts, float, int]:
+        """Return held and coming slots of admitted sequences, int64 [n + 1] each, the quantile of the guesses, and the
+        guess for a sequence that has written nothing. The last place is for a newcomer."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
         moment = books.manager.batch, books.queues.running.num, books.queues.away.num, len(books.bounded), self.quantile
         if moment != self._moment:
             # Any row holds the newcomer's place.
-            rows = np.concatenate([books.rows_in(), [0]])
+            rows = np.concatenate([books.rows_in(), _ANY_ROW])
             known, most, quantile = tables.num_tokens[rows], columns.max_total[rows], self._quantile_now()
+            written = known - columns.prompt_total[rows]
+            written[-1] = 0
             expected = columns.expected_total[rows] if self._knows else None
             if books.bounded:
                 # Everything up to their full length is reserved.
                 is_theirs = np.isin(rows, [row for other in books.bounded for row in other.live_rows])
                 expected = np.where(is_theirs, most, 0 if expected is None else expected)
-            guessed = self._lengths.remaining(np.maximum(known - columns.prompt_total[rows], 0), quantile)
-            # On average half of a last block is empty.
-            held = known + books.manager.block_size // 2
-            self._in = *self._as_slots(held, outputs_left(guessed, expected, known, most)), quantile
+            guessed = self._lengths.remaining(written, quantile)
+            slots = self._as_slots(known + self._slack, outputs_left(guessed, expected, known, most))
+            self._in = *slots, quantile, guessed.item(-1)
             self._moment = moment
         return self._in
 

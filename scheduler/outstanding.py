@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from paged.base.arguments import Tokens
+from paged.base.growing import ones
 from paged.block_manager import Memory
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
 from paged.errors import BatchEnded, BatchError, BatchOutOfOrder
 
-from .batch import NO_LOADS, Batch, Left
+from .batch import NO_LOADS, Batch, Left, SchedulerStats
 from .request import RequestState
 from .rows import Counts, RowColumns, Rows
 
@@ -110,8 +111,8 @@ class Outstanding:
             return None
         if self._resumes_known and (self._changed or last.number != self._batch_before):
             return None
-        ends = ticket.ends + 1
-        return None if columns.reach_length(rows, ends) else (rows, ticket.ends, ends)
+        ends = ticket.ends + ones(len(rows))
+        return None if len(columns.filled(rows, ends)) else (rows, ticket.ends, ends)
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
         """Return (batch, place) of each share of the sequence that is not void, in its row or one it gave back."""
@@ -195,18 +196,16 @@ class Outstanding:
                 self._columns.recover(row, num_known)
             self._manager.give_up_from(row, num_known)
 
-    def count_waste(self, batch: Batch) -> dict[str, int]:
-        """Count the tokens of a batch that ran and had been computed before, for their requests. Return how many there
-        were, and how many tokens are void, by the names of `SchedulerStats`."""
-        ticket, num_again = batch.ticket, 0
-        num_void = sum(batch.num_tokens.item(place) for place, left in ticket.gone.items() if left.is_void)
+    def count_waste(self, batch: Batch, stats: SchedulerStats) -> None:
+        """Count the tokens of a batch that ran and had been computed before, for their requests, too, and void ones."""
+        ticket = batch.ticket
+        stats.count("voided_tokens", sum(batch.num_tokens.item(i) for i, left in ticket.gone.items() if left.is_void))
         for place, num in ticket.recomputed.items():
             gone = ticket.gone.get(place)
             if gone is None or not gone.is_void:
                 request = self._columns.owner[ticket.rows[place]] if gone is None else gone.request
-                request.count(recomputed_tokens=num)
-                num_again += num
-        return {"recomputed_tokens": num_again, "voided_tokens": num_void}
+                request.count("recomputed_tokens", num)
+                stats.count("recomputed_tokens", num)
 
     def hold_loading(self, request: RequestState) -> None:
         """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""

@@ -30,7 +30,8 @@ class Packer:
         """Commit a decided step, whose rows are in flight from now on. Return its batch."""
         state, manager = self._state, self._manager
         composed, positions = self._commit(step)
-        flight, rows, ends = composed.flight, composed.flight.rows, composed.flight.ends
+        flight, changes = composed.flight, composed.changes
+        rows, ends = flight.rows, flight.ends
         covers_running = state.running_rows.keep(rows)
         if not covers_running:
             state.columns.advance_unevenly()
@@ -72,9 +73,9 @@ class Packer:
             ids=self._ids,
             sequences=self._sequences,
             block_tables=manager.rows.block_tables,
-            table_rows=composed.changes.rows,
-            table_columns=composed.changes.columns,
-            table_blocks=composed.changes.blocks,
+            table_rows=changes.rows,
+            table_columns=changes.columns,
+            table_blocks=changes.blocks,
             moves=moves,
             loads=loads,
             ticket=ticket,
@@ -106,11 +107,14 @@ class Packer:
         for names in (self._ids, self._sequences):
             names.setflags(write=False)
 
-    def _tokens(self, step: Step, composed: Composed, positions: Counts) -> tuple[Tokens, Counts, Counts, Counts]:
-        """Return the id, position and slot of each token, decodes first, and where the tokens of each decode begin."""
-        begins, token_ids = rising(len(step.decodes)), composed.last_tokens
+    def _tokens(
+        self, step: Step, composed: Composed, positions: Counts
+    ) -> tuple[Tokens, Counts, Counts, Counts | None]:
+        """Return the id, position and slot of each token, decodes first, and where the tokens of each decode begin; None:
+        each has one."""
+        begins, token_ids = None, composed.last_tokens
         if step.draft_counts is not None and step.draft_tokens is not None:
-            begins = begins + step.draft_counts.cumsum() - step.draft_counts
+            begins = rising(len(step.decodes)) + step.draft_counts.cumsum() - step.draft_counts
             token_ids = np.empty(len(positions), np.int32)
             token_ids[begins] = composed.last_tokens
             token_ids[rising_from(begins + 1, step.draft_counts)] = step.draft_tokens
@@ -136,13 +140,14 @@ class Packer:
         token_ids, positions, slots = map(np.concatenate, zip(*parts, strict=True))
         return token_ids, positions, slots, begins
 
-    def _sources(self, step: Step, token_ids: Tokens, begins: Counts) -> tuple[Counts, Counts]:
+    def _sources(self, step: Step, token_ids: Tokens, begins: Counts | None) -> tuple[Counts, Counts]:
         """Return the batch and the place that sample each token without a value yet, else -1; set its id to -1."""
         outstanding, columns = self._state.outstanding, self._state.columns
         num, after, num_known = len(token_ids), step.decodes_after, self._manager.rows.num_tokens
         if not num or not outstanding.batches:
             nowhere = _NOWHERE.first(num)
             return nowhere, nowhere
+        begins = rising(len(step.decodes)) if begins is None else begins
         if after >= 0 and num == len(begins):
             token_ids.fill(-1)
             batches = np.full(num, after, np.int64)

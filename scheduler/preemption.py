@@ -82,8 +82,8 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     if swaps:
         moves = manager.tiers.swap_out(np.array(rows), keep)
         step.move(moves)
-        state.stats.count(swapped_out_blocks=len(moves.device_to_host))
-        victim.count(swapped_blocks=len(moves.device_to_host))
+        state.stats.count("swapped_out_blocks", len(moves.device_to_host))
+        victim.count("swapped_blocks", len(moves.device_to_host))
     elif gives:
         manager.sharing.truncate(rows[0], keep)
     has_device_blocks = any(manager.rows.num_blocks[row] for row in rows)

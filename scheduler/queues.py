@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import Protocol
 
 from .request import RequestState, Status
@@ -17,19 +16,16 @@ from .rows import RunningRows
 
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""
-_order_of = attrgetter("order")
 
 
 class Queue(Protocol):
-    """Waiting requests, in the order in which they are to be admitted. `add` returns whether a request is known to be
-    last; `head` is the first, if there is one, `behind` up to `count` that come after it; `let_in` removes an admitted
+    """Waiting requests, in the order in which they are to be admitted. `head` is the first, if there is one, `behind` up to `count` that come after it; `let_in` removes an admitted
     one."""
 
     num: int
 
-    def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[RequestState]: ...
-    def add(self, state: RequestState) -> bool: ...
+    def add(self, state: RequestState) -> object: ...
     def head(self) -> RequestState: ...
     def behind(self, count: int) -> list[RequestState]: ...
     def remove(self, state: RequestState) -> None: ...
@@ -41,27 +37,27 @@ class OrderedQueue:
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
+        self._keys: list[Key] = []  # the order of each
         # Removing the head moves this up. The list is cut once half of it is gone.
         self._head = 0
         # An attribute, because every step asks several times.
         self.num = 0
 
-    def __len__(self) -> int:
-        return self.num
-
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states[self._head :])
 
-    def add(self, state: RequestState) -> bool:
+    def add(self, state: RequestState) -> int:
+        """Add a request. Return how many stand before it."""
+        keys, order = self._keys, state.order
         self.num += 1
-        if self.num == 1 or self._states[-1].order < state.order:
+        if not keys or keys[-1] < order:
+            keys.append(order)
             self._states.append(state)
-            return True
-        self._states.insert(self._head + self.place_of(state), state)
-        return False
-
-    def place_of(self, state: RequestState) -> int:
-        return bisect_left(self._states, state.order, lo=self._head, key=_order_of) - self._head
+            return self.num - 1
+        place = bisect_left(keys, order, self._head)
+        keys.insert(place, order)
+        self._states.insert(place, state)
+        return place - self._head
 
     def head(self) -> RequestState:
         return self._states[self._head]
@@ -75,12 +71,12 @@ class OrderedQueue:
         if states[head] is state:
             self._head = head = head + 1
             if 2 * head > len(states):
-                del states[:head]
+                del states[:head], self._keys[:head]
                 self._head = 0
             return
-        place = head + self.place_of(state)
+        place = bisect_left(self._keys, state.order, head)
         assert states[place] is state, "a request stands where its order says"
-        del states[place]
+        del states[place], self._keys[place]
 
     let_in = remove
 
@@ -112,11 +108,12 @@ class Queues:
 
     def run(self, request: RequestState) -> None:
         running, running_rows, rows = self.running, self.running_rows, request.live_rows
-        place = None
-        at_end = running.add(request)
-        if not at_end and len(rows) == 1 and running_rows.num + 1 == running.num:
-            place = running.place_of(request)
-        running_rows.join(rows, at_end=at_end, place=place)
+        place: int | None = running.add(request)
+        if place == running.num - 1:
+            place = running_rows.num
+        elif len(rows) > 1 or running_rows.num + 1 != running.num:
+            place = None
+        running_rows.join(rows, place)
         request.become(Status.RUNNING)
 
     def suspend(self, request: RequestState, status: Status) -> None:

@@ -232,10 +232,9 @@ class RequestUsage(msgspec.Struct, frozen=True, gc=False):
 class Counted(msgspec.Struct, gc=False):
     """Figures that only `count` changes."""
 
-    def count(self, **more: int) -> None:
-        """Add to the figures of these names."""
-        for name, number in more.items():
-            setattr(self, name, getattr(self, name) + number)
+    def count(self, name: str, num: int = 1) -> None:
+        """Add to the figure of this name."""
+        setattr(self, name, getattr(self, name) + num)
 
 
 class RequestState(Counted, eq=False, gc=False):
@@ -358,7 +357,7 @@ class RequestState(Counted, eq=False, gc=False):
     def note_preempted(self, step: int) -> None:
         """Count it as preempted in this step."""
         self.preempted_at = step
-        self.count(preemptions=1)
+        self.preemptions += 1
 
     def resume(self, step: int) -> None:
         """It runs again in this step."""

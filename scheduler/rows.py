@@ -63,16 +63,19 @@ class RowColumns:
         self.recovering: dict[int, int] = {}
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
-        self.ensure(row + 1)
-        request, stops = state.request, state.stops
+        request, stops, max_total = state.request, state.stops, state.max_total[sequence]
+        if row >= self._num_rows:
+            self.ensure(row + 1)
         if len(stops) > _MOST_IN_COLUMN:
             # First, because it takes memory.
             keys = np.unique(np.array(stops, np.int64)) + (row << 32)
             self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
         self.num_bound += 1
-        self.min_total[row], self.expected_total[row] = request.min_tokens, request.expected_tokens or 0
-        self.max_total[row] = self.prompt_total[row] = 0
-        self.prolong(row, state.prompt_len + state.appended[sequence], state.max_total[sequence])
+        self.sum_max_total += max_total
+        self.max_total[row] = max_total
+        self.prompt_total[row] = before = state.prompt_len + state.appended[sequence]
+        self.min_total[row] = before + request.min_tokens
+        self.expected_total[row] = 0 if request.expected_tokens is None else before + request.expected_tokens
         self.owner[row] = state
         self.id[row] = request.id
         self.sequence[row] = sequence
@@ -107,9 +110,8 @@ class RowColumns:
     def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts) -> tuple[NDArray[np.int8], Counts]:
         """Return why each row, `totals` long with `tokens`, ends, int8 [n], or 0; and the places of ends, int64 [k]."""
         codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
-        done = NO_ROWS
-        if self.reach_length(rows, totals):
-            done = (totals >= self.max_total[rows]).nonzero()[0]
+        done = self.filled(rows, totals)
+        if len(done):
             codes[done] = LENGTH
         if self.num_with_stops:
             is_stop = self.is_stop(rows, tokens) & (totals >= self.min_total[rows])
@@ -135,16 +137,18 @@ class RowColumns:
         kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
         return kept, codes
 
-    def reach_length(self, rows: Rows, totals: Counts) -> bool:
-        """Whether any row with `totals` tokens, int64 [n], has its full length. The answer for one array is kept for as
-        many steps as its nearest row has tokens to go; callers that break the even advance call `advance_unevenly`."""
+    def filled(self, rows: Rows, totals: Counts) -> Counts:
+        """Return the places of rows that have their full length with `totals` tokens, int64 [k]. That there are none in
+        one array is known for as many steps as its nearest row has tokens to go; callers that break the even advance
+        call `advance_unevenly`."""
         if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
-            return False
+            return NO_ROWS
         if not len(rows):
-            return False
-        slack = int((self.max_total[rows] - totals).min())
-        self._unfilled = (rows, totals.item(0) + slack)
-        return slack <= 0
+            return NO_ROWS
+        left = self.max_total[rows] - totals
+        least = left.item(left.argmin())
+        self._unfilled = (rows, totals.item(0) + least)
+        return (left <= 0).nonzero()[0] if least <= 0 else NO_ROWS
 
     def advance_unevenly(self) -> None:
         """Forget the kept answer: rows do not advance together any more, or a full length has changed."""
@@ -231,8 +235,9 @@ class RunningRows:
         # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
         self.num = 0
 
-    def join(self, rows: list[int], *, at_end: bool, place: int | None = None) -> None:
-        """Add rows that run from now on: `at_end`, or after the first `place` rows, if that is known."""
+    def join(self, rows: list[int], place: int | None) -> None:
+        """Add rows that run from now on, after the first `place` rows, `num` for the end; None: that is not known."""
+        at_end = place == self.num
         self.num += len(rows)
         if self._left or not at_end:
             self._apply()
@@ -261,12 +266,12 @@ class RunningRows:
         self._rows = rows
         return True
 
-    def settle(self, rows: Rows, goes_on: NDArray[np.bool_] | None, computed: Counts, known: Counts) -> None:
+    def settle(self, rows: Rows, going: Counts | None, computed: Counts, known: Counts) -> None:
         """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that
-        ran and those that do not go on have left (`goes_on` None: all do)."""
+        ran and those have left that are not at the places `going`, int64 [k]; None: all go on."""
         stay = rows
-        if goes_on is not None:
-            stay, computed, known = rows[goes_on], computed[goes_on], known[goes_on]
+        if going is not None:
+            stay, computed, known = rows[going], computed[going], known[going]
         if rows is self._rows and not (self._joined or self._is_stale) and len(self._left) == len(rows) - len(stay):
             self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 

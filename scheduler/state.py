@@ -32,7 +32,7 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Counts that a caller sets, as in `Scheduler`."""
+    """What a caller sets of each step, as in `Scheduler`."""
 
     max_tokens_per_step: int
     max_sequences: int
@@ -41,6 +41,7 @@ class Limits:
     max_chunk: int
     vocabulary_size: int | None
     max_outstanding: int
+    resumes_known: bool
 
 
 class Step(msgspec.Struct, eq=False, gc=False):
@@ -98,16 +99,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
 
 
 class State:
-    def __init__(
-        self,
-        manager: Memory,
-        policy: Policy,
-        strategies: Strategies,
-        limits: Limits,
-        costs: Costs,
-        *,
-        resumes_known: bool,
-    ) -> None:
+    def __init__(self, manager: Memory, policy: Policy, strategies: Strategies, limits: Limits, costs: Costs) -> None:
         self.manager = manager
         self.policy = policy
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
@@ -118,7 +110,7 @@ class State:
         self.requests: dict[str, RequestState] = {}
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
         self.columns = RowColumns()
-        self.outstanding = Outstanding(manager, self.columns, resumes_known=resumes_known)
+        self.outstanding = Outstanding(manager, self.columns, resumes_known=limits.resumes_known)
         # Requests that became idle in an update: the next batch reports them as preempted.
         self.preempted_late: list[RequestState] = []
         self.carried = CarriedCopies(self.columns)
@@ -152,7 +144,7 @@ class State:
         self.outstanding.forget_awaited()
         if request.is_new:
             if hit_tokens:
-                request.count(hit_tokens=hit_tokens)
+                request.count("hit_tokens", hit_tokens)
         elif request.high_water[sequence] > hit_tokens:
             self.columns.recover(row, hit_tokens)
 
@@ -185,4 +177,4 @@ class State:
         if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
         ended[request_id] = status, sentence
-        self.stats.count(**{status.value: 1})
+        self.stats.count(str(status))

@@ -38,6 +38,14 @@ def test_heads_that_left_the_ordinary_queue_are_let_go():
     assert len(queue._states) <= 2
 
 
+def test_one_that_comes_in_the_middle_is_told_how_many_stand_before_it_without_heads_that_left():
+    queue = OrderedQueue()
+    assert [queue.add(state(number)) for number in (0, 1, 3, 5)] == [0, 1, 2, 3]
+    queue.remove(queue.head())
+    assert queue.add(state(4)) == 2
+    assert [request.id for request in queue] == ["1", "3", "4", "5"]
+
+
 @pytest.fixture
 def queue():
     return FairQueue({"b": 2.0}, OutputLengths(1000))

@@ -27,6 +27,16 @@ def test_a_request_that_says_nothing_more_has_the_documented_defaults():
     assert Request(id="a", prompt=[1]) == said
 
 
+def test_outputs_keep_their_counts_when_the_engine_uses_its_array_again():
+    scheduler = Scheduler(BlockManager(8, 2))
+    for name in "ab":
+        scheduler.add(Request(id=name, prompt=[1], max_tokens=3))
+    counts = np.array([1, 0])
+    outputs = scheduler.update(scheduler.schedule(), [5], counts)
+    counts[:] = 9
+    assert outputs.counts.tolist() == [1, 0]
+
+
 def test_a_manager_that_is_in_use_is_no_schedulers():
     manager = BlockManager(8, 2)
     manager.add([1])
