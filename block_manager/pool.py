@@ -155,7 +155,6 @@ class Pool:
         while (missing := num_pages - self.num_free) > 0:
             blocks = self._evicted(missing)
             self.state[blocks] = 0
-            self.run[blocks] = None
             self._put_free(blocks)
 
     def _evicted(self, num_pages: int) -> Blocks:
