@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from paged import Costs
 from paged.errors import BudgetTooSmall, InvalidConfig
-from paged.study.hardware import Latent, ModelShape, Roofline, StepWork, device_named, model_named
+from paged.study.hardware import Experts, Latent, ModelShape, Placement, Roofline, StepWork, device_named, model_named
 
 GIB = 1 << 30
 IDEAL = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0, "host_overhead_s": 0.0}
@@ -189,6 +189,14 @@ def test_beyond_its_kv_heads_a_model_keeps_copies_unless_contexts_are_split(mode
     assert place.kv_bytes_per_token_of_device == place.kv_bytes_per_token * of_device
 
 
+def test_opt_13b_leaves_the_12_gib_of_kv_that_the_vllm_paper_has_on_a_40_gb_a100():
+    # Kwon et al., SOSP '23, table 1: 26 GB of parameters, 12 GB for the KV cache, 15.7 K slots.
+    place = Placement(model=model_named("opt-13b"), device=device_named("a100-40g"), dtype="fp16")
+    slots = place.num_blocks(16) * 16
+    assert place.weight_bytes == pytest.approx(26e9, rel=0.02)
+    assert slots == pytest.approx(15_700, rel=0.06)
+
+
 def test_blocks_are_what_is_left_after_weights_and_activations():
     place = roofline()
     activations = 2048 * (2 * 5120 + 3 * 13_824) * 2 + 2 * 4 * 256 * 32_000
@@ -228,3 +236,13 @@ def test_weights_in_codes_of_what_is_no_linear_layer_are_not_counted(model, kind
 def test_a_quantisation_that_is_not_known_is_refused_by_name():
     with pytest.raises(InvalidConfig, match='quantization is "awq"; known are int8, int4'):
         roofline("llama-3-8b", "h100", quantization="awq")
+
+
+def test_a_small_mixture_touches_as_many_experts_as_are_expected():
+    model = msgspec.structs.replace(
+        model_named("smollm-135m"), experts=Experts(count=4, per_token=1, intermediate=1), published_parameters=0
+    )
+    step = Roofline(model=model, device=device_named("h100"))
+    # Two tokens, one of four experts each: they share one in a quarter of cases.
+    each = 3 * 576 * 30 * 2
+    assert step.parts(StepWork(computed_tokens=2))[1].bytes == pytest.approx(each * (2 - 1 / 4))
