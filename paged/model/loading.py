@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from paged.attention import Expand, LayerOptions
 from paged.base.words import short_cause
-from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnknownLayers, UnsupportedModel
+from paged.errors import BrokenCheckpoint, CheckpointNotFound, ModelError, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
 from paged.model.native.packed import pack_linears
+from paged.model.quantised.checkpoints import reader_of
+from paged.model.quantised.placing import Placed, dequantise_linears
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
 from paged.model.states.plan import check_plan
@@ -92,8 +94,10 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     folder = Path(named_or_shipped(path))
     check_dtype(dtype)
     where = usable_device(device)
-    config = _config(folder)
-    _check_architecture(config, folder)
+    config = config_of(folder)
+    checkpoint = reader_of(config, folder)
+    placed = None if checkpoint is None else Placed(checkpoint)
+    options = {} if placed is None else placed.options(config)
     # It needs what is here.
     from paged.model.load_check import check_answers
 
@@ -101,8 +105,10 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     with silenced():
         check_answers(config, folder)
         wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
-        module = _module(folder, wanted).to(where).eval()
-        return as_loaded(module, folder, load_tokenizer(folder), where)
+        module = _module(folder, wanted, options).eval()
+        if placed is not None:
+            dequantise_linears(module, placed.make)
+        return as_loaded(module.to(where), folder, load_tokenizer(folder), where)
 
 
 @contextmanager
@@ -171,6 +177,13 @@ def usable_device(name: str | torch.device) -> torch.device:
     return where
 
 
+def config_of(folder: Path) -> Any:
+    """The configuration of a checkpoint folder whose architecture can run here. Raises CheckpointNotFound, BrokenCheckpoint and UnsupportedModel."""
+    config = _config(folder)
+    _check_architecture(config, folder)
+    return config
+
+
 def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
@@ -202,13 +215,6 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
-    for each in (config, config.get_text_config()):
-        quantised = getattr(each, "quantization_config", None)
-        if quantised is not None:
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
-            raise UnsupportedModel(
-                f"{folder}: its weights are quantised ({method}), which is not supported; a checkpoint in {', '.join(DTYPES)} is."
-            )
     # The lookup imports the architecture's module. Some classes use the interface and do not say so.
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # Most models with states do not say that they support it, and do; a trial run tells.
@@ -221,7 +227,7 @@ def _check_architecture(config: Any, folder: Path) -> None:
         )
 
 
-def _module(folder: Path, dtype: Any) -> Any:
+def _module(folder: Path, dtype: Any, options: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -235,7 +241,10 @@ def _module(folder: Path, dtype: Any) -> Any:
             output_loading_info=True,
             # They are refused below, by name.
             ignore_mismatched_sizes=True,
+            **options,
         )
+    except ModelError:
+        raise
     except Exception as error:
         raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {short_cause(error)}") from error
     wrong = sorted(info["missing_keys"]) + sorted(str(each[0]) for each in info["mismatched_keys"])
