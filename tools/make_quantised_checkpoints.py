@@ -103,11 +103,12 @@ def by_gptqmodel(out: Path, **settings: Any) -> Made:
         dtype=torch.float16,
         backend=BACKEND.GPTQ_TORCH if settings.get("quant_method") != "awq" else BACKEND.AWQ_TORCH,
     )
-    layers = {
-        path: each.dequantize_weight().T
-        for path, each in read.model.model.named_modules()
-        if hasattr(each, "dequantize_weight")
-    }
+    with torch.inference_mode():
+        layers = {
+            path: each(torch.eye(each.in_features, dtype=torch.float16)).T
+            for path, each in read.model.model.named_modules()
+            if hasattr(each, "qweight")
+        }
     return ["gptqmodel"], layers
 
 

@@ -8,7 +8,7 @@
 #ifndef PAGED_VECTOR_H
 #define PAGED_VECTOR_H
 
-#if defined(__AVX512F__) || defined(__FMA__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>

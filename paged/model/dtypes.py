@@ -14,7 +14,7 @@ import torch
 from paged.attention.native.build import has_instructions
 from paged.errors import BuildFailed, PagedWarning
 from paged.model.loading import LoadedModel
-from paged.model.native.packed import PackedLinear, model_library
+from paged.model.native.packed import NativeLinear, model_library
 
 # Any of these, by the names that Linux gives them.
 _BFLOAT16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
@@ -23,7 +23,7 @@ _BFLOAT16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
 def warn_if_slow(model: LoadedModel) -> None:
     """Warn, once a process and dtype, of a model that would be faster in another dtype here."""
     if model.device.type == "cpu":
-        is_native = any(isinstance(each, PackedLinear) for each in model.module.modules())
+        is_native = any(isinstance(each, NativeLinear) for each in model.module.modules())
         faster = faster_dtypes(model.dtype, is_native)
         if faster:
             _say_once(str(model.dtype).removeprefix("torch."), faster)

@@ -21,9 +21,11 @@ from paged.errors import BrokenCheckpoint, CheckpointNotFound, ModelError, Unkno
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
+from paged.model.native.coded import replace_linears
 from paged.model.native.packed import pack_linears
+from paged.model.quantised.at_load import check_layers, check_quantization, quantise_linears, widen_others
 from paged.model.quantised.checkpoints import reader_of
-from paged.model.quantised.placing import Placed, dequantise_linears
+from paged.model.quantised.placing import Placed
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
 from paged.model.states.plan import check_plan
@@ -49,6 +51,7 @@ class LoadedModel:
     max_length       tokens of one sequence, None where the configuration does not say
     eos_token_ids    ids that end a sequence
     rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
+    quantization     what the weights of linear layers were quantised to when it was loaded; None: to nothing
     """
 
     path: Path
@@ -68,6 +71,7 @@ class LoadedModel:
     rotary_limit: int | None = None
     layers: tuple[AttentionLayer, ...] = ()
     state_layers: tuple[StateLayer, ...] = ()
+    quantization: str | None = None
 
     @property
     def value_dim(self) -> int:
@@ -84,19 +88,21 @@ class LoadedModel:
         return self.is_uniform and all(each.kind == "full" for each in self.layers)
 
 
-def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> LoadedModel:
+def load_model(
+    path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu", quantization: str | None = None
+) -> LoadedModel:
     """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one; `path` may be the name of a model that ships.
     Nothing is fetched from anywhere.
 
-    `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. Raises CheckpointNotFound, BrokenCheckpoint or
-    UnsupportedModel.
+    `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. `quantization`, on a CPU: linear layers as codes of 8 or 4 bits, "int8" or
+    "int4"; a checkpoint in codes is read as it is, and takes none but its own. Raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
     """
     folder = Path(named_or_shipped(path))
     check_dtype(dtype)
     where = usable_device(device)
+    check_quantization(quantization, where)
     config = config_of(folder)
-    checkpoint = reader_of(config, folder)
-    placed = None if checkpoint is None else Placed(checkpoint)
+    placed = Placed.of(reader_of(config, folder), quantization, where)
     options = {} if placed is None else placed.options(config)
     # It needs what is here.
     from paged.model.load_check import check_answers
@@ -105,10 +111,15 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str | torch.dev
     with silenced():
         check_answers(config, folder)
         wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
-        module = _module(folder, wanted, options).eval()
-        if placed is not None:
-            dequantise_linears(module, placed.make)
-        return as_loaded(module.to(where), folder, load_tokenizer(folder), where)
+        is_narrow = quantization is not None and placed is None
+        if quantization is not None and is_narrow:
+            check_layers(_described(config), quantization, folder)
+        module = _module(folder, "auto" if is_narrow else wanted, options).eval()
+        if placed is None:
+            module.to(where)
+        if is_narrow:
+            widen_others(module, wanted)
+        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, placed)
 
 
 @contextmanager
@@ -127,12 +138,24 @@ def silenced() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> LoadedModel:
+def as_loaded(
+    module: Any,
+    name: Path,
+    tokenizer: Any,
+    where: torch.device,
+    quantization: str | None = None,
+    placed: Placed | None = None,
+) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers are packed, in
-    place. Raises UnsupportedModel."""
+    place, and quantised if a quantization is named; those of `placed` get their codes. Raises UnsupportedModel."""
+    dtype = next(module.parameters()).dtype
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
     state_layers = follow_states(module)
+    if placed is not None:
+        replace_linears(module, placed.make)
+    elif quantization is not None:
+        quantise_linears(module, quantization)
     if where.type == "cpu":
         pack_linears(module)
     rotary_limit = follow_rows(module)
@@ -153,11 +176,12 @@ def as_loaded(module: Any, name: Path, tokenizer: Any, where: torch.device) -> L
         vocabulary_size=int(text.vocab_size),
         max_length=getattr(text, "max_position_embeddings", None),
         eos_token_ids=_eos(module, text),
-        dtype=next(module.parameters()).dtype,
+        dtype=dtype,
         device=where,
         rotary_limit=rotary_limit,
         layers=trial.layers,
         state_layers=state_layers,
+        quantization=quantization,
     )
 
 
@@ -225,6 +249,15 @@ def _check_architecture(config: Any, folder: Path) -> None:
             f"{folder}: {architecture.__name__} ignores transformers' attention interface, so its KV cannot be paged; "
             "Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, OPT and others do not."
         )
+
+
+def _described(config: Any) -> Any:
+    """The module of a configuration, without memory for its weights."""
+    from transformers import AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        return build(config)
 
 
 def _module(folder: Path, dtype: Any, options: dict[str, Any]) -> Any:

@@ -13,12 +13,19 @@ from paged.errors import BudgetTooSmall, UnsupportedModel
 from paged.model.hook import ATTENTION, register
 from paged.model.loading import DTYPES, LoadedModel, as_loaded, check_dtype, usable_device
 from paged.model.model_shape import ModelShape
+from paged.model.quantised.at_load import check_layers, check_quantization
 
 
 def random_model(
-    shape: ModelShape, *, seed: int = 0, dtype: str = "auto", device: str | torch.device = "cpu"
+    shape: ModelShape,
+    *,
+    seed: int = 0,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    quantization: str | None = None,
 ) -> LoadedModel:
     """A Llama of this shape, without a tokenizer; the same weights for the same seed. `dtype` "auto" is float32 on a CPU, else bfloat16.
+    `quantization` as of `load_model`.
 
     Raises UnsupportedModel for a shape that no Llama has, and BudgetTooSmall for one that is larger than this machine's memory.
     """
@@ -26,6 +33,7 @@ def random_model(
 
     check_dtype(dtype)
     where = usable_device(device)
+    check_quantization(quantization, where)
     _check_is_llama(shape)
     wanted = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else torch.bfloat16)
     _check_memory(shape, wanted.itemsize)
@@ -45,10 +53,13 @@ def random_model(
     )
     register()
     build: Any = AutoModelForCausalLM.from_config
+    if quantization is not None:
+        with torch.device("meta"):
+            check_layers(build(config), quantization, Path(shape.name))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(config, dtype=wanted, attn_implementation=ATTENTION)
-    return as_loaded(module.to(where).eval(), Path(shape.name), None, where)
+    return as_loaded(module.to(where).eval(), Path(shape.name), None, where, quantization)
 
 
 def _check_is_llama(shape: ModelShape) -> None:

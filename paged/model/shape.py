@@ -9,6 +9,7 @@ from torch import nn
 
 from paged.model.loading import LoadedModel
 from paged.model.model_shape import ModelShape
+from paged.model.native.coded import PackedCodes, QuantisedEmbedding
 from paged.model.native.packed import PackedEmbedding, PackedLinear
 
 # Parameters that a shape may miss, as a share: norms of queries and keys, sinks.
@@ -55,6 +56,10 @@ def num_parameters(model: LoadedModel) -> int:
     for part in model.module.modules():
         if isinstance(part, PackedEmbedding):
             continue
+        if isinstance(part, PackedCodes):
+            total += 0 if id(part) in seen else part.outs * part.depth
+            seen.add(id(part))
+            continue
         for name, parameter in part.named_parameters(recurse=False):
             if id(parameter) in seen:
                 continue
@@ -67,6 +72,6 @@ def num_parameters(model: LoadedModel) -> int:
 def _is_tied(module: Any) -> bool:
     """Whether the output projection is the embedding."""
     first, last = module.get_input_embeddings(), module.get_output_embeddings()
-    if last is None or isinstance(first, PackedEmbedding):
+    if last is None or isinstance(first, (PackedEmbedding, QuantisedEmbedding)):
         return True
     return isinstance(first, nn.Embedding) and getattr(last, "weight", None) is first.weight

@@ -118,10 +118,17 @@ def test_a_model_answers_as_its_floats_do(name: str) -> None:
             theirs.get_submodule(path).weight.copy_(weight.dequantised())
         expected = theirs(torch.tensor([IDS])).logits[0].log_softmax(-1)
     model = load_model(MADE / name)
+    for path in found.layers:
+        weight = found.weight_of(path)
+        assert weight is not None
+        assert torch.equal(model.module.get_submodule(path).weight, weight.dequantised())
     llm = LLM(model, num_blocks=16)
     [answer] = llm.generate([IDS], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
     assert answer.prompt_logprobs is not None
+    errors = []
     for place, token in enumerate(IDS[1:]):
         alternatives = answer.prompt_logprobs[place + 1]
         assert alternatives is not None
-        assert alternatives[token].logprob == pytest.approx(float(expected[place, token]), abs=1e-3)
+        errors.append(abs(alternatives[token].logprob - float(expected[place, token])))
+    # Products round their inputs to 8 bits; with other weights they are off by 1 and more.
+    assert sum(errors) / len(errors) < 0.2

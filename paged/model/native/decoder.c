@@ -12,7 +12,7 @@
 #include <math.h>
 
 #include "attention.h"
-#include "products.h"
+#include "codes.h"
 #include "quantised.h"
 
 /* Rows below which a pass over them is not worth a second thread. */
@@ -99,6 +99,10 @@ static void embed(const paged_decoder *model, const paged_step *step, float *to)
 #pragma omp parallel for schedule(static) if (step->tokens >= FEW)
     for (int64_t t = 0; t < step->tokens; t++) {
         const size_t id = step->token_ids[t];
+        if (model->has_packed_embedding && model->head.codes) {
+            paged_code_row(model->head.codes, model->embedding, hidden, id, to + t * hidden);
+            continue;
+        }
         for (size_t d = 0; d < hidden; d++) {
             size_t at = id * hidden + d;
             if (model->has_packed_embedding) {
@@ -117,9 +121,24 @@ static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 /* Where each kind of intermediate result lies in the memory that the caller gives; `work` may be NULL, to ask how much it is. */
 typedef struct {
     float *hidden, *qkv, *both;
-    void *normed, *attended, *gated;
+    void *normed, *attended, *gated, *rounded;
     size_t bytes;
 } places;
+
+/* Bytes of rows as the products with codes take them, for the product that takes most. */
+static size_t room_for_codes(const paged_decoder *model, size_t rows) {
+    const size_t hidden = model->hidden, q = model->heads * model->head_size;
+    size_t most = 0;
+    if (model->head.codes) most = paged_codes_room(model->head.codes, rows, hidden);
+    for (int64_t number = 0; number < model->num_layers; number++) {
+        const paged_layer *layer = model->layers + number;
+        const paged_weights *its[] = {&layer->q, &layer->k, &layer->v, &layer->gate, &layer->up, &layer->mix, &layer->o, &layer->down};
+        const size_t depths[] = {hidden, hidden, hidden, hidden, hidden, hidden, layer->mix.packed ? hidden : q, model->intermediate};
+        for (int i = 0; i < 8; i++)
+            if (its[i]->codes) most = larger_of(most, paged_codes_room(its[i]->codes, rows, depths[i]));
+    }
+    return most;
+}
 
 static places places_of(const paged_decoder *model, size_t rows, char *work) {
     const size_t bytes = bytes_of(model->element), hidden = model->hidden, q = model->heads * model->head_size;
@@ -131,10 +150,17 @@ static places places_of(const paged_decoder *model, size_t rows, char *work) {
         rows * hidden * bytes,
         rows * larger_of(q, hidden) * bytes,
         rows * larger_of(width, hidden) * bytes,
+        room_for_codes(model, rows),
     };
-    size_t at[7] = {0};
-    for (int i = 0; i < 6; i++) at[i + 1] = at[i] + rounded(sizes[i]);
-    return (places){(float *)(work + at[0]), (float *)(work + at[1]), (float *)(work + at[2]), work + at[3], work + at[4], work + at[5], at[6]};
+    size_t at[8] = {0};
+    for (int i = 0; i < 7; i++) at[i + 1] = at[i] + rounded(sizes[i]);
+    return (places){(float *)(work + at[0]), (float *)(work + at[1]), (float *)(work + at[2]), work + at[3], work + at[4], work + at[5],
+                    work + at[6], at[7]};
+}
+
+static void multiply(const paged_decoder *model, const places *at, const void *x, size_t rows, size_t depth, const paged_product *products,
+                     int64_t count) {
+    paged_mixed_products(x, depth, rows, depth, model->element, products, count, at->rounded);
 }
 
 int64_t paged_decoder_room(const paged_decoder *model, int64_t rows) { return (int64_t)places_of(model, rows, (char *)0).bytes; }
@@ -143,8 +169,8 @@ int64_t paged_decoder_room(const paged_decoder *model, int64_t rows) { return (i
 static void convolve(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_place *place, const places *at) {
     const size_t hidden = model->hidden, bytes = bytes_of(model->element);
     const enum element element = model->element;
-    const paged_product mix = {layer->mix.packed, layer->mix.bias, at->qkv, 3 * hidden, 3 * hidden, 0};
-    paged_products(at->normed, hidden, step->tokens, hidden, element, &mix, 1);
+    const paged_product mix = {layer->mix.packed, layer->mix.bias, at->qkv, 3 * hidden, 3 * hidden, 0, layer->mix.codes};
+    multiply(model, at, at->normed, step->tokens, hidden, &mix, 1);
 #pragma omp parallel for schedule(static) if (step->tokens >= FEW)
     for (int64_t t = 0; t < step->tokens; t++) {
         const float *b = at->qkv + t * 3 * hidden, *x = b + 2 * hidden;
@@ -171,11 +197,11 @@ static void attend(const paged_decoder *model, const paged_layer *layer, const p
     const size_t rows = step->tokens, hidden = model->hidden, q = model->heads * model->head_size;
     const size_t kv = model->kv_heads * model->head_size, stride = q + 2 * kv;
     const paged_product qkv[] = {
-        {layer->q.packed, layer->q.bias, at->qkv, q, stride, 0},
-        {layer->k.packed, layer->k.bias, at->qkv + q, kv, stride, 0},
-        {layer->v.packed, layer->v.bias, at->qkv + q + kv, kv, stride, 0},
+        {layer->q.packed, layer->q.bias, at->qkv, q, stride, 0, layer->q.codes},
+        {layer->k.packed, layer->k.bias, at->qkv + q, kv, stride, 0, layer->k.codes},
+        {layer->v.packed, layer->v.bias, at->qkv + q + kv, kv, stride, 0, layer->v.codes},
     };
-    paged_products(at->normed, hidden, rows, hidden, model->element, qkv, 3);
+    multiply(model, at, at->normed, rows, hidden, qkv, 3);
     place_heads(model, layer, step, place, at->qkv, stride);
     attention->keys = place->keys;
     attention->values = place->values;
@@ -213,17 +239,17 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
         else
             attend(model, layer, step, step->places + number, &attention, &at);
         const size_t mixed = has_convolution ? hidden : q;
-        const paged_product o = {layer->o.packed, layer->o.bias, at.hidden, hidden, hidden, 1};
-        paged_products(at.attended, mixed, rows, mixed, model->element, &o, 1);
+        const paged_product o = {layer->o.packed, layer->o.bias, at.hidden, hidden, hidden, 1, layer->o.codes};
+        multiply(model, &at, at.attended, rows, mixed, &o, 1);
         norms(model, at.hidden, layer->mlp_norm, rows, at.normed);
         const paged_product both[] = {
-            {layer->gate.packed, layer->gate.bias, at.both, width, 2 * width, 0},
-            {layer->up.packed, layer->up.bias, at.both + width, width, 2 * width, 0},
+            {layer->gate.packed, layer->gate.bias, at.both, width, 2 * width, 0, layer->gate.codes},
+            {layer->up.packed, layer->up.bias, at.both + width, width, 2 * width, 0, layer->up.codes},
         };
-        paged_products(at.normed, hidden, rows, hidden, model->element, both, 2);
+        multiply(model, &at, at.normed, rows, hidden, both, 2);
         gate(model, at.both, rows, at.gated);
-        const paged_product down = {layer->down.packed, layer->down.bias, at.hidden, hidden, hidden, 1};
-        paged_products(at.gated, width, rows, width, model->element, &down, 1);
+        const paged_product down = {layer->down.packed, layer->down.bias, at.hidden, hidden, hidden, 1, layer->down.codes};
+        multiply(model, &at, at.gated, rows, width, &down, 1);
     }
     /* Of the tokens that are asked for alone, gathered at the front: they come in rising order. */
     for (int64_t i = 0; i < step->num_wanted; i++)
@@ -231,6 +257,6 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     for (int64_t i = 0; i < step->num_wanted; i++)
         norm(at.hidden + i * hidden, model->norm, hidden, model->epsilon, step->states + i * hidden, FLOAT32);
     norms(model, at.hidden, model->norm, step->num_wanted, at.normed);
-    const paged_product head = {model->head, NULL, step->logits, model->vocabulary, model->vocabulary, 0};
-    paged_products(at.normed, hidden, step->num_wanted, hidden, model->element, &head, 1);
+    const paged_product head = {model->head.packed, NULL, step->logits, model->vocabulary, model->vocabulary, 0, model->head.codes};
+    multiply(model, &at, at.normed, step->num_wanted, hidden, &head, 1);
 }

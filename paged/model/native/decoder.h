@@ -5,12 +5,14 @@
 #include <stdint.h>
 
 #include "attention.h"
+#include "codes.h"
 #include "recurrences.h"
 
-/* Packed as products.h says. */
+/* Packed as products.h says, or in codes. */
 typedef struct {
     const void *packed;
     const float *bias;
+    const paged_codes *codes; /* NULL: numbers of the decoder's element */
 } paged_weights;
 
 typedef struct {
@@ -34,7 +36,7 @@ typedef struct {
 typedef struct {
     const paged_layer *layers;
     const void *embedding; /* [vocabulary, hidden], or the head's packed weights */
-    const void *head;      /* packed */
+    paged_weights head;
     const float *norm;     /* [hidden] */
     const float *rotary;   /* [positions, head size]: cosines of half a head, then sines */
     void (*attend)(const paged_attention_call *); /* paged_attention, which is in a library of its own */

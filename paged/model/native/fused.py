@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from paged.attention import LayeredPool, StepTokens
 from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of, stored_as
-from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library
+from paged.model.native.coded import PackedCodes, QuantisedLinear
+from paged.model.native.packed import PackedLinear, model_library
 from paged.model.native.recurrences import MOST_TAPS, Rows, rows_of
 
 
@@ -54,7 +55,7 @@ _WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class _Weights(ctypes.Structure):
-    _fields_ = (("packed", _pointer), ("bias", _pointer))
+    _fields_ = (("packed", _pointer), ("bias", _pointer), ("codes", _pointer))
 
 
 class _Layer(ctypes.Structure):
@@ -79,7 +80,9 @@ class _Place(ctypes.Structure):
 class _Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
-        *((name, _pointer) for name in ("embedding", "head", "norm", "rotary", "attend")),
+        ("embedding", _pointer),
+        ("head", _Weights),
+        *((name, _pointer) for name in ("norm", "rotary", "attend")),
         *(
             (name, _int64)
             for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_size", "vocabulary")
@@ -116,15 +119,17 @@ class FusedDecoder:
         self._work = torch.empty(0, dtype=torch.uint8)
         # Everything that C reads by address.
         self._held: list[Tensor] = []
+        self._coded: list[PackedCodes] = []
         # The pool that came last, the group of its attention layers, what K and V are stored in, and where each layer's memory lies.
         self._placed: tuple[LayeredPool | None, int, int, Any] = (None, 0, 0, None)
         self._layers = (_Layer * len(body.layers))(*(self._layer(each, config) for each in body.layers))
-        is_packed = isinstance(body.embed_tokens, PackedEmbedding)
+        is_packed, last_norm = not isinstance(body.embed_tokens, nn.Embedding), getattr(body, names.last_norm).weight
+        head_weights = self._weights(head)
         self._decoder = _Decoder(
             layers=self._layers,
-            embedding=self._address(body.embed_tokens.packed if is_packed else body.embed_tokens.weight),
-            head=self._address(head.packed),
-            norm=self._floats(getattr(body, names.last_norm).weight),
+            embedding=head_weights.packed if is_packed else self._address(body.embed_tokens.weight),
+            head=head_weights,
+            norm=self._floats(last_norm),
             attend=ctypes.cast(attention_function(), _pointer),
             num_layers=len(body.layers),
             hidden=config.hidden_size,
@@ -135,7 +140,7 @@ class FusedDecoder:
             vocabulary=head.out_features,
             epsilon=getattr(config, names.epsilon),
             scale=attention.scaling,
-            element=ELEMENTS[head.packed.dtype],
+            element=ELEMENTS[last_norm.dtype],
             has_packed_embedding=is_packed,
         )
 
@@ -231,8 +236,13 @@ class FusedDecoder:
         found.window = _window(attention, config) or 0
         return found
 
-    def _weights(self, linear: PackedLinear) -> _Weights:
-        return _Weights(self._address(linear.packed), None if linear.bias is None else self._address(linear.bias))
+    def _weights(self, linear: PackedLinear | QuantisedLinear) -> _Weights:
+        bias = None if linear.bias is None else self._address(linear.bias)
+        if isinstance(linear, PackedLinear):
+            return _Weights(self._address(linear.packed), bias)
+        packed = linear.packed
+        self._coded.append(packed)
+        return _Weights(self._address(packed.codes), bias, ctypes.addressof(packed.c))
 
     def _floats(self, weight: Tensor) -> int:
         return self._address(weight.detach().float().contiguous())
@@ -263,7 +273,7 @@ class FusedDecoder:
 
 
 def fused_decoder(module: Any) -> FusedDecoder | None:
-    """The module as one call; None where it is not of the family, or not all of its linear layers are packed."""
+    """The module as one call; None where it is not of the family, or not all of its linear layers are packed or in codes."""
     if type(module).__name__ not in _FAMILIES or getattr(module.config, "hidden_act", "silu") != "silu":
         return None
     body = module.model
@@ -275,7 +285,8 @@ def fused_decoder(module: Any) -> FusedDecoder | None:
     cosines, _ = body.rotary_emb(torch.empty(0), torch.zeros(1, 1, dtype=torch.int64))
     if cosines.shape[-1] != attention.head_dim:
         return None
-    if any(isinstance(each, nn.Linear) for each in module.modules()):
+    dtype = getattr(body, _FAMILIES[type(module).__name__].last_norm).weight.dtype
+    if dtype not in ELEMENTS or any(isinstance(each, nn.Linear) for each in module.modules()):
         return None
     return FusedDecoder(module)
 

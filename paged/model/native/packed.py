@@ -24,8 +24,8 @@ _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.
 MODEL_LIBRARY = (
     "model",
-    (_HERE / "products.c", _HERE / "decoder.c", _HERE / "recurrences.c"),
-    (_HERE / "products.h", _HERE / "decoder.h", _HERE / "recurrences.h", *HEADERS),
+    tuple(_HERE / f"{name}.c" for name in ("products", "codes", "decoder", "recurrences")),
+    (*(_HERE / f"{name}.h" for name in ("products", "codes", "decoder", "recurrences")), *HEADERS),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Rows that the trial of a product has, alone and together: more than a tile's.
@@ -54,6 +54,7 @@ class Product(ctypes.Structure):
         ("outs", _int64),
         ("to_stride", _int64),
         ("adds", _int32),
+        ("codes", _pointer),
     )
 
 
@@ -102,15 +103,33 @@ def multiply(
     return to
 
 
-class PackedLinear(nn.Module):
-    """What nn.Linear computes, from packed weights: for inference alone."""
+class NativeLinear(nn.Module):
+    """What nn.Linear computes, in C, from weights that a subclass holds as it likes: for inference alone."""
+
+    def __init__(self, in_features: int, out_features: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] → [..., out_features], of the dtype of x."""
+        places, num_tokens = _PLACES.get()
+        wanted = num_tokens if x.shape[:-1] == (1, places) else None
+        out = self._multiplied(x.reshape(-1, self.in_features), wanted)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _multiplied(self, x: Tensor, rows: int | None) -> Tensor:
+        """float32 [n, out_features] of x [n, in_features], as `multiply`."""
+        raise NotImplementedError
+
+
+class PackedLinear(NativeLinear):
+    """One whose weights are numbers."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(linear.in_features, linear.out_features, linear.bias)
         columns = model_library().paged_columns()
         self.packed = nn.Parameter(pack(linear.weight.detach(), columns), requires_grad=False)
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float(), requires_grad=False)
 
     @property
     def weight(self) -> Tensor:
@@ -118,13 +137,8 @@ class PackedLinear(nn.Module):
         packed = self.packed if self.packed.dim() == 4 else self.packed.unsqueeze(-1)
         return packed.permute(0, 2, 1, 3).reshape(-1, self.in_features)[: self.out_features]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] → [..., out_features], of the dtype of x."""
-        places, num_tokens = _PLACES.get()
-        wanted = num_tokens if x.shape[:-1] == (1, places) else None
-        rows = x.reshape(-1, self.in_features).to(self.packed.dtype)
-        out = multiply(rows, self.packed, self.bias, self.out_features, rows=wanted)
-        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+    def _multiplied(self, x: Tensor, rows: int | None) -> Tensor:
+        return multiply(x.to(self.packed.dtype), self.packed, self.bias, self.out_features, rows=rows)
 
 
 class PackedEmbedding(nn.Module):

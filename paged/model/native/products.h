@@ -4,6 +4,9 @@
 
 #include <stdint.h>
 
+/* How weights are coded: codes.h. */
+typedef struct paged_codes paged_codes;
+
 /* Weights of `outs` results of `depth` numbers each. Packed in panels of paged_columns() results, the last one filled up with 0:
  * float32 as [panels, depth, columns], bfloat16 as [panels, depth / 2, columns, 2]. */
 typedef struct {
@@ -12,6 +15,7 @@ typedef struct {
     float *to;         /* [rows, outs], to_stride from row to row */
     int64_t outs, to_stride;
     int32_t adds;      /* whether `to` is kept, and the product comes on top of it */
+    const paged_codes *codes; /* of packed codes; NULL: `packed` has numbers */
 } paged_product;
 
 /* x[rows, depth], x_stride from row to row, of the weights' element, with each of `count` weights. */

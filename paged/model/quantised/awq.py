@@ -33,6 +33,7 @@ class AWQ:
         self._group_size = int(settings.get("group_size", settings.get("q_group_size", 128)))
         self._floats: list[str] = settings.get("modules_to_not_convert") or []
         groups = "a scale a result" if self._group_size == -1 else f"groups of {self._group_size}"
+        self.bits = {BITS}
         self.title = f"AWQ, {BITS} bits, {groups}"
 
     def names_floats(self, name: str) -> bool:

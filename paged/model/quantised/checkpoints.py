@@ -33,6 +33,8 @@ class Format(Protocol):
 
     title: str
     """What a reader calls it, with bits and groups: "GPTQ, 4 bits, groups of 128"."""
+    bits: set[int]
+    """Of its codes."""
     marks: tuple[str, ...]
     """A layer that has a tensor of one of these names is stored in codes, or has a part that only such a layer has."""
 
@@ -72,6 +74,10 @@ class QuantisedCheckpoint:
     @property
     def title(self) -> str:
         return self._format.title
+
+    @property
+    def bits(self) -> set[int]:
+        return self._format.bits
 
     def names_floats(self, name: str) -> bool:
         """Whether the configuration says that the layer of this name in the files is stored as floats."""

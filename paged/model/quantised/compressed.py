@@ -56,6 +56,7 @@ class CompressedTensors:
             )
         self._schemes = [_scheme(each, settings.get("format")) for each in settings["config_groups"].values()]
         self._floats: list[str] = settings.get("ignore") or []
+        self.bits = {each.bits for each in self._schemes}
         self.title = f"{METHOD}, {'; '.join(dict.fromkeys(each.title for each in self._schemes))}"
 
     def names_floats(self, name: str) -> bool:

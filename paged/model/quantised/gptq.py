@@ -45,7 +45,7 @@ class GPTQ:
         self._of_floats = [re.compile(rule.removeprefix("-:").removeprefix("-")) for rule in rules]
         self._adds = 1 if version == "gptq" else 0
         self._only = [name for each in settings.get("modules_in_block_to_quantize") or () for name in _listed(each)]
-        self._has_head = bool(settings.get("lm_head"))
+        self.bits = {self._bits}
         self.title = f"GPTQ, {self._bits} bits, {_groups(self._group_size)}"
 
     def names_floats(self, name: str) -> bool:

@@ -8,18 +8,19 @@ the rest is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from paged.errors import BrokenCheckpoint, UnsupportedModel
+from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
+from paged.model.quantised.at_load import check_quantization
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, settings_of
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.stored import FLOATS
-from paged.model.quantised.weights import QuantisedWeight
+from paged.model.quantised.weights import BITS, QuantisedWeight
 
 _METHOD = "paged"
 _OF_LAYER = re.compile(r"\.\d+\.")
@@ -31,6 +32,19 @@ class Placed:
     def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
         self.checkpoint = checkpoint
         self._names: dict[str, str] = {}
+
+    @staticmethod
+    def of(checkpoint: QuantisedCheckpoint | None, quantization: str | None, where: torch.device) -> Placed | None:
+        """None for a checkpoint of floats. Raises InvalidConfig where it has other bits than are asked for, UnsupportedModel for a device or machine that
+        does not compute with codes."""
+        if checkpoint is None:
+            return None
+        if quantization is not None and checkpoint.bits != {BITS[quantization]}:
+            raise InvalidConfig(
+                f'quantization="{quantization}" is asked for, and {checkpoint.folder} is stored as {checkpoint.title}; leave it out.'
+            )
+        check_quantization(quantization or "int8", where)
+        return Placed(checkpoint)
 
     def options(self, config: Any) -> dict[str, Any]:
         """What `from_pretrained` takes so as to load all but the codes; `config` says no more that there are any."""
@@ -44,6 +58,10 @@ class Placed:
         shape differs, or some layers are floats and the configuration does not say so; UnsupportedModel for what is no linear layer here."""
         folder, stored = self.checkpoint.folder, self.checkpoint.layers
         paths, linears = paths_of(module, {*stored, *layers_in(self.checkpoint.files)}), linears_of(module)
+        if any(hasattr(each, "_rescale_layers") for each in module.modules()):
+            raise UnsupportedModel(
+                f"{folder}: {type(module).__name__} changes weights when it runs, which codes cannot."
+            )
         head = module.get_output_embeddings()
         for name, (path, is_part) in paths.items():
             linear = linears.get(path)
@@ -96,13 +114,6 @@ class Placed:
             raise UnsupportedModel(
                 f"{self.checkpoint.folder}: {name} is stored as codes, and is a {kind} in transformers; only linear layers are read so."
             )
-
-
-def dequantise_linears(module: nn.Module, make: Callable[[str, nn.Linear], QuantisedWeight | None]) -> None:
-    """Give each linear layer for which `make` has codes their floats, in the dtype of its weight."""
-    for path, linear in list(module.named_modules()):
-        if type(linear) is nn.Linear and (found := make(path, linear)) is not None:
-            linear.weight = nn.Parameter(found.dequantised().to(linear.weight.dtype), requires_grad=False)
 
 
 def paths_of(module: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bool]]:

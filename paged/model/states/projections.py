@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged.model.native.packed import PackedLinear
+from paged.model.native.packed import NativeLinear
 
 
 class Projections:
@@ -26,7 +26,7 @@ class Projections:
         def note(linear: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
             calls.append((linear, given[0], output.clone()))
 
-        hooks = [each.register_forward_hook(note) for each in module.modules() if isinstance(each, PackedLinear)]
+        hooks = [each.register_forward_hook(note) for each in module.modules() if isinstance(each, NativeLinear)]
         outputs = run()
         for hook in hooks:
             hook.remove()

@@ -1,0 +1,302 @@
+/* Matrix products with weights in codes of 8 or 4 bits and a scale a group of inputs; each number is summed in one order.
+ *
+ *     result = sum over groups of  scale of the weights * sum over pieces of  scale of x * (sum of code * x - zero * sum of x)
+ *
+ * A row is rounded to 8 bits in pieces of 32 inputs, each with a scale of its own, whether it comes alone or with a thousand others. Sums within a
+ * piece are integers, and exact: every instruction set gives the same. Those of pieces and groups are float32, one fused addition after the
+ * other. So results depend on no other row, and two processors with fused additions agree to the bit.
+ */
+#include "codes.h"
+
+#include "vector.h"
+
+/* Inputs of a row that share a scale. */
+#define PIECE 32
+/* Rows that one piece of work has, where there are many: a multiple of ROWS. */
+#define CHUNK 96
+/* Rows below which rounding them is not worth a second thread. */
+#define FEW 8
+
+/* Instructions that multiply unsigned codes; others take codes of 8 bits as signed, less 128. */
+#if defined(__AVX512VNNI__) || (LANES == 8 && defined(__AVXVNNI__))
+#define OFFSET(bits) 0
+#elif defined(__AVX512BW__) || (LANES == 8 && defined(__AVX2__)) || (defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD))
+#define OFFSET(bits) ((bits) == 8 ? 128 : 0)
+#else
+#define OFFSET(bits) 0
+#endif
+
+typedef struct {
+    float scale;
+    int32_t sum; /* of its codes */
+} piece;
+
+/* How a rounded row lies in memory: the codes of all groups, then its pieces. */
+typedef struct {
+    size_t group, filled; /* inputs of a group, and with what it is filled up by */
+    size_t groups, pieces; /* pieces of a group */
+    size_t codes, stride;  /* bytes: of a row's codes, of all of it */
+} layout;
+
+static layout layout_of(const paged_codes *codes, size_t depth) {
+    layout found = {.group = codes->group, .groups = depth / codes->group};
+    found.filled = (found.group + 7) / 8 * 8;
+    found.pieces = (found.filled + PIECE - 1) / PIECE;
+    found.codes = (found.groups * found.filled + 63) / 64 * 64;
+    found.stride = found.codes + (found.groups * found.pieces * sizeof(piece) + 63) / 64 * 64;
+    return found;
+}
+
+int64_t paged_codes_room(const paged_codes *codes, int64_t rows, int64_t depth) {
+    return (int64_t)(layout_of(codes, (size_t)depth).stride * (size_t)rows);
+}
+
+INLINE piece *pieces_of(const char *rounded, size_t row, const layout *lies) {
+    return (piece *)(rounded + row * lies->stride + lies->codes);
+}
+
+/* Codes from -127 to 127 of `count` numbers, up to PIECE, filled up by 0. One that is no finite number makes the scale NaN. */
+INLINE piece rounded_piece(const float *x, int8_t *codes, size_t filled) {
+    vec most = {0}, no_number = {0};
+    for (size_t i = 0; i < PIECE; i += LANES) {
+        const vec each = *(const vec *)(x + i);
+        most = larger((vec)((uvec)each & 0x7fffffff), most);
+        no_number += each * 0.0f;
+    }
+    const float largest = most_of(most), wrong = sum_of(no_number);
+    /* What is so small is 0, as its reciprocal would be infinite. */
+    const float factor = largest > 1e-30f ? 127.0f / largest : 0.0f;
+    int32_t wide[PIECE];
+    for (size_t i = 0; i < PIECE; i += LANES) {
+        /* To the nearest, halves to even. */
+        const vec whole = (*(const vec *)(x + i) * factor + 12582912.0f) - 12582912.0f;
+        *(ivec *)(wide + i) = wrong == 0 ? __builtin_convertvector(whole, ivec) : (ivec){0};
+    }
+    piece found = {(largest > 1e-30f ? largest / 127.0f : 0.0f) + wrong, 0};
+    for (size_t i = 0; i < filled; i++) {
+        codes[i] = (int8_t)wide[i];
+        found.sum += wide[i];
+    }
+    return found;
+}
+
+/* A row, as `layout` says. */
+static void round_row(const void *x, enum element element, const layout *lies, const int64_t *order, char *to) {
+    piece *pieces = pieces_of(to, 0, lies);
+    for (size_t g = 0; g < lies->groups; g++)
+        for (size_t p = 0; p < lies->filled; p += PIECE) {
+            const size_t first = g * lies->group + p, left = lies->group > p ? lies->group - p : 0, filled = lies->filled - p;
+            const size_t count = left < PIECE ? left : PIECE;
+            float numbers[PIECE] = {0};
+            if (order)
+                for (size_t i = 0; i < count; i++) numbers[i] = load_one(x, order[first + i], element);
+            else if (count == PIECE)
+                for (size_t i = 0; i < PIECE; i += LANES) *(vec *)(numbers + i) = load(x, first + i, element);
+            else
+                for (size_t i = 0; i < count; i++) numbers[i] = load_one(x, first + i, element);
+            *pieces++ = rounded_piece(numbers, (int8_t *)to + g * lies->filled + p, filled < PIECE ? filled : PIECE);
+        }
+}
+
+/* In each lane: sums, plus four codes times the four numbers of x. */
+INLINE ivec dotted(ivec sums, ivec codes, int32_t x, const int bits) {
+    (void)bits;
+#if defined(__AVX512VNNI__)
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(x));
+#elif LANES == 8 && defined(__AVXVNNI__)
+    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, _mm256_set1_epi32(x));
+#elif defined(__AVX512BW__)
+    /* Two products in 16 bits: up to 2 * 128 * 127, which is below 2 ** 15. */
+    __m512i factors = _mm512_set1_epi32(x), ours = (__m512i)codes;
+    if (bits == 8) {
+        ours = _mm512_xor_si512(ours, _mm512_set1_epi8(-128));
+        factors = _mm512_mask_sub_epi8(factors, _mm512_movepi8_mask(ours), _mm512_setzero_si512(), factors);
+        ours = _mm512_abs_epi8(ours);
+    }
+    return sums + (ivec)_mm512_madd_epi16(_mm512_maddubs_epi16(ours, factors), _mm512_set1_epi16(1));
+#elif LANES == 8 && defined(__AVX2__)
+    __m256i factors = _mm256_set1_epi32(x), ours = (__m256i)codes;
+    if (bits == 8) {
+        ours = _mm256_xor_si256(ours, _mm256_set1_epi8(-128));
+        factors = _mm256_sign_epi8(factors, ours);
+        ours = _mm256_abs_epi8(ours);
+    }
+    return sums + (ivec)_mm256_madd_epi16(_mm256_maddubs_epi16(ours, factors), _mm256_set1_epi16(1));
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+    /* Written from Arm's manual, and never run. */
+    int8x16_t ours = vreinterpretq_s8_s32((int32x4_t)codes);
+    if (bits == 8) ours = veorq_s8(ours, vdupq_n_s8(-128));
+    return (ivec)vdotq_s32((int32x4_t)sums, ours, vreinterpretq_s8_s32(vdupq_n_s32(x)));
+#else
+    UNROLL for (int i = 0; i < 4; i++) sums += (ivec)((uvec)codes >> 8 * i & 255) * (int32_t)(int8_t)((uint32_t)x >> 8 * i);
+    return sums;
+#endif
+}
+
+typedef uint8_t ubvec __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+/* LANES zeros. */
+INLINE ivec widened(const uint8_t *zeros) {
+#if defined(__AVX512F__)
+    return (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)zeros));
+#else
+    return __builtin_convertvector(*(const ubvec *)zeros, ivec);
+#endif
+}
+
+INLINE int32_t four(const char *codes) {
+    int32_t found;
+    memcpy(&found, codes, 4);
+    return found;
+}
+
+/* Rows, rounded, times one panel. `adds` on top of what is there. */
+INLINE void code_tile(const int rows, const int bits, const char *x, const layout *lies, const char *w, const float *scales,
+                      const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds) {
+    vec sums[ROWS][WIDE];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++) sums[i][j] = adds ? *(const vec *)(to + i * to_stride + j * LANES) : (vec){0};
+    for (size_t g = 0, number = 0; g < lies->groups; g++) {
+        vec of_group[ROWS][WIDE];
+        UNROLL for (int i = 0; i < rows; i++)
+            UNROLL for (int j = 0; j < WIDE; j++) of_group[i][j] = (vec){0};
+        for (size_t p = 0; p < lies->filled; p += PIECE, number++) {
+            ivec dots[ROWS][WIDE], others[WIDE];
+            const size_t count = lies->filled - p < PIECE ? lies->filled - p : PIECE;
+            const char *codes = x + g * lies->filled + p;
+            UNROLL for (int i = 0; i < rows; i++) {
+                const int32_t sum = pieces_of(x, i, lies)[number].sum;
+                UNROLL for (int j = 0; j < WIDE; j++)
+                    dots[i][j] = zeros ? (OFFSET(bits) - widened(zeros + g * COLUMNS + j * LANES)) * sum
+                                       : (ivec){0} + (OFFSET(bits) - zero) * sum;
+            }
+            UNROLL for (int j = 0; j < WIDE; j++) others[j] = (ivec){0};
+            for (size_t k = 0; k < count; k += 8, w += bits * COLUMNS)
+                UNROLL for (int half = 0; half < 2; half++) {
+                    ivec its[WIDE];
+                    UNROLL for (int j = 0; j < WIDE; j++) {
+                        if (bits == 8)
+                            its[j] = *(const ivec *)(w + 4 * (half * COLUMNS + j * LANES));
+                        else
+                            its[j] = (*(const ivec *)(w + 4 * j * LANES) >> 4 * half) & 0x0f0f0f0f;
+                    }
+                    UNROLL for (int i = 0; i < rows; i++) {
+                        const int32_t factors = four(codes + i * lies->stride + k + 4 * half);
+                        UNROLL for (int j = 0; j < WIDE; j++) {
+                            /* One row alone waits for its additions: two sums each. */
+                            if (rows == 1 && half)
+                                others[j] = dotted(others[j], its[j], factors, bits);
+                            else
+                                dots[i][j] = dotted(dots[i][j], its[j], factors, bits);
+                        }
+                    }
+                }
+            UNROLL for (int i = 0; i < rows; i++) {
+                const vec scale = spread(pieces_of(x, i, lies)[number].scale);
+                UNROLL for (int j = 0; j < WIDE; j++) {
+                    if (rows == 1) dots[i][j] += others[j];
+                    of_group[i][j] = fused(__builtin_convertvector(dots[i][j], vec), scale, of_group[i][j]);
+                }
+            }
+        }
+        UNROLL for (int j = 0; j < WIDE; j++) {
+            const vec scale = *(const vec *)(scales + g * COLUMNS + j * LANES);
+            UNROLL for (int i = 0; i < rows; i++) sums[i][j] = fused(of_group[i][j], scale, sums[i][j]);
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + j * LANES) = sums[i][j];
+}
+
+/* Rows first to last - 1 with one panel. */
+INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t last, const paged_product *product, size_t panel,
+                       const int bits) {
+    const size_t column = panel * COLUMNS, stride = product->to_stride;
+    const size_t width = product->outs - column < COLUMNS ? product->outs - column : COLUMNS;
+    const paged_codes *codes = product->codes;
+    const char *w = (const char *)product->packed + column * lies->groups * lies->filled * bits / 8;
+    const float *scales = codes->scales + column * lies->groups;
+    const uint8_t *zeros = codes->zeros ? codes->zeros + column * lies->groups : NULL;
+    float *to = product->to + column;
+    for (size_t r = first; r < last; r += ROWS) {
+        const size_t count = last - r < ROWS ? last - r : ROWS;
+        const char *its = x + r * lies->stride;
+        if (width == COLUMNS) {
+            WITH_CONSTANT(count, code_tile, bits, its, lies, w, scales, zeros, codes->zero, to + r * stride, stride, product->adds)
+            continue;
+        }
+        /* The sum of a whole panel has no room in `to`. */
+        float sums[ROWS * COLUMNS] = {0};
+        if (product->adds)
+            for (size_t i = 0; i < count; i++) memcpy(sums + i * COLUMNS, to + (r + i) * stride, width * sizeof(float));
+        WITH_CONSTANT(count, code_tile, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds)
+        for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
+    }
+    if (product->bias)
+        for (size_t r = first; r < last; r++)
+            for (size_t c = 0; c < width; c++) to[r * stride + c] += product->bias[column + c];
+}
+
+static void with_panel_8(const char *x, const layout *lies, size_t first, size_t last, const paged_product *product, size_t panel) {
+    with_panel(x, lies, first, last, product, panel, 8);
+}
+
+static void with_panel_4(const char *x, const layout *lies, size_t first, size_t last, const paged_product *product, size_t panel) {
+    with_panel(x, lies, first, last, product, panel, 4);
+}
+
+/* Products that take a rounded row alike. */
+static void coded_products(const void *x, size_t x_stride, int64_t rows, size_t depth, enum element element, const paged_product *products,
+                           int64_t count, char *work) {
+    const layout lies = layout_of(products->codes, depth);
+    const int64_t *order = products->codes->order;
+    const size_t bytes = bytes_of(element);
+#pragma omp parallel for schedule(static) if (rows >= FEW)
+    for (int64_t r = 0; r < rows; r++) round_row((const char *)x + r * x_stride * bytes, element, &lies, order, work + r * lies.stride);
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += (products[i].outs + COLUMNS - 1) / COLUMNS;
+    const int64_t chunks = (rows + CHUNK - 1) / CHUNK;
+#pragma omp parallel for schedule(dynamic) collapse(2)
+    for (int64_t number = 0; number < total; number++)
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            int64_t product = 0, panel = number, panels;
+            while (panel >= (panels = (products[product].outs + COLUMNS - 1) / COLUMNS)) {
+                panel -= panels;
+                product++;
+            }
+            const int64_t first = chunk * CHUNK, last = first + CHUNK < rows ? first + CHUNK : rows;
+            (products[product].codes->bits == 8 ? with_panel_8 : with_panel_4)(work, &lies, first, last, products + product, panel);
+        }
+}
+
+static int is_alike(const paged_codes *one, const paged_codes *other) {
+    if (!one || !other) return one == other;
+    return one->group == other->group && one->order == other->order;
+}
+
+void paged_mixed_products(const void *x, int64_t x_stride, int64_t rows, int64_t depth, int32_t element, const paged_product *products,
+                          int64_t count, void *work) {
+    for (int64_t first = 0, next; first < count; first = next) {
+        for (next = first + 1; next < count && is_alike(products[first].codes, products[next].codes); next++) {}
+        if (products[first].codes)
+            coded_products(x, x_stride, rows, depth, element, products + first, next - first, work);
+        else
+            paged_products(x, x_stride, rows, depth, element, products + first, next - first);
+    }
+}
+
+void paged_code_row(const paged_codes *codes, const void *packed, int64_t depth, int64_t result, float *to) {
+    const layout lies = layout_of(codes, (size_t)depth);
+    const size_t panel = result / COLUMNS * COLUMNS, column = result % COLUMNS, first = panel * lies.groups;
+    const uint8_t *words = (const uint8_t *)packed + panel * lies.groups * lies.filled * codes->bits / 8;
+    for (size_t d = 0; d < (size_t)depth; d++) {
+        const size_t g = d / lies.group, at = g * COLUMNS + column, i = g * lies.filled + d % lies.group;
+        int32_t code;
+        if (codes->bits == 8)
+            code = words[(i / 4 * COLUMNS + column) * 4 + i % 4];
+        else
+            code = words[(i / 8 * COLUMNS + column) * 4 + i % 4] >> (i & 4) & 15;
+        const int32_t zero = codes->zeros ? codes->zeros[first + at] : codes->zero;
+        to[codes->order ? codes->order[d] : (int64_t)d] = (float)(code - zero) * codes->scales[first + at];
+    }
+}

@@ -1,0 +1,84 @@
+"""Weights that are quantised when a model is loaded: which layers are, and what is refused before a weight is read.
+
+int8   a scale a result
+int4   a scale a result and group of 32 inputs
+
+Linear layers are, but for the output projection; embeddings, norms and states stay floats.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
+from paged.model.native.coded import coded_library, replace_linears
+from paged.model.quantised.weights import BITS, QuantisedWeight, quantise
+
+GROUPS: dict[str, int | None] = {"int8": None, "int4": 32}
+"""Inputs that share a scale, by the name of a quantisation; None: all of a result."""
+
+
+def check_quantization(quantization: str | None, where: torch.device) -> None:
+    """Raise InvalidConfig for one that is not known, UnsupportedModel for one that this device or machine does not do."""
+    if quantization is None:
+        return
+    if quantization not in GROUPS:
+        known = " or ".join(f'"{name}"' for name in GROUPS)
+        raise InvalidConfig(f'quantization has to be {known}; got "{quantization}".')
+    if where.type != "cpu":
+        raise UnsupportedModel(
+            f'quantization="{quantization}" is computed on a CPU; device is "{where}", where weights can stay floats.'
+        )
+    try:
+        coded_library()
+    except BuildFailed as error:
+        raise UnsupportedModel(f'quantization="{quantization}" is computed by C code, and {error}') from error
+
+
+def check_layers(module: nn.Module, quantization: str, name: Path) -> None:
+    """Raise UnsupportedModel where a module's linear layers, of the meta device or another, cannot be quantised so: groups that do not divide a layer's
+    inputs, or experts, whose weights are no linear layers."""
+    experts = [path for path, each in module.named_modules() if type(each).__name__.endswith("Experts")]
+    if experts:
+        raise UnsupportedModel(
+            f'{name}: quantization="{quantization}" reads linear layers, and {experts[0]} has experts, which stay floats; leave it out.'
+        )
+    group = GROUPS[quantization]
+    for path, linear in _linears(module).items():
+        if group is not None and linear.in_features % group:
+            raise UnsupportedModel(
+                f'{name}: quantization="{quantization}" has groups of {group} inputs, which do not divide the {linear.in_features} of '
+                f'{path}; "int8" has none.'
+            )
+
+
+def quantise_linears(module: nn.Module, quantization: str) -> None:
+    """Quantise a decoder's linear layers in place, one by one. Raises InvalidConfig, which names the layer, for weights that are no finite numbers."""
+    found = _linears(module)
+
+    def make(path: str, linear: nn.Linear) -> QuantisedWeight | None:
+        if path not in found:
+            return None
+        try:
+            return quantise(linear.weight, bits=BITS[quantization], group_size=GROUPS[quantization])
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{path}: {error}") from None
+
+    replace_linears(module, make)
+
+
+def widen_others(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give all weights but those that will be quantised this dtype: these come from what the checkpoint has, without a copy in floats of 32 bits."""
+    kept = {id(each.weight) for each in _linears(module).values()}
+    for parameter in module.parameters():
+        if id(parameter) not in kept and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
+def _linears(module: Any) -> dict[str, nn.Linear]:
+    head = module.get_output_embeddings()
+    return {path: each for path, each in module.named_modules() if type(each) is nn.Linear and each is not head}
