@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paged import LLM, SamplingParams
+from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, reader_of
 
@@ -132,3 +133,157 @@ def test_a_model_answers_as_its_floats_do(name: str) -> None:
         errors.append(abs(alternatives[token].logprob - float(expected[place, token])))
     # Products round their inputs to 8 bits; with other weights they are off by 1 and more.
     assert sum(errors) / len(errors) < 0.2
+
+
+def settings(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: change_settings(folder, **changes)
+
+
+def scheme(**changes: Any) -> Callable[[Path], None]:
+    """Changes to how weights are stored in compressed-tensors' only group."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"]["config_groups"]["group_0"]["weights"].update(changes)
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def inputs(**changes: Any) -> Callable[[Path], None]:
+    """Changes to how inputs are to be quantised there."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"]["config_groups"]["group_0"]["input_activations"].update(changes)
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def scales(part: str, value: float) -> Callable[[Path], None]:
+    """One scale of LAYER is this."""
+
+    def change(folder: Path) -> None:
+        held = held_part(folder, part)
+        held[3, 0] = value
+        change_weights(folder, **{part: held})
+
+    return change
+
+
+def without(part: str) -> Callable[[Path], None]:
+    return lambda folder: change_weights(folder, **{part: None})
+
+
+def of_floats(folder: Path) -> None:
+    """LAYER is stored as floats."""
+    change_weights(
+        folder, qweight=None, qzeros=None, scales=None, g_idx=None, weight=torch.zeros(OUTS, DEPTH, dtype=torch.float16)
+    )
+
+
+def uneven(folder: Path) -> None:
+    """One group of LAYER has an input more, and another one less."""
+    groups = held_part(folder, "g_idx")
+    groups[groups == 1] = 0
+    change_weights(folder, g_idx=groups)
+
+
+READ = "GPTQ and AWQ with 4 bits"
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "message"),
+    [
+        ("gptq", settings(quant_method="bitsandbytes"), rf"quantised \(bitsandbytes\), which is not read. {READ}"),
+        ("gptq", settings(quant_method="hqq"), rf"quantised \(hqq\), which is not read. {READ}"),
+        ("gptq", settings(quant_method="torchao"), rf"quantised \(torchao\), which is not read. {READ}"),
+        ("gptq", settings(quant_method="exl2"), rf"quantised \(exl2\), which is not read. {READ}"),
+        ("gptq", settings(bits=3), rf"quantised \(gptq\) in 3 bits, which is not read. {READ}"),
+        ("gptq", settings(checkpoint_format="marlin"), rf"in the format 'marlin', which is not read. {READ}"),
+        ("gptq", settings(dynamic={r"+:.*\.down_proj.*": {"bits": 8}}), r"otherwise where '\+:.*' matches"),
+        ("awq", settings(version="gemv"), "in the version 'gemv', which is not read"),
+        ("awq", settings(bits=8), r"quantised \(awq\) in 8 bits"),
+        (
+            "compressed-w8a8",
+            settings(format="naive-quantized", config_groups={"g": {"weights": {}}}),
+            "naive-quantized",
+        ),
+        ("compressed-w4a16", settings(kv_cache_scheme={"num_bits": 8}), "it has a kv_cache_scheme, which is not read"),
+        ("compressed-w4a16", scheme(type="float"), "as float of 4 bits with a scale a group, which is not read"),
+        ("compressed-w4a16", scheme(strategy="block"), "with a scale a block, which is not read"),
+        ("compressed-w8a8", inputs(dynamic=False), "a fixed scale a token, which is not done"),
+    ],
+)
+def test_formats_that_are_not_read_are_refused_by_name(
+    copied: Callable[[str], Path], name: str, harm: Callable[[Path], None], message: str
+) -> None:
+    folder = copied(name)
+    harm(folder)
+    with pytest.raises(UnsupportedModel, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "message"),
+    [
+        ("gptq", settings(group_size=80), "groups of 80 do not divide its 192 inputs"),
+        ("gptq", settings(group_size=64), r"scales has the shape \[6, 64\]; \[3, 64\] is wanted"),
+        ("gptq", scales("scales", 0.0), f"{LAYER}: 1 of its 384 scales are 0"),
+        ("gptq", scales("scales", float("nan")), f"{LAYER}: 1 of its 384 scales are NaN or infinite"),
+        ("gptq", without("scales"), f"{LAYER}: scales is missing"),
+        ("gptq", without("qweight"), f"{LAYER}: qweight is missing"),
+        ("gptq", of_floats, f"{LAYER} is stored as floats, .* quantised in part is not read"),
+        ("gptq-act-order", uneven, "g_idx does not give each of 6 groups 32 inputs"),
+        ("compressed-w4a16", settings(config_groups={}), "no group of the configuration names it"),
+        ("compressed-w4a16", without("weight_shape"), f"{LAYER}: weight_shape is missing"),
+        ("compressed-w4a16-zeros", without("weight_zero_point"), f"{LAYER}: weight_zero_point is missing"),
+        ("compressed-w8a8", scales("weight_scale", float("inf")), f"{LAYER}: 1 of its 64 scales are NaN or infinite"),
+        ("compressed-w8a8", settings(config_groups=7), "what its configuration says of quantisation cannot be read"),
+    ],
+)
+def test_a_checkpoint_that_is_broken_is_told_by_layer_and_fault(
+    copied: Callable[[str], Path], name: str, harm: Callable[[Path], None], message: str
+) -> None:
+    folder = copied(name)
+    harm(folder)
+    with pytest.raises(BrokenCheckpoint, match=f"{folder.name}.*{message}"):
+        load_model(folder)
+
+
+def test_layers_that_the_configuration_leaves_out_stay_floats(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    of_floats(folder)
+    change_settings(folder, dynamic={rf"-:{LAYER}": {}})
+    model = load_model(folder)
+    assert float(model.module.get_submodule(LAYER).weight.abs().max()) == 0
+
+
+def test_a_flag_that_contradicts_the_checkpoint_is_refused() -> None:
+    assert load_model(MADE / "gptq", quantization="int4").num_layers == 3
+    with pytest.raises(InvalidConfig, match='quantization="int8" is asked for, and .* stored as GPTQ, 4 bits'):
+        load_model(MADE / "gptq", quantization="int8")
+
+
+def test_a_layer_of_another_shape_than_the_module_has_is_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
+    with pytest.raises(BrokenCheckpoint, match=r"mlp.down_proj has the shape \[64, 192\]; \[64, 256\] is wanted"):
+        load_model(folder)
+
+
+def test_shards_are_read_as_one_file_is(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    held = load_file(folder / WEIGHTS)
+    names, placed = sorted(held), {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        save_file({each: held[each] for each in part}, folder / f"part{number}.safetensors", metadata={"format": "pt"})
+        placed.update(dict.fromkeys(part, f"part{number}.safetensors"))
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+    found, whole = reader(folder).weight_of(LAYER), reader(MADE / "gptq").weight_of(LAYER)
+    assert found is not None and whole is not None
+    assert torch.equal(found.dequantised(), whole.dequantised())
+    assert load_model(folder).num_layers == 3
