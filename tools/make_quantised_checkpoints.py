@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from train_checkpoint import documents, split
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "paged" / "model" / "checkpoint"
+sys.path.insert(0, str(SHIPPED))
+from text import documents, split  # noqa: E402
+
 OUT = ROOT / "tests" / "model" / "quantised"
 GROUP_SIZE = 32
 SAMPLES, LENGTH = 32, 192

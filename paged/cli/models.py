@@ -42,7 +42,14 @@ def model_name(model: str | None, shape: str | None) -> str:
 
 
 def loaded_model(
-    model: str | None, shape: str | None, *, dtype: str, device: str = "cpu", threads: int | None = None, wanted: str
+    model: str | None,
+    shape: str | None,
+    *,
+    dtype: str,
+    device: str = "cpu",
+    threads: int | None = None,
+    quantization: str | None = None,
+    wanted: str,
 ) -> LoadedModel:
     """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
     # Said before torch is imported, which takes a while.
@@ -55,5 +62,5 @@ def loaded_model(
         if threads is not None:
             torch.set_num_threads(threads)
         if described is not None:
-            return random_model(described, dtype=dtype, device=device)
-        return load_model(model or EMBEDDED, dtype=dtype, device=device)
+            return random_model(described, dtype=dtype, device=device, quantization=quantization)
+        return load_model(model or EMBEDDED, dtype=dtype, device=device, quantization=quantization)

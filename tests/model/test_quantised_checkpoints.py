@@ -270,7 +270,9 @@ def test_a_layer_of_another_shape_than_the_module_has_is_refused(copied: Callabl
     folder = copied("gptq")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
-    with pytest.raises(BrokenCheckpoint, match=r"mlp.down_proj has the shape \[64, 192\]; \[64, 256\] is wanted"):
+    with pytest.raises(
+        BrokenCheckpoint, match=r"layers.0.mlp.down_proj has the shape \[64, 192\]; \[64, 256\] is wanted"
+    ):
         load_model(folder)
 
 

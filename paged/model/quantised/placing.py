@@ -57,7 +57,7 @@ class Placed:
         """Leave the linear layers of a module on the meta device that are stored as codes without weights. Raises BrokenCheckpoint where a layer's
         shape differs, or some layers are floats and the configuration does not say so; UnsupportedModel for what is no linear layer here."""
         folder, stored = self.checkpoint.folder, self.checkpoint.layers
-        paths, linears = paths_of(module, {*stored, *layers_in(self.checkpoint.files)}), linears_of(module)
+        paths, linears = paths_of(module, sorted({*stored, *layers_in(self.checkpoint.files)})), linears_of(module)
         if any(hasattr(each, "_rescale_layers") for each in module.modules()):
             raise UnsupportedModel(
                 f"{folder}: {type(module).__name__} changes weights when it runs, which codes cannot."
