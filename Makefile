@@ -78,17 +78,20 @@ architectures: $(STAMP) ## try a small model of every family of decoders in tran
 sanitize: $(STAMP) ## run the native code's tests under the address and undefined-behaviour sanitizers
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		CC=gcc PAGED_CFLAGS='$(SANITIZERS)' PAGED_CACHE=build/sanitized $(BIN)/python -m pytest --capture=no \
-		-k 'native or test_packed or test_fused or test_recurrences' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
-		tests/model/test_matches_transformers.py tests/model/test_packed.py tests/model/test_fused.py tests/model/test_recurrences.py $(PYTEST)
+		-k 'native or test_packed or test_quantised_products or test_fused or test_recurrences' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
+		tests/model/test_matches_transformers.py tests/model/test_packed.py tests/model/test_quantised_products.py \
+		tests/model/test_fused.py tests/model/test_recurrences.py $(PYTEST)
 
-# Flags that take instructions away, one set a line of `make processors`: AVX2, AVX2 without fused additions, SSE, AVX-512 without bfloat16.
-PROCESSORS := -mno-avx512f -mno-avx512f,-mno-fma -mno-avx -mno-avx512bf16
+# Flags that take instructions away, one set a line of `make processors`: AVX2, without dot products of bytes, too, without fused additions;
+# SSE; AVX-512 without bfloat16, and without dot products of bytes.
+PROCESSORS := -mno-avx512f -mno-avx512f,-mno-avxvnni -mno-avx512f,-mno-fma -mno-avx -mno-avx512bf16 -mno-avx512vnni
 
 processors: $(STAMP) ## run the native code's tests as processors with fewer instructions would (x86-64, a minute)
 	@for flags in $(PROCESSORS); do echo "without: $$flags"; \
 		PAGED_CFLAGS="$$(echo $$flags | tr , ' ')" PAGED_CACHE=build/processors $(BIN)/python -m pytest -q \
-		-k 'native or test_packed or test_fused or test_recurrences' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
-		tests/model/test_packed.py tests/model/test_fused.py tests/model/test_recurrences.py $(PYTEST) || exit 1; done
+		-k 'native or test_packed or test_quantised_products or test_fused or test_recurrences' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
+		tests/model/test_packed.py tests/model/test_quantised_products.py \
+		tests/model/test_fused.py tests/model/test_recurrences.py $(PYTEST) || exit 1; done
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)

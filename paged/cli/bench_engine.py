@@ -55,6 +55,7 @@ def engine(
     max_sequences: MaxSequences = 128,
     max_tokens_per_step: MaxTokensPerStep = 2048,
     dtype: models.Dtype = "auto",
+    quantization: models.Quantization = None,
     kv_cache_dtype: models.KvCacheDtype = AUTO,
     backend: models.Backend = "auto",
     fast: models.Fast = False,
@@ -74,7 +75,7 @@ def engine(
     _check(blocks, memory_share, rate_scale)
     # What is wrong with the requests is said before a model is loaded.
     made_workload(workload, limit=limit, scale=scale)
-    loaded = models.loaded_model(model, shape, dtype=dtype, threads=threads, wanted="bench")
+    loaded = models.loaded_model(model, shape, dtype=dtype, quantization=quantization, threads=threads, wanted="bench")
     from paged.study.bench.engine import EngineBench, Serving, blocks_wanted
 
     trace = made_workload(workload, limit=limit, scale=scale, context=loaded.max_length)

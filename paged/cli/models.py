@@ -11,6 +11,7 @@ from paged.base.extras import import_with_extra
 from paged.cli.show import loading
 from paged.errors import InvalidConfig
 from paged.model.checkpoint import EMBEDDED
+from paged.model.quantised.names import QUANTIZATIONS
 from paged.study.hardware import model_named
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Shape = Annotated[str | None, Option("--shape", help=_SHAPE_HELP, show_default="
 Backend = Annotated[str, Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
 Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)]
 KvCacheDtype = Annotated[str, Option(help="How K and V are stored: auto, as the model's dtype; int8 or int4.", rich_help_panel=MODEL)]
+Quantization = Annotated[str | None, Option("--quantization", "-q", help="Linear layers as codes: int8 or int4.", show_default="none", rich_help_panel=MODEL)]
 Fast = Annotated[bool, Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=MODEL)]
 Threads = Annotated[int | None, Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice")]
 # fmt: on
@@ -46,12 +48,14 @@ def loaded_model(
     shape: str | None,
     *,
     dtype: str,
+    quantization: str | None = None,
     device: str = "cpu",
     threads: int | None = None,
-    quantization: str | None = None,
     wanted: str,
 ) -> LoadedModel:
     """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
+    if quantization not in (None, *QUANTIZATIONS):
+        raise InvalidConfig(f'--quantization is "{quantization}"; it takes {" or ".join(QUANTIZATIONS)}')
     # Said before torch is imported, which takes a while.
     described = None if shape is None else model_named(shape)
     with loading(shape or model):

@@ -13,7 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from paged.attention.kv_dtypes import AUTO
 from paged.cli.imported import imported
-from paged.cli.models import MODEL, Backend, Dtype, Fast, KvCacheDtype, Shape, check_one, loaded_model, model_name
+from paged.cli.models import (
+    MODEL,
+    Backend,
+    Dtype,
+    Fast,
+    KvCacheDtype,
+    Quantization,
+    Shape,
+    check_one,
+    loaded_model,
+    model_name,
+)
 from paged.cli.options import Json
 from paged.cli.outputs import check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
@@ -51,6 +62,7 @@ def profile(
     shape: Shape = None,
     backend: Backend = "auto",
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     kv_cache_dtype: KvCacheDtype = AUTO,
     device: Device = "cpu",
     fast: Fast = False,
@@ -87,7 +99,9 @@ def profile(
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.
     design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
-    loaded = loaded_model(model, shape, dtype=dtype, device=device, threads=threads, wanted="profiling")
+    loaded = loaded_model(
+        model, shape, dtype=dtype, quantization=quantization, device=device, threads=threads, wanted="profiling"
+    )
     if max_context is None:
         room = _context_for(loaded, max_tokens_per_step, block_size)
         design = _design(max_sequences, room, max_tokens_per_step, block_size)
@@ -130,6 +144,8 @@ def _about(engine: Any, fast: bool) -> str:
     here = machine()
     mode = "packed" if fast else "batch-invariant"
     dtype = str(engine.model.dtype).removeprefix("torch.")
+    if engine.model.quantization is not None:
+        dtype += f", weights in {engine.model.quantization}"
     if engine.pool.kv_dtype != AUTO:
         dtype += f", K and V in {engine.pool.kv_dtype}"
     num_threads = torch.get_num_threads()

@@ -90,7 +90,13 @@ class Engine:
         self._clock = clock
         given = named_or_shipped(config.model.model)
         if not isinstance(given, LoadedModel):
-            given = load_model(given, dtype=config.model.dtype, device=config.model.device)
+            its = config.model
+            given = load_model(given, dtype=its.dtype, device=its.device, quantization=its.quantization)
+        elif config.model.quantization not in (None, given.quantization):
+            raise InvalidConfig(
+                f'quantization="{config.model.quantization}" is made at load, and {given.path} is loaded already, with '
+                f"quantization={given.quantization!r}; name it to load_model."
+            )
         self.model = given
         longest = _longest(config.model.max_model_len, self.model.max_length)
         draft = draft_for(self.model, config.decoding.draft_model) if config.decoding.speculate == "draft" else None

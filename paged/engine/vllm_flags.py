@@ -74,8 +74,6 @@ FLAGS: dict[str, Flag] = {
     "--swap-space": _valued("host memory is named in blocks: --host-blocks 4096."),
     "--kv-offloading-size": _valued("host memory is named in blocks: --host-blocks 4096 --host-caching."),
     "--cpu-offload-gb": _valued("all weights lie on the device.", "0"),
-    "--quantization": _valued("weights are not quantised here; --dtype bfloat16 halves those of a float32 model."),
-    "-q": _valued("weights are not quantised here; --dtype bfloat16 halves those of a float32 model."),
     "--prefix-caching-hash-algo": _valued(
         "a hit is equality of tokens, whatever the hash.", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"
     ),
@@ -128,7 +126,7 @@ def why_not(name: str, known: Sequence[str], of_what: str) -> str:
     flag = FLAGS.get(f"--{name.replace('_', '-')}")
     if flag is not None:
         # Options of the command line become arguments.
-        instead = ": " + re.sub(r"--([a-z-]+)(?: (\d+G?|bfloat16)\b)?", _as_argument, flag.why)
+        instead = ": " + re.sub(r"--([a-z-]+)(?: (\d+G?)\b)?", _as_argument, flag.why)
     else:
         near = get_close_matches(name, known, n=1)
         instead = f". Did you mean {near[0]}?" if near else f"; there are {', '.join(known)}."

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed
 from paged.model.native.packed import NativeLinear, Product, model_library
-from paged.model.quantised.weights import BITS, QuantisedWeight, quantise
+from paged.model.quantised.names import BITS
+from paged.model.quantised.weights import QuantisedWeight, quantise
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Inputs of a group are filled up to a multiple of this.

@@ -16,18 +16,16 @@ from torch import nn
 
 from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
 from paged.model.native.coded import coded_library, replace_linears
-from paged.model.quantised.weights import BITS, QuantisedWeight, quantise
-
-GROUPS: dict[str, int | None] = {"int8": None, "int4": 32}
-"""Inputs that share a scale, by the name of a quantisation; None: all of a result."""
+from paged.model.quantised.names import BITS, GROUPS, QUANTIZATIONS
+from paged.model.quantised.weights import QuantisedWeight, quantise
 
 
 def check_quantization(quantization: str | None, where: torch.device) -> None:
     """Raise InvalidConfig for one that is not known, UnsupportedModel for one that this device or machine does not do."""
     if quantization is None:
         return
-    if quantization not in GROUPS:
-        known = " or ".join(f'"{name}"' for name in GROUPS)
+    if quantization not in QUANTIZATIONS:
+        known = " or ".join(f'"{name}"' for name in QUANTIZATIONS)
         raise InvalidConfig(f'quantization has to be {known}; got "{quantization}".')
     if where.type != "cpu":
         raise UnsupportedModel(
@@ -41,14 +39,18 @@ def check_quantization(quantization: str | None, where: torch.device) -> None:
 
 def check_layers(module: nn.Module, quantization: str, name: Path) -> None:
     """Raise UnsupportedModel where a module's linear layers, of the meta device or another, cannot be quantised so: groups that do not divide a layer's
-    inputs, or experts, whose weights are no linear layers."""
+    inputs; none at all, as in GPT-2; or experts, whose weights are no linear layers."""
     experts = [path for path, each in module.named_modules() if type(each).__name__.endswith("Experts")]
     if experts:
         raise UnsupportedModel(
             f'{name}: quantization="{quantization}" reads linear layers, and {experts[0]} has experts, which stay floats; leave it out.'
         )
-    group = GROUPS[quantization]
-    for path, linear in _linears(module).items():
+    group, linears = GROUPS[quantization], _linears(module)
+    if not linears:
+        raise UnsupportedModel(
+            f'{name}: quantization="{quantization}" reads linear layers, and {type(module).__name__} has none; leave it out.'
+        )
+    for path, linear in linears.items():
         if group is not None and linear.in_features % group:
             raise UnsupportedModel(
                 f'{name}: quantization="{quantization}" has groups of {group} inputs, which do not divide the {linear.in_features} of '

@@ -15,9 +15,6 @@ from torch import Tensor
 
 from paged.errors import InvalidConfig
 
-BITS = {"int8": 8, "int4": 4}
-"""Bits of a code, by the name of a quantisation that is made at load."""
-
 
 @dataclass(frozen=True)
 class QuantisedWeight:

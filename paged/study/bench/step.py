@@ -29,7 +29,8 @@ from paged.attention.native.backend import ELEMENTS
 from paged.engine.engine import Engine
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
-from paged.model.native.packed import PackedLinear, Product, model_library
+from paged.model.native.coded import QuantisedLinear
+from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
 from paged.study.bench.engine import Serving
 from paged.study.bench.measured import Measured
 
@@ -249,7 +250,7 @@ class _Again:
             seq_lens=np.zeros(0, np.int64),
             block_tables=self._step.block_tables[:0],
         )
-        self._linears = [each for each in engine.model.module.modules() if isinstance(each, PackedLinear)]
+        self._linears = [each for each in engine.model.module.modules() if isinstance(each, NativeLinear)]
         rows, drawn = self._step.num_tokens, torch.Generator().manual_seed(0)
         self._inputs = {
             depth: torch.randn(rows, depth, generator=drawn).to(engine.model.dtype)
@@ -280,6 +281,12 @@ class _Again:
         functions, seconds = model_library(), 0.0
         for linear in self._linears:
             x, outs = self._inputs[linear.in_features], linear.out_features
+            if isinstance(linear, QuantisedLinear):
+                began = time.perf_counter()
+                linear.packed.multiply(x[:rows], None)
+                seconds += time.perf_counter() - began
+                continue
+            assert isinstance(linear, PackedLinear), "there are two kinds"
             product = Product(packed=linear.packed.data_ptr(), to=self._to.data_ptr(), outs=outs, to_stride=outs)
             depth, element, one = linear.in_features, ELEMENTS[x.dtype], ctypes.byref(product)
             began = time.perf_counter()

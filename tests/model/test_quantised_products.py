@@ -1,0 +1,236 @@
+"""Products with weights in codes: near the floats' within what rounding a row allows, and the same bits whatever else is computed beside."""
+
+import hashlib
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+from paged.errors import InvalidConfig, UnsupportedModel
+from paged.model.native.coded import (
+    PackedCodes,
+    QuantisedEmbedding,
+    QuantisedLinear,
+    coded_library,
+    replace_linears,
+)
+from paged.model.native.packed import padded
+from paged.model.quantised.at_load import check_layers, check_quantization
+from paged.model.quantised.weights import QuantisedWeight, quantise
+
+BITS = st.sampled_from([8, 4])
+ROWS = st.integers(1, 14) | st.sampled_from([95, 96, 97, 200])
+OUTS = st.integers(1, 20) | st.sampled_from([63, 64, 65, 128, 200])
+# Around a piece of 32 inputs and a filling of 8.
+GROUPS = st.integers(1, 20) | st.sampled_from([31, 32, 33, 45, 64, 128])
+PIECE = 32
+
+
+def random_weight(outs, groups, size, bits, seed=0, *, zeros=True, order=True):
+    """Codes, scales, zeros and an order that are as odd as they may be."""
+    drawn = torch.Generator().manual_seed(seed)
+    depth = groups * size
+    zero = (
+        torch.randint(0, 2**bits, (outs, groups), generator=drawn)
+        if zeros
+        else torch.full((outs, groups), 2 ** (bits - 1))
+    )
+    return QuantisedWeight(
+        codes=torch.randint(0, 2**bits, (outs, depth), generator=drawn).to(torch.uint8),
+        scales=torch.randn(outs, groups, generator=drawn),
+        zeros=zero.to(torch.uint8),
+        bits=bits,
+        group_size=size,
+        order=torch.randperm(depth, generator=drawn) if order else None,
+    )
+
+
+def numbers(rows, depth, seed=1):
+    return torch.randn(rows, depth, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(weight):
+    return PackedCodes(weight, coded_library().paged_columns())
+
+
+def rounded(x, weight):
+    """Rows as the product takes them: to 8 bits, in pieces of 32 inputs of a group, in the order of the codes."""
+    ordered = x if weight.order is None else x[:, weight.order]
+    pieces = []
+    for group in ordered.split(weight.group_size, 1):
+        for piece in group.split(PIECE, 1):
+            largest = piece.abs().amax(1, keepdim=True)
+            pieces.append((piece * (127 / largest)).round() * (largest / 127))
+    back = torch.cat(pieces, 1)
+    return back if weight.order is None else back[:, torch.argsort(weight.order)]
+
+
+@settings(max_examples=100, derandomize=True)
+@given(ROWS, OUTS, st.integers(1, 4), GROUPS, BITS, st.booleans(), st.booleans(), st.booleans())
+def test_a_product_is_that_of_the_rounded_rows_and_the_numbers_that_codes_stand_for(
+    rows, outs, groups, size, bits, zeros, order, has_bias
+):
+    weight = random_weight(outs, groups, size, bits, zeros=zeros, order=order)
+    x, bias = numbers(rows, groups * size), torch.randn(outs) if has_bias else None
+    found = packed(weight).multiply(x, bias)
+    dense = weight.dequantised().double()
+    expected = rounded(x, weight).double() @ dense.T + (0 if bias is None else bias.double())
+    assert found.shape == (rows, outs) and found.dtype == torch.float32
+    bound = 1e-5 * (x.double().abs() @ dense.abs().T) + 1e-5
+    # A code of x may be rounded the other way where its number lies between two.
+    step = x.abs().amax(1, keepdim=True).double() / 127 * dense.abs().amax(1)
+    assert ((found - expected).abs() <= bound + 1e-3 * step).all()
+
+
+@settings(max_examples=60, derandomize=True)
+@given(ROWS, OUTS, GROUPS, BITS)
+def test_it_is_as_near_to_the_product_in_floats_as_half_a_step_of_each_input(rows, outs, size, bits):
+    weight, x = random_weight(outs, 2, size, bits), numbers(rows, 2 * size)
+    dense = weight.dequantised()
+    steps = x.abs().amax(1, keepdim=True) / 127
+    bound = 0.501 * steps * dense.abs().sum(1) + 1e-5 * (x.abs() @ dense.abs().T) + 1e-5
+    assert ((packed(weight).multiply(x, None) - x @ dense.T).abs() <= bound).all()
+
+
+@settings(max_examples=60, derandomize=True)
+@given(ROWS, OUTS, GROUPS, BITS, st.sampled_from([torch.float32, torch.bfloat16]), st.data())
+def test_a_rows_result_does_not_depend_on_the_others(rows, outs, size, bits, dtype, data):
+    weight, x = packed(random_weight(outs, 2, size, bits)), numbers(rows, 2 * size).to(dtype)
+    together = weight.multiply(x, None)
+    first = data.draw(st.integers(0, rows - 1))
+    last = data.draw(st.integers(first + 1, rows))
+    assert torch.equal(weight.multiply(x[first:last], None), together[first:last])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("size", [32, 128, 96])
+def test_every_number_of_rows_gives_the_bits_of_each_row_alone(bits, size):
+    weight, x = packed(random_weight(130, 3, size, bits)), numbers(97, 3 * size)
+    alone = torch.cat([weight.multiply(row[None], None) for row in x])
+    for rows in [*range(1, 14), 97]:
+        assert torch.equal(weight.multiply(x[:rows], None), alone[:rows])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_number_of_threads_changes_nothing(bits):
+    weight, x, before = packed(random_weight(300, 8, 64, bits)), numbers(200, 512), torch.get_num_threads()
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(weight.multiply(x, None))
+    torch.set_num_threads(before)
+    assert torch.equal(found[1], found[0]) and torch.equal(found[2], found[0])
+
+
+@pytest.mark.skipif(
+    bool({"-mno-fma", "-mno-avx"} & {*os.environ.get("PAGED_CFLAGS", "").split()}), reason="additions are not fused"
+)
+def test_processors_that_fuse_additions_agree_to_the_bit():
+    """AVX-512 with and without its dot product, AVX2 and AVX-VNNI: taken once on one of them."""
+    digest = hashlib.sha256()
+    for bits in (8, 4):
+        for size in (24, 32, 45, 128):
+            weight = random_weight(70, 3, size, bits)
+            drawn = torch.Generator().manual_seed(3)
+            x = torch.randint(-1000, 1000, (7, 3 * size), generator=drawn) / 256
+            scales = torch.randint(1, 100, weight.scales.shape, generator=drawn) / 64
+            found = packed(replace(weight, scales=scales)).multiply(x, None)
+            digest.update(found.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "5161bdfa1865cb6b"
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_with_the_row_that_has_it(bits, wrong):
+    x = numbers(8, 96)
+    x[3, 7] = wrong
+    found = packed(random_weight(70, 3, 32, bits)).multiply(x, None)
+    assert found.isnan().all(1).tolist() == [row == 3 for row in range(8)]
+
+
+def test_rows_of_zeros_and_of_numbers_too_small_to_divide_by_give_zeros():
+    x = torch.zeros(3, 64)
+    x[1] = 1e-38
+    x[2, :32] = 1
+    found = packed(random_weight(20, 2, 32, 8, zeros=False, order=False)).multiply(x, None)
+    assert (found[:2] == 0).all() and (found[2] != 0).any()
+
+
+@settings(max_examples=40, derandomize=True)
+@given(OUTS, st.integers(1, 3), GROUPS, BITS, st.booleans(), st.booleans())
+def test_what_was_packed_comes_out_again_and_so_do_the_numbers_of_a_result(outs, groups, size, bits, zeros, order):
+    weight = random_weight(outs, groups, size, bits, zeros=zeros, order=order)
+    found = packed(weight)
+    for name in ("codes", "scales", "zeros"):
+        assert torch.equal(getattr(found.weight, name), getattr(weight, name))
+    rows = QuantisedEmbedding(found, torch.float32)(torch.arange(outs)[None])
+    assert torch.equal(rows[0], weight.dequantised())
+
+
+@torch.inference_mode()
+def test_padding_is_not_computed_and_changes_nothing():
+    layer = QuantisedLinear(random_weight(97, 2, 17, 4), torch.randn(97))
+    x = numbers(32, 34)[None]
+    whole = layer(x)
+    for num_tokens in (1, 7, 32):
+        with padded(32, num_tokens):
+            found = layer(x)
+        assert torch.equal(found[:, :num_tokens], whole[:, :num_tokens])
+        assert (found[:, num_tokens:] == 0).all()
+
+
+@torch.inference_mode()
+def test_layers_are_replaced_by_name_and_an_embedding_that_shares_one_reads_its_codes():
+    module = nn.ModuleDict(
+        {
+            "embed": nn.Embedding(40, 32),
+            "up": nn.Linear(32, 48),
+            "left": nn.Linear(48, 32),
+            "head": nn.Linear(32, 40, bias=False),
+        }
+    )
+    module["head"].weight = module["embed"].weight
+    bias, kept, asked = module["up"].bias.clone(), module["left"], []
+
+    def make(name, linear):
+        asked.append(name)
+        return None if name == "left" else quantise(linear.weight, bits=8, group_size=32)
+
+    replace_linears(module, make)
+    assert asked == ["up", "left", "head"] and module["left"] is kept
+    assert isinstance(module["up"], QuantisedLinear) and torch.equal(module["up"].bias, bias)
+    assert module["embed"].packed is module["head"].packed
+    assert torch.equal(module["embed"](torch.arange(40)), module["head"].weight)
+
+
+def test_what_cannot_be_quantised_is_refused_by_name():
+    class Model(nn.Module):
+        def __init__(self, **parts):
+            super().__init__()
+            for name, part in parts.items():
+                self.add_module(name, part)
+
+        def get_output_embeddings(self):
+            return self.head
+
+    class SomeExperts(nn.Module):
+        pass
+
+    narrow = Model(up=nn.Linear(48, 8), head=nn.Linear(5, 5))
+    check_layers(narrow, "int8", "m")
+    with pytest.raises(
+        UnsupportedModel,
+        match='m: quantization="int4" has groups of 32 inputs, which do not divide the 48 of up; "int8" has none',
+    ):
+        check_layers(narrow, "int4", "m")
+    with pytest.raises(
+        UnsupportedModel, match='m: quantization="int8" reads linear layers, and experts has experts, which stay floats'
+    ):
+        check_layers(Model(experts=SomeExperts(), head=nn.Linear(5, 5)), "int8", "m")
+    with pytest.raises(UnsupportedModel, match='quantization="int8" is computed on a CPU; device is "cuda"'):
+        check_quantization("int8", torch.device("cuda"))
+    with pytest.raises(InvalidConfig, match='quantization has to be "int8" or "int4"; got "awq"'):
+        check_quantization("awq", torch.device("cpu"))

@@ -1,0 +1,217 @@
+"""Engines whose weights are quantised at load: near what their codes stand for, the same bits under pressure, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from paged import LLM, Engine, Policy, SamplingParams
+from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
+from paged.model.loading import load_model
+from paged.model.model_shape import ModelShape
+from paged.model.native.coded import QuantisedLinear
+from paged.model.native.fused import fused_decoder
+from paged.model.native.packed import PackedLinear
+from paged.model.quantised import at_load
+from paged.model.random_weights import random_model
+from paged.model.shape import num_parameters
+from paged.testing.engine_world import EngineRequest
+from paged.testing.pressure import Answers, answers_of, differences
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96}
+# In one call; with short convolutions; by transformers' modules; with windows beside full layers; with states beside attention.
+MODELS = {
+    "llama": ("llama", WIDE),
+    "lfm2": ("lfm2", {**WIDE, "block_auto_adjust_ff_dim": False}),
+    "gemma3_text": ("gemma3_text", WIDE),
+    "falcon_h1": ("falcon_h1", {**WIDE, "mamba_d_ssm": 96}),
+}
+FUSED = ("llama", "lfm2")
+LENGTHS, MAX_TOKENS = (5, 6, 25), 24
+each_quantization = pytest.mark.parametrize("quantization", ["int8", "int4"])
+
+
+@pytest.fixture(scope="module")
+def quantised(checkpoint):
+    """quantised(name, quantization, **options): that model, loaded once."""
+    found = {}
+
+    def load(name, quantization, **options):
+        key = (name, quantization, *options.items())
+        if key not in found:
+            architecture, changes = MODELS[name]
+            found[key] = load_model(checkpoint(architecture, **changes), quantization=quantization, **options)
+        return found[key]
+
+    return load
+
+
+def requests():
+    words = np.random.default_rng(1).integers(3, 97, max(LENGTHS)).tolist()
+    return [
+        EngineRequest(id=str(length), prompt=[*words[: length - 1], length], max_tokens=MAX_TOKENS)
+        for length in LENGTHS
+    ]
+
+
+def alone(model, **options):
+    answers = Answers()
+    engine = Engine(model, num_blocks=500, block_size=8, prefix_caching=False, max_tokens_per_step=64, **options)
+    for request in requests():
+        one = answers_of(engine, [request])
+        answers.tokens |= one.tokens
+        answers.logits |= one.logits
+        answers.reasons |= one.reasons
+    return answers
+
+
+@each_quantization
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_under_pressure_are_those_of_the_request_alone(name, quantization, quantised):
+    model = quantised(name, quantization)
+    assert (fused_decoder(model.module) is not None) == (name in FUSED)
+    answers, preempted = alone(model), 0
+    layout = Engine(model, num_blocks=500, block_size=8).manager.layout
+    # Blocks for the longest sequence, and states for all.
+    sizes = {"block_size": 8, "num_blocks": layout.pages_for(max(LENGTHS) + MAX_TOKENS) + 3 * layout.state_pages}
+    for options in (
+        {"max_tokens_per_step": 7},
+        {"host_blocks": 500, "policy": Policy(name="swaps", take="tail", preemption="swap"), "max_tokens_per_step": 64},
+    ):
+        engine = Engine(model, **sizes, **options)
+        found = answers_of(engine, requests())
+        assert differences(found, answers) + found.violations == [], options
+        stats = engine.scheduler.stats()
+        preempted += stats.preemptions_recompute + stats.preemptions_swap
+    assert preempted > 0
+
+
+@each_quantization
+def test_weights_and_k_and_v_may_both_be_codes(quantised, quantization):
+    model = quantised("llama", quantization)
+    answers = alone(model, kv_cache_dtype="int8")
+    assert differences(answers, alone(model)) != []
+    engine = Engine(model, block_size=8, num_blocks=10, kv_cache_dtype="int8", max_tokens_per_step=7)
+    found = answers_of(engine, requests())
+    assert differences(found, answers) + found.violations == []
+
+
+@each_quantization
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_linear_layers_are_codes_and_all_else_stays(quantised, name, quantization):
+    model = quantised(name, quantization)
+    head = model.module.get_output_embeddings()
+    assert isinstance(head, PackedLinear)
+    layers = [each for each in model.module.modules() if isinstance(each, QuantisedLinear)]
+    assert layers and not any(isinstance(each, nn.Linear) for each in model.module.modules())
+    assert [each for each in model.module.modules() if isinstance(each, PackedLinear)] == [head]
+    assert model.dtype == torch.float32 and model.quantization == quantization
+
+
+@each_quantization
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_logits_are_near_those_of_the_numbers_that_codes_stand_for(checkpoint, quantised, name, quantization):
+    architecture, changes = MODELS[name]
+    model, plain = quantised(name, quantization), load_model(checkpoint(architecture, **changes))
+    for path, each in plain.module.named_modules():
+        if isinstance(each, PackedLinear) and path != "lm_head":
+            each.packed.copy_(repacked(model.module.get_submodule(path).weight, each))
+    (found,), (expected,) = (logits_of(each) for each in (model, plain))
+    # Rows are rounded to 8 bits, which random weights as large as these make more of from layer to layer. Wrong weights differ by 1.4 times.
+    assert (found - expected).square().mean().sqrt() < 0.25 * expected.std()
+
+
+def repacked(weight, layer):
+    columns = layer.packed.shape[2]
+    filled = nn.functional.pad(weight, (0, 0, 0, -len(weight) % columns))
+    return filled.view(-1, columns, layer.in_features).transpose(1, 2)
+
+
+def logits_of(model):
+    """Those after the first sequence's prompt."""
+    answers = Answers()
+    engine = Engine(model, num_blocks=100, block_size=8)
+    answers = answers_of(engine, [EngineRequest(id="a", prompt=list(range(3, 40)), max_tokens=1)])
+    return [torch.as_tensor(np.array(rows)).float() for rows in answers.logits.values()]
+
+
+def test_a_checkpoints_numbers_are_the_same_codes_in_every_dtype(checkpoint):
+    """The codes come from what the checkpoint has; the rest is in the dtype that is asked for."""
+    folder = checkpoint("llama", **WIDE)
+    found = {
+        dtype: load_model(folder, dtype=dtype, quantization="int8") for dtype in ("float32", "bfloat16", "float16")
+    }
+    codes = [model.module.model.layers[0].mlp.up_proj.packed.codes for model in found.values()]
+    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
+    for dtype, model in found.items():
+        assert str(model.dtype) == f"torch.{dtype}"
+    answers_of(Engine(found["bfloat16"], num_blocks=20), requests()[:1])
+    assert fused_decoder(found["float16"].module) is None
+
+
+@each_quantization
+def test_a_shape_has_random_weights_in_codes_and_as_many_parameters(quantization):
+    shape = ModelShape(
+        name="s",
+        hidden=64,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        intermediate=96,
+        vocab=97,
+        max_length=64,
+        tied_embeddings=True,
+    )
+    plain, model = random_model(shape), random_model(shape, quantization=quantization)
+    assert num_parameters(model) == num_parameters(plain) == shape.parameters
+
+
+@each_quantization
+def test_an_option_says_it_and_the_answer_differs(checkpoint, quantization):
+    folder = checkpoint("llama", **WIDE)
+    params = SamplingParams(max_tokens=4, temperature=0)
+    llm = LLM(folder, quantization=quantization)
+    assert llm.engine.model.quantization == quantization
+    assert len(llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids) == 4
+
+
+def test_what_cannot_be_is_refused_before_weights_are_read(checkpoint, loaded, monkeypatch):
+    odd = checkpoint("llama", hidden_size=48)
+    with pytest.raises(
+        UnsupportedModel,
+        match=r'groups of 32 inputs, which do not divide the 48 of model.layers.0.self_attn.q_proj; "int8"',
+    ):
+        Engine(odd, quantization="int4")
+    with pytest.raises(UnsupportedModel, match='quantization="int8" reads linear layers, and GPT2LMHeadModel has none'):
+        Engine(checkpoint("gpt2"), quantization="int8")
+    with pytest.raises(UnsupportedModel, match='quantization="int8" reads linear layers, and .*experts has experts'):
+        Engine(checkpoint("gpt_oss"), quantization="int8")
+    with pytest.raises(
+        InvalidConfig, match=r'quantization="int8" is made at load, and .* is loaded already, with quantization=None'
+    ):
+        Engine(loaded("llama"), quantization="int8")
+    with pytest.raises(InvalidConfig, match='quantization has to be "int8" or "int4"; got "fp8"'):
+        Engine(odd, quantization="fp8")
+
+    def fails():
+        raise BuildFailed("there is no C compiler (cc, gcc or clang).")
+
+    monkeypatch.setattr(at_load, "coded_library", fails)
+    with pytest.raises(UnsupportedModel, match='quantization="int8" is computed by C code, and there is no C compiler'):
+        Engine(odd, quantization="int8")
+
+
+def test_numbers_that_are_none_are_refused_by_layer(checkpoint, monkeypatch):
+    module = nn.ModuleDict({"up": nn.Linear(32, 4), "head": nn.Linear(4, 4)})
+    module.get_output_embeddings = lambda: module["head"]
+    nn.init.constant_(module["up"].weight, torch.inf)
+    with pytest.raises(InvalidConfig, match="up: a weight to quantise is NaN or infinite"):
+        at_load.quantise_linears(module, "int8")
