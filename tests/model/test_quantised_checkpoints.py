@@ -18,6 +18,7 @@ from paged import LLM, SamplingParams
 from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, reader_of
+from paged.model.quantised.weights import QuantisedWeight
 
 MADE = Path(__file__).parent / "quantised"
 NAMES = sorted(each.name for each in MADE.iterdir() if each.is_dir())
@@ -133,6 +134,21 @@ def test_a_model_answers_as_its_floats_do(name: str) -> None:
         errors.append(abs(alternatives[token].logprob - float(expected[place, token])))
     # Products round their inputs to 8 bits; with other weights they are off by 1 and more.
     assert sum(errors) / len(errors) < 0.2
+
+
+def test_loading_makes_no_layer_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dequantised(weight: QuantisedWeight) -> Tensor:
+        raise AssertionError("floats of a layer were made")
+
+    seen = []
+    read = QuantisedCheckpoint.weight_of
+    monkeypatch.setattr(QuantisedWeight, "dequantised", dequantised)
+    monkeypatch.setattr(QuantisedCheckpoint, "weight_of", lambda each, name: seen.append(name) or read(each, name))
+    model = load_model(MADE / "gptq-act-order")
+    assert sorted(seen) == sorted(reader(MADE / "gptq-act-order").layers)
+    # The head, and of each layer scales alone: fewer than an eighth of its weights.
+    weights = sum(outs * depth for outs, depth in reader(MADE / "gptq-act-order").layers.values())
+    assert sum(each.numel() for each in model.module.parameters() if each.is_floating_point()) < 1024 * 64 + weights / 8
 
 
 def settings(**changes: Any) -> Callable[[Path], None]:

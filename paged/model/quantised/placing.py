@@ -19,8 +19,9 @@ from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
 from paged.model.quantised.at_load import check_quantization
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, settings_of
 from paged.model.quantised.files import TensorFiles
+from paged.model.quantised.names import BITS
 from paged.model.quantised.stored import FLOATS
-from paged.model.quantised.weights import BITS, QuantisedWeight
+from paged.model.quantised.weights import QuantisedWeight
 
 _METHOD = "paged"
 _OF_LAYER = re.compile(r"\.\d+\.")
@@ -42,6 +43,10 @@ class Placed:
         if quantization is not None and checkpoint.bits != {BITS[quantization]}:
             raise InvalidConfig(
                 f'quantization="{quantization}" is asked for, and {checkpoint.folder} is stored as {checkpoint.title}; leave it out.'
+            )
+        if where.type != "cpu":
+            raise UnsupportedModel(
+                f'{checkpoint.folder}: stored as {checkpoint.title}, which is computed on a CPU; device is "{where}".'
             )
         check_quantization(quantization or "int8", where)
         return Placed(checkpoint)

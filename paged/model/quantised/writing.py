@@ -26,8 +26,9 @@ from paged.model.loading import config_of, silenced
 from paged.model.quantised.checkpoints import settings_of
 from paged.model.quantised.compressed import METHOD, PACKED
 from paged.model.quantised.files import INDEX, TensorFiles
+from paged.model.quantised.names import BITS, GROUPS
 from paged.model.quantised.placing import is_of_layer, layers_in, linears_of, paths_of
-from paged.model.quantised.weights import BITS, quantise
+from paged.model.quantised.weights import quantise
 from paged.model.tokenizer import load_tokenizer
 
 GROUP_SIZES = (32, 64, 128)
@@ -114,7 +115,7 @@ def write_quantised(
     are NaN or infinite, and what `load_model` raises; then nothing is left behind.
     """
     bits = _bits(weights, group_size)
-    group_size = group_size or (32 if bits == 4 else None)
+    group_size = group_size or GROUPS[weights]
     folder = Path(named_or_shipped(model))
     if out.exists():
         raise InvalidConfig(f"{out} is there already; name a folder to be made.")
@@ -129,7 +130,7 @@ def write_quantised(
             )
         files = TensorFiles(folder)
         layers, floats = _layers(config, files)
-    for name in layers:
+    for name in sorted(layers):
         depth = files.headers[f"{name}.weight"].shape[1]
         if depth % (group_size or depth):
             raise InvalidConfig(f"{folder}: {name}: groups of {group_size} do not divide its {depth:,} inputs.")
