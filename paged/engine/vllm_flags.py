@@ -138,7 +138,7 @@ def _as_argument(option: re.Match[str]) -> str:
     name = "num_blocks" if name == "blocks" else name
     if value is None:
         return name
-    return f"{name}={value.replace('G', ' * 2**30')}" if value[0].isdigit() else f'{name}="{value}"'
+    return f"{name}={value.replace('G', ' * 2**30')}"
 
 
 def translated(arguments: Sequence[str]) -> list[str]:

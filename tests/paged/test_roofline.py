@@ -230,3 +230,25 @@ def test_a_small_mixture_touches_as_many_experts_as_are_expected():
     # Two tokens, one of four experts each: they share one in a quarter of cases.
     each = 3 * 576 * 30 * 2
     assert step.parts(StepWork(computed_tokens=2))[1].bytes == pytest.approx(each * (2 - 1 / 4))
+
+
+@pytest.mark.parametrize(("quantization", "of_linear"), [("int8", 1), ("int4", 0.5 + 4 / 32)])
+def test_weights_in_codes_are_counted_with_their_scales(quantization, of_linear):
+    placed, plain = (roofline("llama-3-8b", "h100", quantization=each) for each in (quantization, None))
+    linear = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
+    results = 32 * (4096 + 2 * 1024 + 2 * 14336 + 2 * 4096)
+    scales = 4 * results if quantization == "int8" else 0
+    assert placed.weight_bytes == linear * of_linear + scales + (plain.model.parameters - linear) * 2
+    assert placed.room_for_kv() > plain.room_for_kv()
+    assert f"linear layers are codes in {quantization} with scales" in placed.notes[0]
+
+
+@pytest.mark.parametrize(("model", "kind"), [("deepseek-v3", "experts"), ("lfm2-1.2b", "layers with a state")])
+def test_weights_in_codes_of_what_is_no_linear_layer_are_not_counted(model, kind):
+    with pytest.raises(InvalidConfig, match=f'quantization is "int4"; what it makes of {kind}'):
+        roofline(model, "h100", quantization="int4")
+
+
+def test_a_quantisation_that_is_not_known_is_refused_by_name():
+    with pytest.raises(InvalidConfig, match='quantization is "awq"; known are int8, int4'):
+        roofline("llama-3-8b", "h100", quantization="awq")

@@ -108,7 +108,7 @@ class EngineBench:
         with THREADS.at_most(1 if is_small(model) else torch.get_num_threads()):
             self._limits = measured_limits(model.dtype)
         shape = shape_of(model)
-        self._floor = None if shape is None else Floor(shape, self._limits, serving.kv_cache_dtype)
+        self._floor = None if shape is None else Floor(shape, self._limits, serving.kv_cache_dtype, model.quantization)
 
     def run(self) -> EngineRun:
         """Serve the trace once. Raises as `engine_run`."""

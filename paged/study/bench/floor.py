@@ -21,9 +21,12 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Floor:
-    """A model on this machine; `kv_dtype` as an engine's `kv_cache_dtype`."""
+    """A model on this machine; `kv_dtype` as an engine's `kv_cache_dtype`, and its `quantization`. Operations go at the rate of products in
+    the dtype, which those of codes may be above."""
 
-    def __init__(self, shape: ModelShape, limits: Limits, kv_dtype: str = AUTO) -> None:
+    def __init__(
+        self, shape: ModelShape, limits: Limits, kv_dtype: str = AUTO, quantization: str | None = None
+    ) -> None:
         dtype = _DTYPES[limits.dtype]
         here = Device(
             name="this machine",
@@ -34,7 +37,11 @@ class Floor:
         )
         self._limits = limits
         self._roofline = Roofline(
-            model=shape, device=here, dtype=dtype, kv_dtype=None if kv_dtype == AUTO else kv_dtype
+            model=shape,
+            device=here,
+            dtype=dtype,
+            kv_dtype=None if kv_dtype == AUTO else kv_dtype,
+            quantization=quantization,
         )
 
     def seconds(self, steps: Sequence[StepWork], used_slots: Sequence[int]) -> float:

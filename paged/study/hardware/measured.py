@@ -82,10 +82,10 @@ def measured_layers(roofline: Roofline) -> Layers | None:
     """Of the roofline's model on its device, as they ship; None where nobody measured them.
 
     Layers of the very model come first, then those that are derived from others' on the device, then kernels of the device by size. A model
-    with latents or states has none, nor has a context that is split over devices, nor a dtype that was not timed.
+    with latents or states has none, nor has a context that is split over devices, nor a dtype or weights in codes that were not timed.
     """
     published = roofline.as_published()
-    if roofline.split_context or roofline.model.latent or roofline.model.mixers:
+    if roofline.split_context or roofline.model.latent or roofline.model.mixers or roofline.quantization:
         return None
     name, dtype = roofline.device.name, "bf16" if roofline.dtype == "fp16" else roofline.dtype
     kept = "bf16" if roofline.kept_dtype == "fp16" else roofline.kept_dtype
@@ -180,6 +180,8 @@ def unmeasured(roofline: Roofline) -> str:
         return f"nobody measured attention on latents on {name}"
     if roofline.model.mixers and name in kernel_names():
         return f"nobody measured layers with a state on {name}"
+    if roofline.quantization and name in kernel_names():
+        return f"nobody measured weights in {roofline.quantization} on {name}"
     of_device = sorted({timing.model.name for timing in _timings() if timing.tables.device == name})
     if of_device:
         return f"on {name} only {', '.join(of_device)} in bf16 was measured, which says nothing of {model} in {roofline.dtype}"

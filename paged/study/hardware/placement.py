@@ -12,11 +12,13 @@ from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
+from paged.model.quantised.names import BITS, GROUPS, QUANTIZATIONS
 from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, kv_bytes
 from paged.study.hardware.link import Link
 from paged.study.hardware.step_work import Span, Spans
 
 LOGIT_BYTES = 4
+_SCALE_BYTES = 4
 MOST_DEVICES = 1 << 16
 
 
@@ -28,7 +30,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
     head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
     and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
-    reaches. Raises InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
+    reaches. With a `quantization` linear layers are codes with scales, as an engine makes them at load, and operations go at the dtype's rate. Raises
+    InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
     and heads or an MLP that so many devices cannot share evenly.
     """
 
@@ -40,9 +43,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     split_context: bool = False
     data_parallel: int = 1
     link: Link | None = None
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         self.device.peak(self.dtype)
+        self._check_quantization()
         degree = self.tensor_parallel
         if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
             raise InvalidConfig(f"tensor_parallel is {degree!r}; it has to be a whole number of at least 1")
@@ -72,6 +77,18 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"tensor_parallel can be {', '.join(f'{each:,}' for each in few)}"
             )
 
+    def _check_quantization(self) -> None:
+        if self.quantization is None:
+            return
+        if self.quantization not in QUANTIZATIONS:
+            raise InvalidConfig(f'quantization is "{self.quantization}"; known are {", ".join(QUANTIZATIONS)}')
+        kinds = {"experts": self.model.experts, "latents": self.model.latent, "layers with a state": self.model.mixers}
+        for kind, has in kinds.items():
+            if has:
+                raise InvalidConfig(
+                    f'quantization is "{self.quantization}"; what it makes of {kind}, as {self.model.name} has, is not counted'
+                )
+
     @property
     def is_lockstep(self) -> bool:
         """Whether data-parallel ranks share their experts, and so step together."""
@@ -99,10 +116,28 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return DTYPES[self.dtype] if bits is None else bits / 8
 
     @property
+    def layer_bytes(self) -> int:
+        """Weights of all layers but the routed experts, over all devices; of codes their scales, too."""
+        model, size = self.model, DTYPES[self.dtype]
+        if self.quantization is None:
+            return model.layer_parameters * size
+        bits, group = BITS[self.quantization], GROUPS[self.quantization]
+        queries, kept = model.heads * model.head_dim * (1 + model.gated_attention), 2 * model.kv_heads * model.head_dim
+        wide = 2 if model.gated_mlp else 1
+        numbers = model.hidden * (queries + kept + model.heads * model.head_dim + (wide + 1) * model.intermediate)
+        results = queries + kept + wide * model.intermediate + 2 * model.hidden
+        scales = results if group is None else numbers // group
+        return (
+            model.layers * (numbers * bits // 8 + _SCALE_BYTES * scales)
+            + (model.layer_parameters - model.layers * numbers) * size
+        )
+
+    @property
     def weight_bytes(self) -> int:
         """All weights, over all devices."""
-        routed = self.model.routed_parameters
-        return (self.model.parameters - routed) * DTYPES[self.dtype] + int(routed * self.expert_parameter_bytes)
+        model, routed = self.model, self.model.routed_parameters
+        rest = (model.parameters - routed - model.layer_parameters) * DTYPES[self.dtype]
+        return rest + self.layer_bytes + int(routed * self.expert_parameter_bytes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -114,6 +149,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         if model.dtype is not None and model.dtype != self.dtype:
             said.append(f"{model.name} is published in {model.dtype}; its weights are counted in {self.dtype}")
+        if self.quantization is not None:
+            said.append(
+                f"linear layers are codes in {self.quantization} with scales, all else {self.dtype}, at whose rate operations are counted"
+            )
         if self.kept_dtype != self.dtype or self.kept_dtype in ("fp8", *CODE_BITS):
             said.append(f"K and V are kept in {self.kept_dtype}" + ("" if self.kv_dtype else " (--kv-dtype)"))
         if not self.split_context and not model.latent and self.tensor_parallel > model.kv_heads:

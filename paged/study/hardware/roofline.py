@@ -251,7 +251,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         multiplied = model.layer_parameters - model.expand_parameters * model.attention_layers
         split = 2 * (self.attention_width + self.mlp_tensors * model.mlp_width)
         traffic = model.layers * (8 * model.hidden + split / degree) * size
-        return 2 * multiplied / degree, model.layer_parameters * size / degree, traffic
+        return 2 * multiplied / degree, self.layer_bytes / degree, traffic
 
     @cached_property
     def _experts(self) -> tuple[float, float]:
