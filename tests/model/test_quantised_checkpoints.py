@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paged import LLM, SamplingParams
 from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
 from paged.model.loading import load_model
+from paged.model.native.coded import coded_library
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, reader_of
 from paged.model.quantised.weights import QuantisedWeight
 
@@ -140,6 +141,8 @@ def test_loading_makes_no_layer_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     def dequantised(weight: QuantisedWeight) -> Tensor:
         raise AssertionError("floats of a layer were made")
 
+    # It tries the products of its library once a process.
+    coded_library()
     seen = []
     read = QuantisedCheckpoint.weight_of
     monkeypatch.setattr(QuantisedWeight, "dequantised", dequantised)
