@@ -17,9 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from paged import LLM, SamplingParams
 from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
 from paged.model.loading import load_model
-from paged.model.native.coded import coded_library
+from paged.model.native.coded import QuantisedLinear, coded_library
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, reader_of
-from paged.model.quantised.weights import QuantisedWeight
+from paged.model.quantised.weights import QuantisedWeight, quantise
+from paged.model.quantised.writing import write_quantised
 
 MADE = Path(__file__).parent / "quantised"
 NAMES = sorted(each.name for each in MADE.iterdir() if each.is_dir())
@@ -308,3 +309,37 @@ def test_shards_are_read_as_one_file_is(copied: Callable[[str], Path]) -> None:
     assert found is not None and whole is not None
     assert torch.equal(found.dequantised(), whole.dequantised())
     assert load_model(folder).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["falcon_h1", "gemma3n_text", "jamba", "llama4_text", "mamba2", "phi", "qwen3_next", "recurrent_gemma"],
+)
+def test_codes_go_to_the_layers_that_transformers_puts_their_floats_in(
+    checkpoint: Callable[..., Path], tmp_path: Path, architecture: str
+) -> None:
+    folder, out = checkpoint(architecture), tmp_path / "out"
+    write_quantised(folder, out, weights="int8")
+    theirs, ours = AutoModelForCausalLM.from_pretrained(folder), load_model(out).module
+    linears = {path: each for path, each in ours.named_modules() if isinstance(each, QuantisedLinear)}
+    assert len(linears) == len(reader(out).layers) > 0
+    for path, linear in linears.items():
+        expected = quantise(theirs.get_submodule(path).weight, bits=8).dequantised()
+        assert torch.equal(linear.weight, expected), path
+    assert not [path for path, each in ours.named_parameters() if each.is_meta]
+
+
+def test_codes_of_experts_that_transformers_joins_are_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_quantised(checkpoint("qwen3_next"), out, weights="int8")
+    held = load_file(out / WEIGHTS)
+    name = next(each for each in sorted(held) if ".experts.0." in each and held[each].dim() == 2).removesuffix(
+        ".weight"
+    )
+    other = "model.layers.1.self_attn.k_proj"
+    for part in ("weight_packed", "weight_scale", "weight_shape"):
+        held[f"{name}.{part}"] = held[f"{other}.{part}"].clone()
+    del held[f"{name}.weight"]
+    save_file(held, out / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=f"{name} is a layer of its own in the files, and part of .*experts"):
+        load_model(out)

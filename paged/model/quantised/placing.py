@@ -59,7 +59,7 @@ class Placed:
         return {"config": config, "quantization_config": _quantiser()(self)}
 
     def take_weights_away(self, module: Any) -> None:
-        """Leave the linear layers of a module on the meta device that are stored as codes without weights. Raises BrokenCheckpoint where a layer's
+        """Leave the linear layers of a module on the meta device that are stored as codes without parameters for weights. Raises BrokenCheckpoint where a layer's
         shape differs, or some layers are floats and the configuration does not say so; UnsupportedModel for what is no linear layer here."""
         folder, stored = self.checkpoint.folder, self.checkpoint.layers
         paths, linears = paths_of(module, sorted({*stored, *layers_in(self.checkpoint.files)})), linears_of(module)
@@ -92,17 +92,19 @@ class Placed:
             self._names[path] = name
         for path in self._names:
             emptied: Any = linears[path]
-            emptied.weight = None
-            # It is not to be filled at random either.
+            empty = torch.empty_like(emptied.weight)
+            # It is not to be filled at random.
+            empty._is_hf_initialized = True  # type: ignore[attr-defined]
+            del emptied.weight
+            # No parameter, so that nothing awaits it; others of its module look at its shape.
+            vars(emptied)["weight"] = empty
             emptied._is_hf_initialized = True
 
     def restore(self, module: Any) -> None:
-        """Give those layers weights on the meta device, whose shape and dtype are known and nothing else."""
-        dtype = module.dtype
+        """Make those layers' weights parameters again, on the meta device: shape and dtype are known and nothing else."""
         for path in self._names:
             linear: Any = module.get_submodule(path)
-            empty = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="meta")
-            linear.weight = nn.Parameter(empty, requires_grad=False)
+            linear.weight = nn.Parameter(vars(linear).pop("weight"), requires_grad=False)
 
     def make(self, path: str, linear: nn.Linear) -> QuantisedWeight | None:
         """The codes of a linear layer of the module, read now; None for one of floats."""
@@ -148,8 +150,8 @@ def layers_in(files: TensorFiles) -> list[str]:
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Linear]:
-    """{path: each linear layer}."""
-    return {path: each for path, each in module.named_modules() if isinstance(each, nn.Linear)}
+    """{path: each linear layer}; a router that is a class of its own is none."""
+    return {path: each for path, each in module.named_modules() if type(each) is nn.Linear}
 
 
 def is_of_layer(path: str) -> bool:
