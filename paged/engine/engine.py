@@ -91,12 +91,15 @@ class Engine:
         given = named_or_shipped(config.model.model)
         if not isinstance(given, LoadedModel):
             its = config.model
-            given = load_model(given, dtype=its.dtype, device=its.device, quantization=its.quantization)
-        elif config.model.quantization not in (None, given.quantization):
-            raise InvalidConfig(
-                f'quantization="{config.model.quantization}" is made at load, and {given.path} is loaded already, with '
-                f"quantization={given.quantization!r}; name it to load_model."
+            given = load_model(
+                given,
+                dtype=its.dtype,
+                device=its.device,
+                quantization=its.quantization,
+                quantize_head=its.quantize_head,
             )
+        else:
+            _check_loaded_so(config, given)
         self.model = given
         longest = _longest(config.model.max_model_len, self.model.max_length)
         draft = draft_for(self.model, config.decoding.draft_model) if config.decoding.speculate == "draft" else None
@@ -567,6 +570,16 @@ class Engine:
                 output = self.scheduler.abort(request_id)
                 usage = output.usage if output is not None else None
                 self._undelivered.add(self._all_ended(live, "error", usage=usage, error=reason))
+
+
+def _check_loaded_so(config: EngineConfig, model: LoadedModel) -> None:
+    """Raise InvalidConfig where a quantization is asked for that a loaded model does not have."""
+    its = config.model
+    if its.quantization not in (None, model.quantization) or (its.quantize_head and not model.quantize_head):
+        raise InvalidConfig(
+            f'quantization="{its.quantization}" is made at load, and {model.path} is loaded already, with '
+            f"quantization={model.quantization!r}; name it to load_model."
+        )
 
 
 def _longest(named: int | None, most: int | None) -> int | None:

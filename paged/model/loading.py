@@ -52,6 +52,7 @@ class LoadedModel:
     eos_token_ids    ids that end a sequence
     rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
     quantization     what the weights of linear layers were quantised to when it was loaded; None: to nothing
+    quantize_head    whether the output projection was, too
     """
 
     path: Path
@@ -72,6 +73,7 @@ class LoadedModel:
     layers: tuple[AttentionLayer, ...] = ()
     state_layers: tuple[StateLayer, ...] = ()
     quantization: str | None = None
+    quantize_head: bool = False
 
     @property
     def value_dim(self) -> int:
@@ -89,20 +91,26 @@ class LoadedModel:
 
 
 def load_model(
-    path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu", quantization: str | None = None
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    quantization: str | None = None,
+    quantize_head: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one; `path` may be the name of a model that ships.
     Nothing is fetched from anywhere.
 
     `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. `quantization`, on a CPU: linear layers as codes of 8 or 4 bits, "int8" or
-    "int4"; a checkpoint in codes is read as it is, and takes none but its own. Raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
+    "int4"; `quantize_head`: the output projection, too, as int8. A checkpoint in codes is read as it is, and takes no quantization but its own. Raises
+    CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
     """
     folder = Path(named_or_shipped(path))
     check_dtype(dtype)
     where = usable_device(device)
-    check_quantization(quantization, where)
+    check_quantization(quantization, where, with_head=quantize_head)
     config = config_of(folder)
-    placed = Placed.of(reader_of(config, folder), quantization, where)
+    placed = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
     options = {} if placed is None else placed.options(config)
     # It needs what is here.
     from paged.model.load_check import check_answers
@@ -119,7 +127,7 @@ def load_model(
             module.to(where)
         if is_narrow:
             widen_others(module, wanted)
-        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, placed)
+        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, quantize_head, placed)
 
 
 @contextmanager
@@ -144,6 +152,7 @@ def as_loaded(
     tokenizer: Any,
     where: torch.device,
     quantization: str | None = None,
+    quantize_head: bool = False,
     placed: Placed | None = None,
 ) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers are packed, in
@@ -155,7 +164,7 @@ def as_loaded(
     if placed is not None:
         replace_linears(module, placed.make)
     elif quantization is not None:
-        quantise_linears(module, quantization)
+        quantise_linears(module, quantization, with_head=quantize_head)
     if where.type == "cpu":
         pack_linears(module)
     rotary_limit = follow_rows(module)
@@ -182,6 +191,7 @@ def as_loaded(
         layers=trial.layers,
         state_layers=state_layers,
         quantization=quantization,
+        quantize_head=quantize_head,
     )
 
 

@@ -23,9 +23,10 @@ def random_model(
     dtype: str = "auto",
     device: str | torch.device = "cpu",
     quantization: str | None = None,
+    quantize_head: bool = False,
 ) -> LoadedModel:
     """A Llama of this shape, without a tokenizer; the same weights for the same seed. `dtype` "auto" is float32 on a CPU, else bfloat16.
-    `quantization` as of `load_model`.
+    `quantization` and `quantize_head` as of `load_model`.
 
     Raises UnsupportedModel for a shape that no Llama has, and BudgetTooSmall for one that is larger than this machine's memory.
     """
@@ -33,7 +34,7 @@ def random_model(
 
     check_dtype(dtype)
     where = usable_device(device)
-    check_quantization(quantization, where)
+    check_quantization(quantization, where, with_head=quantize_head)
     _check_is_llama(shape)
     wanted = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else torch.bfloat16)
     _check_memory(shape, wanted.itemsize)
@@ -59,7 +60,7 @@ def random_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(config, dtype=wanted, attn_implementation=ATTENTION)
-    return as_loaded(module.to(where).eval(), Path(shape.name), None, where, quantization)
+    return as_loaded(module.to(where).eval(), Path(shape.name), None, where, quantization, quantize_head)
 
 
 def _check_is_llama(shape: ModelShape) -> None:

@@ -18,7 +18,7 @@ PAGE = "docs/quantisation.md"
 
 def test_every_command_answers(page, fences, tmp_path, capsys, monkeypatch):
     found = [line for block in fences(page, "") for line in block.splitlines()]
-    assert len(found) == 10
+    assert len(found) == 13
     # Some write a folder, and others read it.
     monkeypatch.chdir(tmp_path)
     for line in found:
@@ -26,6 +26,8 @@ def test_every_command_answers(page, fences, tmp_path, capsys, monkeypatch):
         assert program == "paged"
         assert run(arguments) == 0, line
         out = capsys.readouterr().out
+        if "--quantization" in arguments and arguments[0] != "generate":
+            assert f"{arguments[arguments.index('--quantization') + 1]} and bf16" in out, line
         if arguments[0] == "generate":
             assert len(out.strip()) > len("The with statement")
         elif arguments[0] == "quantise":
@@ -38,7 +40,10 @@ def test_every_command_answers(page, fences, tmp_path, capsys, monkeypatch):
 
 
 def test_it_says_how_many_tokens_fit(page):
-    told = {name: re.findall(r"(\d\.\d\d) ×", line) for name, line in re.findall(r"^\| `(int\d)`(.*)$", page, re.M)}
+    told = {
+        name: re.findall(r"(\d\.\d\d) ×", line)
+        for name, line in re.findall(r"^\| `(int\d)`(.*)$", page.partition("## Weights")[0], re.M)
+    }
     for kv_dtype, times in told.items():
         for size, value in zip((64, 128), times, strict=True):
             shape = {"num_layers": 1, "block_size": 16, "num_kv_heads": 1, "head_dim": size, "dtype": torch.bfloat16}

@@ -284,6 +284,8 @@ def test_a_flag_that_contradicts_the_checkpoint_is_refused() -> None:
     assert load_model(MADE / "gptq", quantization="int4").num_layers == 3
     with pytest.raises(InvalidConfig, match='quantization="int8" is asked for, and .* stored as GPTQ, 4 bits'):
         load_model(MADE / "gptq", quantization="int8")
+    with pytest.raises(InvalidConfig, match="quantize_head is asked for, and .* its head as it is"):
+        load_model(MADE / "gptq", quantization="int4", quantize_head=True)
 
 
 def test_a_layer_of_another_shape_than_the_module_has_is_refused(copied: Callable[[str], Path]) -> None:

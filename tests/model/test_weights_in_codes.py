@@ -142,6 +142,34 @@ def logits_of(model):
     return [torch.as_tensor(np.array(rows)).float() for rows in answers.logits.values()]
 
 
+@each_quantization
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("name", FUSED)
+@torch.inference_mode()
+def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoint, name, is_tied, quantization):
+    architecture, changes = MODELS[name]
+    folder = checkpoint(architecture, **{**changes, "tie_word_embeddings": is_tied})
+    plain, model = (load_model(folder, quantization=quantization, quantize_head=each) for each in (False, True))
+    head, embedding = model.module.get_output_embeddings(), model.module.get_input_embeddings()
+    assert isinstance(head, QuantisedLinear) and head.packed.bits == 8
+    assert is_tied == hasattr(embedding, "packed")
+    assert model.dtype == torch.float32 and num_parameters(model) == num_parameters(plain)
+    (found,), (expected,) = (logits_of(each) for each in (model, plain))
+    assert 0 < (found - expected).square().mean().sqrt() < 0.25 * expected.std()
+    answers = alone(model)
+    layout = Engine(model, num_blocks=500, block_size=8).manager.layout
+    num_blocks = layout.pages_for(max(LENGTHS) + MAX_TOKENS) + 3 * layout.state_pages
+    pressed = answers_of(Engine(model, block_size=8, num_blocks=num_blocks, max_tokens_per_step=7), requests())
+    assert differences(pressed, answers) + pressed.violations == []
+
+
+def test_a_head_alone_is_not_quantised(checkpoint, loaded):
+    with pytest.raises(InvalidConfig, match="quantize_head goes with a quantization"):
+        load_model(checkpoint("llama", **WIDE), quantize_head=True)
+    with pytest.raises(InvalidConfig, match="quantize_head goes with a quantization"):
+        Engine(loaded("llama"), quantize_head=True)
+
+
 def test_a_checkpoints_numbers_are_the_same_codes_in_every_dtype(checkpoint):
     """The codes come from what the checkpoint has; the rest is in the dtype that is asked for."""
     folder = checkpoint("llama", **WIDE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged import Costs
-from paged.errors import BudgetTooSmall
+from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.study.hardware import Experts, Latent, ModelShape, Placement, Roofline, StepWork, device_named, model_named
 
 GIB = 1 << 30

@@ -3,7 +3,7 @@
 int8   a scale a result
 int4   a scale a result and group of 32 inputs
 
-Linear layers are, but for the output projection; embeddings, norms and states stay floats.
+Linear layers are, but for the output projection where nobody asks for it; embeddings, norms and states stay floats.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from torch import nn
 
 from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
 from paged.model.native.coded import coded_library, replace_linears
-from paged.model.quantised.names import BITS, GROUPS, QUANTIZATIONS
+from paged.model.quantised.names import BITS, GROUPS, HEAD, QUANTIZATIONS
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
 
-def check_quantization(quantization: str | None, where: torch.device) -> None:
+def check_quantization(quantization: str | None, where: torch.device, *, with_head: bool = False) -> None:
     """Raise InvalidConfig for one that is not known, UnsupportedModel for one that this device or machine does not do."""
     if quantization is None:
+        if with_head:
+            raise InvalidConfig("quantize_head goes with a quantization; got quantize_head=True and quantization=None.")
         return
     if quantization not in QUANTIZATIONS:
         known = " or ".join(f'"{name}"' for name in QUANTIZATIONS)
@@ -58,15 +60,17 @@ def check_layers(module: nn.Module, quantization: str, name: Path) -> None:
             )
 
 
-def quantise_linears(module: nn.Module, quantization: str) -> None:
-    """Quantise a decoder's linear layers in place, one by one. Raises InvalidConfig, which names the layer, for weights that are no finite numbers."""
-    found = _linears(module)
+def quantise_linears(module: Any, quantization: str, *, with_head: bool = False) -> None:
+    """Quantise a decoder's linear layers in place, one by one; `with_head`: its output projection, too, to int8, and an embedding that shares its
+    weights. Raises InvalidConfig, which names the layer, for weights that are no finite numbers."""
+    found, head = _linears(module), module.get_output_embeddings() if with_head else None
 
     def make(path: str, linear: nn.Linear) -> QuantisedWeight | None:
-        if path not in found:
+        if path not in found and linear is not head:
             return None
+        name = HEAD if linear is head else quantization
         try:
-            return quantise(linear.weight, bits=BITS[quantization], group_size=GROUPS[quantization])
+            return quantise(linear.weight, bits=BITS[name], group_size=GROUPS[name])
         except InvalidConfig as error:
             raise InvalidConfig(f"{path}: {error}") from None
 

@@ -7,3 +7,5 @@ BITS = {"int8": 8, "int4": 4}
 GROUPS: dict[str, int | None] = {"int8": None, "int4": 32}
 """Inputs that share a scale; None: all of a result."""
 QUANTIZATIONS = tuple(BITS)
+HEAD = "int8"
+"""What an output projection is quantised to, whatever the layers are."""

@@ -35,14 +35,24 @@ class Placed:
         self._names: dict[str, str] = {}
 
     @staticmethod
-    def of(checkpoint: QuantisedCheckpoint | None, quantization: str | None, where: torch.device) -> Placed | None:
-        """None for a checkpoint of floats. Raises InvalidConfig where it has other bits than are asked for, UnsupportedModel for a device or machine that
+    def of(
+        checkpoint: QuantisedCheckpoint | None,
+        quantization: str | None,
+        where: torch.device,
+        *,
+        with_head: bool = False,
+    ) -> Placed | None:
+        """None for a checkpoint of floats. Raises InvalidConfig where it has other bits than are asked for, or its head is to be quantised, UnsupportedModel for a device or machine that
         does not compute with codes."""
         if checkpoint is None:
             return None
         if quantization is not None and checkpoint.bits != {BITS[quantization]}:
             raise InvalidConfig(
                 f'quantization="{quantization}" is asked for, and {checkpoint.folder} is stored as {checkpoint.title}; leave it out.'
+            )
+        if with_head:
+            raise InvalidConfig(
+                f"quantize_head is asked for, and {checkpoint.folder} is stored as {checkpoint.title}, its head as it is; leave it out."
             )
         if where.type != "cpu":
             raise UnsupportedModel(
