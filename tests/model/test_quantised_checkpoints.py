@@ -203,6 +203,11 @@ def of_floats(folder: Path) -> None:
     )
 
 
+def empty(folder: Path) -> None:
+    """LAYER has no inputs."""
+    change_weights(folder, qweight=torch.zeros(0, OUTS, dtype=torch.int32))
+
+
 def uneven(folder: Path) -> None:
     """One group of LAYER has an input more, and another one less."""
     groups = held_part(folder, "g_idx")
@@ -260,6 +265,13 @@ def test_formats_that_are_not_read_are_refused_by_name(
         ("compressed-w4a16", without("weight_shape"), f"{LAYER}: weight_shape is missing"),
         ("compressed-w4a16-zeros", without("weight_zero_point"), f"{LAYER}: weight_zero_point is missing"),
         ("compressed-w8a8", scales("weight_scale", float("inf")), f"{LAYER}: 1 of its 64 scales are NaN or infinite"),
+        ("gptq", settings(group_size=0), "quantisation cannot be read: .*group_size is 0"),
+        ("awq", settings(group_size="many"), "quantisation cannot be read: .*'many'"),
+        ("gptq", settings(dynamic={"-:(": {}}), "quantisation cannot be read: .* is no pattern"),
+        ("compressed-w4a16", scheme(group_size=None), "quantisation cannot be read: .*NoneType"),
+        ("compressed-w4a16", settings(ignore=["re:("]), "quantisation cannot be read: .* is no pattern"),
+        ("compressed-w4a16", settings(ignore=[7]), "quantisation cannot be read: .*7 is no name of a layer"),
+        ("gptq", empty, f"{LAYER}: qweight has the shape .*, which is empty"),
         ("compressed-w8a8", settings(config_groups=7), "what its configuration says of quantisation cannot be read"),
     ],
 )

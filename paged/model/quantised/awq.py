@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.stored import FLOATS, Stored, unpacked
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -30,11 +30,10 @@ class AWQ:
             raise UnsupportedModel(f"its weights are quantised (awq) in {bits} bits, which is not read.")
         if version != "gemm":
             raise UnsupportedModel(f"its weights are quantised (awq) in the version {version!r}, which is not read.")
-        self._group_size = int(settings.get("group_size", settings.get("q_group_size", 128)))
-        self._floats: list[str] = settings.get("modules_to_not_convert") or []
-        groups = "a scale a result" if self._group_size == -1 else f"groups of {self._group_size}"
+        self._group_size = group_size_of(settings.get("group_size", settings.get("q_group_size", 128)))
+        self._floats = names_of(settings.get("modules_to_not_convert"))
         self.bits = {BITS}
-        self.title = f"AWQ, {BITS} bits, {groups}"
+        self.title = f"AWQ, {BITS} bits, {groups_in_words(self._group_size)}"
 
     def names_floats(self, name: str) -> bool:
         return any(each in name for each in self._floats)
@@ -62,4 +61,4 @@ class AWQ:
         )
 
     def _size(self, depth: int) -> int:
-        return depth if self._group_size == -1 else self._group_size
+        return self._group_size or depth

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.stored import FLOATS, Stored, order_of, unpacked
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, order_of, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 METHOD, PACKED, PLAIN = "compressed-tensors", "pack-quantized", "int-quantized"
@@ -36,8 +36,7 @@ class _Scheme:
 
     @property
     def title(self) -> str:
-        groups = "a scale a result" if self.group_size is None else f"groups of {self.group_size}"
-        return f"{self.bits} bits, {groups}"
+        return f"{self.bits} bits, {groups_in_words(self.group_size)}"
 
 
 class CompressedTensors:
@@ -55,7 +54,7 @@ class CompressedTensors:
                 f"its weights are {settings['quantization_status']}, not compressed; such a checkpoint is not read."
             )
         self._schemes = [_scheme(each, settings.get("format")) for each in settings["config_groups"].values()]
-        self._floats: list[str] = settings.get("ignore") or []
+        self._floats = names_of(settings.get("ignore"))
         self.bits = {each.bits for each in self._schemes}
         self.title = f"{METHOD}, {'; '.join(dict.fromkeys(each.title for each in self._schemes))}"
 
@@ -168,9 +167,9 @@ def _scheme(group: dict[str, Any], usual: str | None) -> _Scheme:
     if group.get("output_activations"):
         raise UnsupportedModel("its layers' results are to be quantised, too, which is not done.")
     return _Scheme(
-        targets=list(group["targets"]),
+        targets=names_of(group["targets"]),
         bits=bits,
-        group_size=weights["group_size"] if strategy == "group" else None,
+        group_size=group_size_of(weights["group_size"]) if strategy == "group" else None,
         is_symmetric=weights.get("symmetric", True),
         is_packed=how == PACKED,
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.stored import FLOATS, Stored, order_of, unpacked
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, order_of, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 
@@ -26,7 +26,7 @@ class GPTQ:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._bits = int(settings["bits"])
-        self._group_size = int(settings.get("group_size", -1))
+        self._group_size = group_size_of(settings.get("group_size", -1))
         version = str(getattr(settings.get("checkpoint_format"), "value", settings.get("checkpoint_format") or "gptq"))
         rules: dict[str, Any] = settings.get("dynamic") or {}
         if self._bits not in (4, 8):
@@ -42,11 +42,14 @@ class GPTQ:
             raise UnsupportedModel(
                 f"its weights are quantised (gptq) otherwise where {others[0]!r} matches (`dynamic`), which is not read."
             )
-        self._of_floats = [re.compile(rule.removeprefix("-:").removeprefix("-")) for rule in rules]
+        patterns = names_of([f"re:{rule.removeprefix('-:').removeprefix('-')}" for rule in rules])
+        self._of_floats = [re.compile(each.removeprefix("re:")) for each in patterns]
         self._adds = 1 if version == "gptq" else 0
-        self._only = [name for each in settings.get("modules_in_block_to_quantize") or () for name in _listed(each)]
+        self._only = names_of(
+            [name for each in settings.get("modules_in_block_to_quantize") or () for name in _listed(each)]
+        )
         self.bits = {self._bits}
-        self.title = f"GPTQ, {self._bits} bits, {_groups(self._group_size)}"
+        self.title = f"GPTQ, {self._bits} bits, {groups_in_words(self._group_size)}"
 
     def names_floats(self, name: str) -> bool:
         if any(rule.match(name) for rule in self._of_floats):
@@ -87,7 +90,7 @@ class GPTQ:
         )
 
     def _size(self, depth: int) -> int:
-        return depth if self._group_size == -1 else self._group_size
+        return self._group_size or depth
 
     def _order(self, layer: Stored, depth: int) -> Tensor | None:
         # With one group files have anything in it.
@@ -106,7 +109,3 @@ def _plus(words: Tensor, bits: int, more: int) -> Tensor:
 
 def _listed(names: str | list[str]) -> list[str]:
     return [names] if isinstance(names, str) else names
-
-
-def _groups(size: int) -> str:
-    return "a scale a result" if size == -1 else f"groups of {size}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,8 @@ class Stored:
             raise self.broken(f"{part} is {found.dtype}; {' or '.join(dtypes)} is wanted")
         if len(found.shape) != dims:
             raise self.broken(f"{part} has the shape {list(found.shape)}; {dims} dimensions are wanted")
+        if 0 in found.shape:
+            raise self.broken(f"{part} has the shape {list(found.shape)}, which is empty")
         return found
 
     def expect(self, part: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
@@ -53,6 +57,31 @@ class Stored:
     def broken(self, what: str) -> BrokenCheckpoint:
         """The error to raise: what is wrong with this layer."""
         return BrokenCheckpoint(f"{self._files.folder}: {self.name}: {what}.")
+
+
+def group_size_of(stored: object) -> int | None:
+    """Inputs that share a scale, as a configuration says it; None for −1: all of a result. Raises ValueError."""
+    found = int(stored)  # type: ignore[call-overload]
+    if found != -1 and found < 1:
+        raise ValueError(f"group_size is {found}")
+    return None if found == -1 else found
+
+
+def groups_in_words(group_size: int | None) -> str:
+    return "a scale a result" if group_size is None else f"groups of {group_size}"
+
+
+def names_of(stored: object) -> list[str]:
+    """Names of layers, and patterns behind "re:", as a configuration lists them; none for None. Raises ValueError."""
+    found = list(stored or ())  # type: ignore[call-overload]
+    for each in found:
+        if not isinstance(each, str):
+            raise ValueError(f"{each!r} is no name of a layer")
+        try:
+            re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
+        except re.error as error:
+            raise ValueError(f"{each!r} is no pattern: {error}") from None
+    return found
 
 
 def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
