@@ -96,7 +96,7 @@ def settings_of(config: Any) -> dict[str, Any] | None:
     for each in (config, config.get_text_config()):
         found = getattr(each, "quantization_config", None)
         if found is not None:
-            return found if isinstance(found, dict) else {"quant_method": found}
+            return found if isinstance(found, dict) else {"quant_method": type(found).__name__}
     return None
 
 
