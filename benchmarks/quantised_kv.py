@@ -2,33 +2,30 @@
 
     python benchmarks/quantised_kv.py        # writes results/quantised-kv.md
 
-Each model reads text that it was not trained on (`tools/train_checkpoint.py` holds it out), in pieces as long as those of its training. At each
+Each model reads text that it was not trained on (`paged accuracy` reads it, too), in pieces as long as those of its training. At each
 position the true tokens before it are known: its loss, and whether the most likely token is that of K and V as they are. Attention is timed
 in seconds of the processor, on one thread, each way of storing K and V in turn.
 """
 
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
 from spread import spread
 
-from paged import LLM, SamplingParams
 from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 from paged.attention.kv_dtypes import CODE_BITS, KV_DTYPES
 from paged.model.checkpoint import NAMES
-from paged.model.loading import LoadedModel, load_model
+from paged.model.checkpoint.text import SEQUENCE
+from paged.model.loading import load_model
 from paged.model.machine import machine
+from paged.study.accuracy import compared, held_out_text, pieces_of, read
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results" / "quantised-kv.md"
-sys.path.insert(0, str(ROOT.parent / "tools"))
-from train_checkpoint import SEQUENCE, documents, split, stream  # noqa: E402
-
 app = typer.Typer(add_completion=False)
 SHAPES = [(9, 3, 64), (14, 2, 64), (32, 8, 128)]
 HEAD_SIZES = (32, 64, 80, 96, 128, 256)
@@ -37,42 +34,16 @@ CONTEXT, SEQUENCES, NEW, BLOCK_SIZE = 4096, 4, 256, 16
 BYTES = 96 * 2**20
 
 
-class Read(NamedTuple):
-    """Of each position: the most likely token, its probability, and the logarithm of the true token's."""
-
-    choices: np.ndarray
-    sureness: np.ndarray
-    truth: np.ndarray
-
-
-def read(model: LoadedModel, pieces: list[list[int]], kv_dtype: str) -> Read:
-    """What the model says of text with K and V stored like this."""
-    llm = LLM(model, kv_cache_dtype=kv_dtype, num_blocks=2000, max_tokens_per_step=512)
-    answers = llm.generate(pieces, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
-    choices, sureness, truth = [], [], []
-    for piece, answer in zip(pieces, answers, strict=True):
-        assert answer.prompt_logprobs is not None, "they were asked for"
-        for token, alternatives in zip(piece[1:], answer.prompt_logprobs[1:], strict=True):
-            assert alternatives is not None, "the first alone has none"
-            choice = next(each for each, said in alternatives.items() if said.rank == 1)
-            choices.append(choice)
-            sureness.append(np.exp(alternatives[choice].logprob))
-            truth.append(alternatives[token].logprob)
-    return Read(np.array(choices), np.array(sureness), np.array(truth))
-
-
 def accuracy(name: str) -> list[str]:
     """Rows of the table of choices for a model that ships."""
     model = load_model(name)
-    ids = stream(model.tokenizer, split(documents())[1])[0].tolist()
-    pieces = [ids[at : at + SEQUENCE] for at in range(0, len(ids) - 1, SEQUENCE)]
+    pieces = pieces_of(model, held_out_text())
     base, rows = read(model, pieces, KV_DTYPES[0]), []
     for kv_dtype in KV_DTYPES:
-        found = read(model, pieces, kv_dtype)
-        is_equal, is_sure, loss = found.choices == base.choices, base.sureness > 0.5, -found.truth.mean()
+        its = compared(base, read(model, pieces, kv_dtype), weights="as-is", kv_dtype=kv_dtype)
         rows.append(
-            f"| {name} | {kv_dtype} | {len(is_equal):,} | {loss:.3f} | {loss / -base.truth.mean() - 1:+.2%} | {is_equal.mean():.1%} | "
-            f"{is_equal[is_sure].mean():.1%} of {is_sure.mean():.0%} |"
+            f"| {name} | {kv_dtype} | {its.positions:,} | {its.loss:.3f} | {its.change:+.2%} | {1 - its.differing:.1%} | "
+            f"{1 - its.differing_where_sure:.1%} of {its.sure:.0%} |"
         )
     return rows
 

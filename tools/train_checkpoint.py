@@ -19,59 +19,27 @@ beside it, threads that wait by spinning take most of the time: `OMP_WAIT_POLICY
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
 import json
 import math
 import platform
 import re
 import sys
-import sysconfig
 import time
 from pathlib import Path
-from pydoc_data import topics
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from paged.model.checkpoint.text import SEQUENCE, documents, split
+
 VOCABULARY = 1024
 CONTEXT = 1024
 END = "<|end|>"
-HELD_OUT_EVERY = 30
-SEQUENCE = 192
 BATCH = 32
 WARM_UP = 100
 PEAK_RATE = 3e-3
-MODULES = (
-    "bisect", "contextlib", "copy", "enum", "functools", "heapq", "random", "shutil", "statistics", "textwrap",
-)  # fmt: skip
-
-
-def documents() -> list[str]:
-    """Every text once, in a fixed order."""
-    texts = [text.strip() for _, text in sorted(topics.topics.items())]
-    library = Path(sysconfig.get_path("stdlib"))
-    for module in MODULES:
-        tree = ast.parse((library / f"{module}.py").read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                text = ast.get_docstring(node)
-                if text and len(text) > 80:
-                    texts.append(text.strip())
-    return list(dict.fromkeys(texts))
-
-
-def split(texts: list[str]) -> tuple[list[str], list[str]]:
-    """(texts without what is held out, paragraphs held out); a paragraph's own digest decides, so both are the same every time."""
-    kept, held_out = [], []
-    for text in texts:
-        paragraphs = text.split("\n\n")
-        is_out = [int(hashlib.sha256(part.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0 for part in paragraphs]
-        held_out += [part for part, out in zip(paragraphs, is_out, strict=True) if out and len(part) > 200]
-        kept.append("\n\n".join(part for part, out in zip(paragraphs, is_out, strict=True) if not out))
-    return kept, held_out
 
 
 def trained_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:

@@ -15,6 +15,7 @@ import typer
 
 from paged import PagedError, __version__
 from paged.cli import signals
+from paged.cli.accuracy import accuracy
 from paged.cli.bench import bench_app
 from paged.cli.capacity import capacity
 from paged.cli.chat import chat
@@ -26,6 +27,7 @@ from paged.cli.generate import generate
 from paged.cli.plan import plan
 from paged.cli.policies import policies
 from paged.cli.profile import profile
+from paged.cli.quantise import quantise
 from paged.cli.serve import ServeCommand, serve
 from paged.cli.show import printed, say
 from paged.cli.simulate import simulate
@@ -61,6 +63,8 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(check_app, name="check")
 app.command(cls=Command)(capacity)
 app.command(cls=Command)(profile)
+app.command(cls=Command)(quantise)
+app.command(cls=Command)(accuracy)
 app.command(cls=Command)(policies)
 app.command(cls=Command)(top)
 

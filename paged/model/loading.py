@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from paged.attention import Expand, LayerOptions
 from paged.base.words import short_cause
-from paged.errors import BrokenCheckpoint, CheckpointNotFound, UnknownLayers, UnsupportedModel
+from paged.errors import BrokenCheckpoint, CheckpointNotFound, ModelError, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
+from paged.model.native.coded import replace_linears
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
 from paged.model.quantised.at_load import check_layers, check_quantization, quantise_linears, widen_others
+from paged.model.quantised.checkpoints import reader_of
+from paged.model.quantised.placing import Placed
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
 from paged.model.states.plan import check_plan
@@ -100,14 +103,16 @@ def load_model(
     Nothing is fetched from anywhere.
 
     `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. `quantization`, on a CPU: linear layers as codes of 8 or 4 bits, "int8" or
-    "int4"; `quantize_head`: the output projection, too, as int8. Raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
+    "int4"; `quantize_head`: the output projection, too, as int8. A checkpoint in codes is read as it is, and takes no quantization but its own. Raises
+    CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
     """
     folder = Path(named_or_shipped(path))
     check_dtype(dtype)
     where = usable_device(device)
     check_quantization(quantization, where, with_head=quantize_head)
-    config = _config(folder)
-    _check_architecture(config, folder)
+    config = config_of(folder)
+    placed = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
+    options = {} if placed is None else placed.options(config)
     # It needs what is here.
     from paged.model.load_check import check_answers
 
@@ -115,12 +120,15 @@ def load_model(
     with silenced():
         check_answers(config, folder)
         wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
-        if quantization is not None:
+        is_narrow = quantization is not None and placed is None
+        if quantization is not None and is_narrow:
             check_layers(_described(config), quantization, folder)
-        module = _module(folder, "auto" if quantization else wanted).to(where).eval()
-        if quantization is not None:
+        module = _module(folder, "auto" if is_narrow else wanted, options).eval()
+        if placed is None:
+            module.to(where)
+        if is_narrow:
             widen_others(module, wanted)
-        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, quantize_head)
+        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, quantize_head, placed)
 
 
 @contextmanager
@@ -146,14 +154,17 @@ def as_loaded(
     where: torch.device,
     quantization: str | None = None,
     quantize_head: bool = False,
+    placed: Placed | None = None,
 ) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers and experts are
-    packed, in place, and quantised if a quantization is named. Raises UnsupportedModel."""
+    packed, in place, and quantised if a quantization is named; those of `placed` get their codes. Raises UnsupportedModel."""
     dtype = next(module.parameters()).dtype
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
     state_layers = follow_states(module)
-    if quantization is not None:
+    if placed is not None:
+        replace_linears(module, placed.make)
+    elif quantization is not None:
         quantise_linears(module, quantization, with_head=quantize_head)
     if where.type == "cpu":
         pack_linears(module)
@@ -202,6 +213,13 @@ def usable_device(name: str | torch.device) -> torch.device:
     return where
 
 
+def config_of(folder: Path) -> Any:
+    """The configuration of a checkpoint folder whose architecture can run here. Raises CheckpointNotFound, BrokenCheckpoint and UnsupportedModel."""
+    config = _config(folder)
+    _check_architecture(config, folder)
+    return config
+
+
 def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
@@ -233,13 +251,6 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
-    for each in (config, config.get_text_config()):
-        quantised = getattr(each, "quantization_config", None)
-        if quantised is not None:
-            method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
-            raise UnsupportedModel(
-                f"{folder}: its weights are quantised ({method}), which is not supported; a checkpoint in {', '.join(DTYPES)} is."
-            )
     # The lookup imports the architecture's module. Some classes use the interface and do not say so.
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     # Most models with states do not say that they support it, and do; a trial run tells.
@@ -261,7 +272,7 @@ def _described(config: Any) -> Any:
         return build(config)
 
 
-def _module(folder: Path, dtype: Any) -> Any:
+def _module(folder: Path, dtype: Any, options: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -275,7 +286,10 @@ def _module(folder: Path, dtype: Any) -> Any:
             output_loading_info=True,
             # They are refused below, by name.
             ignore_mismatched_sizes=True,
+            **options,
         )
+    except ModelError:
+        raise
     except Exception as error:
         raise BrokenCheckpoint(f"{folder}: the weights cannot be read: {short_cause(error)}") from error
     wrong = sorted(info["missing_keys"]) + sorted(str(each[0]) for each in info["mismatched_keys"])

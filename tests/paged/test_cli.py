@@ -25,7 +25,21 @@ def test_the_version_is_the_packages(paged):
     assert "Usage" in paged()[1]
 
 
-COMMANDS = ["simulate", "demo", "doctor", "generate", "chat", "serve", "capacity", "policies", "plan", "profile", "top"]
+COMMANDS = [
+    "simulate",
+    "demo",
+    "doctor",
+    "generate",
+    "chat",
+    "serve",
+    "capacity",
+    "policies",
+    "plan",
+    "profile",
+    "quantise",
+    "accuracy",
+    "top",
+]
 COMMANDS += [f"bench {what}" for what in ("attention", "engine", "scheduler", "step")]
 
 

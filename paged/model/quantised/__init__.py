@@ -3,4 +3,12 @@
 names.py       how weights can be quantised at load, without torch
 at_load.py     which layers are quantised at load, and what is refused
 weights.py     what such a weight is, whoever made it; making one from floats, and floats from one
+
+checkpoints.py a folder whose layers are stored as codes: its format, its layers, each layer's codes
+gptq.py, awq.py, compressed.py
+               the tensors of a layer in each format
+stored.py      what tensors of a layer have to be; codes that share a word
+files.py       safetensors of a folder, one tensor at a time
+placing.py     codes to the linear layers that transformers builds
+writing.py     a checkpoint of floats written again in codes
 """

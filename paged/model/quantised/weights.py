@@ -48,8 +48,11 @@ class QuantisedWeight:
         return numbers if self.order is None else numbers[:, torch.argsort(self.order)]
 
 
-def quantise(weight: Tensor, *, bits: int, group_size: int | None = None) -> QuantisedWeight:
-    """Quantise a weight [outs, depth] of floats to the nearest codes, symmetrically; without `group_size` with a scale a result.
+def quantise(
+    weight: Tensor, *, bits: int, group_size: int | None = None, scale_dtype: torch.dtype = torch.float32
+) -> QuantisedWeight:
+    """Quantise a weight [outs, depth] of floats to the nearest codes, symmetrically; without `group_size` with a scale a result. Scales are rounded to
+    `scale_dtype`.
 
     The number of largest magnitude gets the lowest code, as in llama.cpp's Q4_0, so all codes are used. Raises InvalidConfig where groups do not
     divide the depth, or a number is not finite.
@@ -64,6 +67,7 @@ def quantise(weight: Tensor, *, bits: int, group_size: int | None = None) -> Qua
     grouped = weight.detach().float().view(outs, -1, group_size)
     least, most = grouped.amin(-1), grouped.amax(-1)
     scales = torch.where(most > -least, most, least) / -half
+    scales = scales.to(scale_dtype).float()
     codes = (grouped / torch.where(scales == 0, 1, scales).unsqueeze(-1)).round_() + half
     return QuantisedWeight(
         codes=codes.clamp_(0, 2 * half - 1).to(torch.uint8).view(outs, depth),

@@ -1,0 +1,139 @@
+"""`paged accuracy`: what quantised weights, K and V change of a model's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+from paged.attention.kv_dtypes import AUTO, KV_DTYPES
+from paged.base.extras import import_with_extra
+from paged.cli.models import ModelArgument, Threads, loaded_model, model_name
+from paged.cli.options import Json, listed
+from paged.cli.show import print_json, progress_bar, table
+from paged.errors import InvalidConfig
+from paged.model.checkpoint.text import SEQUENCE
+from paged.study.accuracy import Accuracy, compared, held_out_text, pieces_of, read
+
+AS_IS = "as-is"
+_KV_DTYPES = ",".join(KV_DTYPES)
+_WEIGHTS = (AS_IS, "int8", "int4")
+
+# fmt: off
+TextFile = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="none")]
+Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="what was held out of the training of the models that ship")]
+Weights = Annotated[str, typer.Option("--weights", metavar="as-is|int8|int4[,…]", help="How weights are stored.", show_default="all; of a checkpoint in codes as-is")]
+KvCacheDtypes = Annotated[str, typer.Option("--kv-cache-dtype", metavar="auto|int8|int4[,…]", help="How K and V are stored.")]
+Length = Annotated[int, typer.Option(min=2, help="Tokens that are read at a time.")]
+# fmt: on
+
+
+def accuracy(
+    model: ModelArgument = None,
+    text: Text = None,
+    weights: Weights = "",
+    kv_cache_dtype: KvCacheDtypes = _KV_DTYPES,
+    length: Length = SEQUENCE,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Say how far a model's words with quantised weights, K and V are from those with both as they are.
+
+    It reads text, and the true tokens before each position are known. Loss: the mean of −log of the true token's probability. Choices: positions whose
+    most likely token is another one. Log-probabilities: of true tokens, absolute differences.
+
+    Example: `paged accuracy embedded --weights as-is,int4 --kv-cache-dtype auto,int8`
+    """
+    words = held_out_text() if text is None else text_of(text)
+    ways = _several(weights, _WEIGHTS, "--weights") if weights else _ways_of(model)
+    kv_dtypes = _several(kv_cache_dtype, KV_DTYPES, "--kv-cache-dtype")
+    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    task = None if bar is None else bar.add_task("ways of storing", total=len(ways) * len(kv_dtypes))
+    found = []
+    with bar or nullcontext():
+        for each in _measured(model, words, ways, kv_dtypes, length, threads):
+            found.append(each)
+            if bar is not None and task is not None:
+                bar.advance(task)
+    if json:
+        print_json({"model": model_name(model, None), "length": length, "ways": msgspec.to_builtins(found)})
+        return
+    columns = ["weights", "K and V", "loss", "change", "other choices", "where sure", "log-prob error", "p99"]
+    title = f"{model_name(model, None)}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
+    table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
+
+
+def text_of(file: Path) -> list[str]:
+    """The text of a file. Raises InvalidConfig where it is not UTF-8."""
+    try:
+        return [file.read_text(encoding="utf-8")]
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"{file} is not UTF-8: {error.reason} at byte {error.start:,}") from None
+
+
+def loss_of(model: str | Path, text: list[str]) -> float:
+    """The loss of a model as it is on text, in pieces of as many tokens as the models that ship were trained on."""
+    loaded = loaded_model(str(model), None, dtype="auto", wanted="reading text")
+    return read(loaded, pieces_of(loaded, text), AUTO).loss
+
+
+def _measured(
+    model: str | None, text: list[str], ways: list[str], kv_dtypes: list[str], length: int, threads: int | None
+) -> Iterator[Accuracy]:
+    """Each way, weights first; the base is both as they are, which is read in any case."""
+    base = None
+    for weights in dict.fromkeys((AS_IS, *ways)):
+        loaded = loaded_model(
+            model,
+            None,
+            dtype="auto",
+            threads=threads,
+            wanted="reading text",
+            quantization=None if weights == AS_IS else weights,
+        )
+        pieces = pieces_of(loaded, text, length)
+        if base is None:
+            base = read(loaded, pieces, AUTO)
+        if weights not in ways:
+            continue
+        for kv_dtype in kv_dtypes:
+            is_base = weights == AS_IS and kv_dtype == AUTO
+            found = base if is_base else read(loaded, pieces, kv_dtype)
+            yield compared(base, found, weights=weights, kv_dtype=kv_dtype)
+
+
+def _several(text: str, known: tuple[str, ...], option: str) -> list[str]:
+    found = listed(text, option, str)
+    for each in found:
+        if each not in known:
+            raise InvalidConfig(f'{option} takes {", ".join(known)}, or several with commas between; got "{each}"')
+    return list(dict.fromkeys(found))
+
+
+def _ways_of(model: str | None) -> list[str]:
+    """All for a checkpoint of floats; one in codes has its own."""
+    import_with_extra("torch", "reading text")
+    from paged.model.checkpoint import named_or_shipped
+    from paged.model.loading import config_of
+    from paged.model.quantised.checkpoints import settings_of
+
+    config = config_of(Path(named_or_shipped(model)))
+    return list(_WEIGHTS) if settings_of(config) is None else [AS_IS]
+
+
+def _cells(found: Accuracy) -> list[str]:
+    return [
+        found.weights,
+        found.kv_dtype,
+        f"{found.loss:.4f}",
+        f"{found.change:+.2%}",
+        f"{found.differing:.2%}",
+        f"{found.differing_where_sure:.2%}",
+        f"{found.mean_error:.4f}",
+        f"{found.p99_error:.4f}",
+    ]

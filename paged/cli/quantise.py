@@ -1,0 +1,81 @@
+"""`paged quantise`: a checkpoint of floats written again with its linear layers in 8 or 4 bits."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+from paged.base.budget import as_bytes
+from paged.base.extras import import_with_extra
+from paged.cli.accuracy import TextFile, loss_of, text_of
+from paged.cli.models import ModelArgument
+from paged.cli.options import Json
+from paged.cli.show import counted, figures, loading, print_json, progress_bar, table
+from paged.model.checkpoint import EMBEDDED
+
+if TYPE_CHECKING:
+    from paged.model.quantised.writing import LayerError, Written
+
+_SHOWN = 5
+
+# fmt: off
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder to be made.")]
+Weights = Annotated[str, typer.Option("--weights", "-w", help="int8 or int4.")]
+GroupSize = Annotated[int | None, typer.Option(help="Inputs that share a scale: 32, 64 or 128.", show_default="int8: a scale a result; int4: 32")]
+# fmt: on
+
+
+def quantise(
+    out: Out,
+    model: ModelArgument = None,
+    weights: Weights = "int8",
+    group_size: GroupSize = None,
+    text: TextFile = None,
+    json: Json = False,
+) -> None:
+    """Write a checkpoint again with the linear layers of its decoder layers in 8 or 4 bits, in the format of compressed-tensors, which other engines read, too.
+
+    Embeddings, head, norms and states stay as they are. One layer is read at a time. With --text the loss on it is told before and after.
+
+    Example: `paged quantise embedded --weights int4 --out embedded-int4`
+    """
+    words = None if text is None else text_of(text)
+    with loading(model):
+        import_with_extra("torch", "quantising")
+        from paged.model.quantised.writing import write_quantised
+    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    task = None if bar is None else bar.add_task("layers", total=None)
+
+    def on_layer(layer: LayerError, count: int) -> None:
+        if bar is not None and task is not None:
+            bar.update(task, advance=1, total=count)
+
+    with bar or nullcontext():
+        made = write_quantised(model or EMBEDDED, out, weights=weights, group_size=group_size, on_layer=on_layer)
+    losses = None if words is None else (loss_of(model or EMBEDDED, words), loss_of(out, words))
+    if json:
+        told: dict[str, Any] = msgspec.to_builtins(made, enc_hook=str)
+        print_json({**told, "loss_before": losses and losses[0], "loss_after": losses and losses[1]})
+        return
+    _show(made, losses)
+
+
+def _show(made: Written, losses: tuple[float, float] | None) -> None:
+    worst = sorted(made.layers, key=lambda each: -each.error)[:_SHOWN]
+    rows = [(each.name, as_bytes(each.bytes_before), as_bytes(each.bytes_after), f"{each.error:.2%}") for each in worst]
+    title = f"the {len(worst)} of {counted(len(made.layers), 'layer')} that are furthest off"
+    table(title, ("layer", "before", "after", "error"), rows, right=(1, 2, 3))
+    share = made.bytes_after / made.bytes_before
+    off = sorted(each.error for each in made.layers)[len(made.layers) // 2]
+    said = [
+        ("all tensors", f"{as_bytes(made.bytes_before)}, now {as_bytes(made.bytes_after)}: {share:.0%}"),
+        ("error of a layer", f"{off:.2%} of its weights' norm at the median, {worst[0].error:.2%} at most"),
+    ]
+    if losses is not None:
+        said.append(("loss on the text", f"{losses[0]:.4f}, now {losses[1]:.4f}: {losses[1] / losses[0] - 1:+.2%}"))
+    figures("what was written", [*said, ("written to", str(made.folder))])

@@ -1,0 +1,124 @@
+"""A checkpoint whose linear layers are stored as codes: which format it has, which layers it has, and each layer's codes.
+
+    reader_of(config, folder)      None for a checkpoint of floats
+        .layers                    {name in the files: (outs, depth)}
+        .weight_of(name)           QuantisedWeight, read when it is asked for
+
+All that headers and scales say is checked at once, before a weight is read. Codes of one layer at a time are in memory beside what the caller keeps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from paged.errors import BrokenCheckpoint, UnsupportedModel
+from paged.model.quantised.awq import AWQ
+from paged.model.quantised.compressed import CompressedTensors
+from paged.model.quantised.files import TensorFiles
+from paged.model.quantised.gptq import GPTQ
+from paged.model.quantised.stored import Stored
+from paged.model.quantised.weights import QuantisedWeight
+
+FORMATS = {"gptq": GPTQ, "awq": AWQ, "compressed-tensors": CompressedTensors}
+"""By what a configuration calls its `quant_method`."""
+READABLE = (
+    "GPTQ and AWQ with 4 bits (GPTQ with 8, too), and compressed-tensors' pack-quantized (4 and 8 bits) and int-quantized (8 bits) are read; "
+    "so is any checkpoint of floats, which `paged quantise` makes smaller"
+)
+
+
+class Format(Protocol):
+    """One way of storing layers. Its constructor takes the configuration's dict, and raises UnsupportedModel for what cannot be read."""
+
+    title: str
+    """What a reader calls it, with bits and groups: "GPTQ, 4 bits, groups of 128"."""
+    bits: set[int]
+    """Of its codes."""
+    marks: tuple[str, ...]
+    """A layer that has a tensor of one of these names is stored in codes, or has a part that only such a layer has."""
+
+    def names_floats(self, name: str) -> bool:
+        """Whether the configuration says that this layer is stored as floats."""
+        ...
+
+    def shape_of(self, layer: Stored) -> tuple[int, int]:
+        """(outs, depth), once all of its headers are as they should be. Raises BrokenCheckpoint."""
+        ...
+
+    def check(self, layer: Stored) -> None:
+        """Raise BrokenCheckpoint for scales and orders that cannot be."""
+        ...
+
+    def read(self, layer: Stored) -> QuantisedWeight:
+        """Its codes. Headers and scales are right."""
+        ...
+
+
+class QuantisedCheckpoint:
+    """Layers of one folder. `title` says the format; `files` has all tensors by name, those of layers in floats, too."""
+
+    def __init__(self, folder: Path, found: Format) -> None:
+        self.folder = folder
+        self.files = TensorFiles(folder)
+        self._format = found
+        marked = {name.rpartition(".")[0] for name in self.files if name.rpartition(".")[2] in found.marks}
+        if not marked:
+            raise BrokenCheckpoint(
+                f"{folder}: its configuration says {found.title}; no tensor is called {' or '.join(found.marks)}."
+            )
+        self.layers = {name: found.shape_of(self._stored(name)) for name in sorted(marked)}
+        for name in self.layers:
+            found.check(self._stored(name))
+
+    @property
+    def title(self) -> str:
+        return self._format.title
+
+    @property
+    def bits(self) -> set[int]:
+        return self._format.bits
+
+    def names_floats(self, name: str) -> bool:
+        """Whether the configuration says that the layer of this name in the files is stored as floats."""
+        return self._format.names_floats(name)
+
+    def weight_of(self, name: str) -> QuantisedWeight | None:
+        """The codes of the layer of this name in the files, None where it is stored as floats. Raises BrokenCheckpoint."""
+        return self._format.read(self._stored(name)) if name in self.layers else None
+
+    def _stored(self, name: str) -> Stored:
+        return Stored(self.files, name)
+
+
+def settings_of(config: Any) -> dict[str, Any] | None:
+    """What a transformers configuration says of quantisation, None where its weights are floats."""
+    for each in (config, config.get_text_config()):
+        found = getattr(each, "quantization_config", None)
+        if found is not None:
+            return found if isinstance(found, dict) else {"quant_method": type(found).__name__}
+    return None
+
+
+def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
+    """The layers of a folder that are stored as codes, None for a checkpoint of floats.
+
+    Raises UnsupportedModel for a format that is not read, with those that are, and BrokenCheckpoint for tensors that are missing or of another shape
+    or dtype than the format has, groups that do not divide, and scales that are 0, NaN or infinite.
+    """
+    settings = settings_of(config)
+    if settings is None:
+        return None
+    method = settings.get("quant_method")
+    make: Any = FORMATS.get(str(getattr(method, "value", method)))
+    if make is None:
+        raise UnsupportedModel(f"{folder}: its weights are quantised ({method}), which is not read. {READABLE}.")
+    try:
+        found: Format = make(settings)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{folder}: {error} {READABLE}.") from None
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise BrokenCheckpoint(
+            f"{folder}: what its configuration says of quantisation cannot be read: {error!r}."
+        ) from error
+    return QuantisedCheckpoint(folder, found)

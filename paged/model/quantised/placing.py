@@ -1,0 +1,205 @@
+"""Layers of a checkpoint in codes, put where transformers builds linear layers of them.
+
+transformers builds the module without memory, and reads tensors into it under names of its own. A quantiser of ours, which it calls between both, takes
+the weights away from the linear layers that are stored as codes: they are neither awaited nor made, and codes go there layer by layer when
+the rest is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
+from paged.model.quantised.at_load import check_quantization
+from paged.model.quantised.checkpoints import QuantisedCheckpoint, settings_of
+from paged.model.quantised.files import TensorFiles
+from paged.model.quantised.names import BITS
+from paged.model.quantised.stored import FLOATS
+from paged.model.quantised.weights import QuantisedWeight
+
+_METHOD = "paged"
+_OF_LAYER = re.compile(r"\.\d+\.")
+
+
+class Placed:
+    """A checkpoint in codes and, once transformers has built the module, which of its layers each linear layer has."""
+
+    def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
+        self.checkpoint = checkpoint
+        self._names: dict[str, str] = {}
+
+    @staticmethod
+    def of(
+        checkpoint: QuantisedCheckpoint | None,
+        quantization: str | None,
+        where: torch.device,
+        *,
+        with_head: bool = False,
+    ) -> Placed | None:
+        """None for a checkpoint of floats. Raises InvalidConfig where it has other bits than are asked for, or its head is to be quantised, UnsupportedModel for a device or machine that
+        does not compute with codes."""
+        if checkpoint is None:
+            return None
+        if quantization is not None and checkpoint.bits != {BITS[quantization]}:
+            raise InvalidConfig(
+                f'quantization="{quantization}" is asked for, and {checkpoint.folder} is stored as {checkpoint.title}; leave it out.'
+            )
+        if with_head:
+            raise InvalidConfig(
+                f"quantize_head is asked for, and {checkpoint.folder} is stored as {checkpoint.title}, its head as it is; leave it out."
+            )
+        if where.type != "cpu":
+            raise UnsupportedModel(
+                f'{checkpoint.folder}: stored as {checkpoint.title}, which is computed on a CPU; device is "{where}".'
+            )
+        check_quantization(quantization or "int8", where)
+        return Placed(checkpoint)
+
+    def options(self, config: Any) -> dict[str, Any]:
+        """What `from_pretrained` takes so as to load all but the codes; `config` says no more that there are any."""
+        for each in (config, config.get_text_config()):
+            if settings_of(each) is not None:
+                del each.quantization_config
+        return {"config": config, "quantization_config": _quantiser()(self)}
+
+    def take_weights_away(self, module: Any) -> None:
+        """Leave the linear layers of a module on the meta device that are stored as codes without parameters for weights. Raises BrokenCheckpoint where a layer's
+        shape differs, or some layers are floats and the configuration does not say so; UnsupportedModel for what is no linear layer here."""
+        folder, stored = self.checkpoint.folder, self.checkpoint.layers
+        paths, linears = paths_of(module, sorted({*stored, *layers_in(self.checkpoint.files)})), linears_of(module)
+        if any(hasattr(each, "_rescale_layers") for each in module.modules()):
+            raise UnsupportedModel(
+                f"{folder}: {type(module).__name__} changes weights when it runs, which codes cannot."
+            )
+        head = module.get_output_embeddings()
+        for name, (path, is_part) in paths.items():
+            linear = linears.get(path)
+            if name not in stored:
+                if linear is not None and is_of_layer(path) and not self.checkpoint.names_floats(name):
+                    raise BrokenCheckpoint(
+                        f"{folder}: {name} is stored as floats, and its configuration does not say so: a checkpoint quantised in part is not read."
+                    )
+                continue
+            if is_part:
+                raise UnsupportedModel(
+                    f"{folder}: {name} is a layer of its own in the files, and part of {path} in transformers, which joins layers at load: codes of "
+                    "such layers, as experts are, are not read."
+                )
+            if linear is None:
+                self._check_unused(module, name, path)
+                continue
+            if linear is head and module.config.get_text_config().tie_word_embeddings:
+                raise BrokenCheckpoint(f"{folder}: {name} is stored as codes, and tied to embeddings that are not.")
+            found, wanted = stored[name], (linear.out_features, linear.in_features)
+            if found != wanted:
+                raise BrokenCheckpoint(f"{folder}: {name} has the shape {list(found)}; {list(wanted)} is wanted.")
+            self._names[path] = name
+        for path in self._names:
+            emptied: Any = linears[path]
+            empty = torch.empty_like(emptied.weight)
+            # It is not to be filled at random.
+            empty._is_hf_initialized = True  # type: ignore[attr-defined]
+            del emptied.weight
+            # No parameter, so that nothing awaits it; others of its module look at its shape.
+            vars(emptied)["weight"] = empty
+            emptied._is_hf_initialized = True
+
+    def restore(self, module: Any) -> None:
+        """Make those layers' weights parameters again, on the meta device: shape and dtype are known and nothing else."""
+        for path in self._names:
+            linear: Any = module.get_submodule(path)
+            linear.weight = nn.Parameter(vars(linear).pop("weight"), requires_grad=False)
+
+    def make(self, path: str, linear: nn.Linear) -> QuantisedWeight | None:
+        """The codes of a linear layer of the module, read now; None for one of floats."""
+        name = self._names.get(path)
+        return None if name is None else self.checkpoint.weight_of(name)
+
+    def _check_unused(self, module: nn.Module, name: str, path: str) -> None:
+        """What the module has no place for is left out, as transformers does with floats; what it has another place for is refused."""
+        owner = path
+        while owner and owner not in dict(module.named_modules()):
+            owner = owner.rpartition(".")[0]
+        if owner == path:
+            kind = type(module.get_submodule(path)).__name__
+            raise UnsupportedModel(
+                f"{self.checkpoint.folder}: {name} is stored as codes, and is a {kind} in transformers; only linear layers are read so."
+            )
+
+
+def paths_of(module: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
+    """{name of a layer in the files: (its path in the module, or that of what it is part of; whether it is one of several parts)}, as transformers renames
+    and joins weights at load."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    conversions: Any = get_model_conversion_mapping(module)  # type: ignore[arg-type]
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    there, prefix = module.state_dict(), getattr(module, "base_model_prefix", None)
+    found = {}
+    for name in names:
+        key, converter = rename_source_key(f"{name}.weight", renamings, converters, prefix, there)
+        found[name] = (key.removesuffix(".weight"), converter is not None)
+    return found
+
+
+def layers_in(files: TensorFiles) -> list[str]:
+    """Names of what has a weight in floats in the files."""
+    return [
+        name.removesuffix(".weight")
+        for name, header in files.headers.items()
+        if name.endswith(".weight") and header.dtype in FLOATS
+    ]
+
+
+def linears_of(module: nn.Module) -> dict[str, nn.Linear]:
+    """{path: each linear layer}; a router that is a class of its own is none."""
+    return {path: each for path, each in module.named_modules() if type(each) is nn.Linear}
+
+
+def is_of_layer(path: str) -> bool:
+    """Whether a module of this path is in one of a decoder's numbered layers, as its head and embeddings are not."""
+    return bool(_OF_LAYER.search(path))
+
+
+@cache
+def _quantiser() -> Any:
+    """The class of a `quantization_config` by which transformers calls a Placed; made when transformers is there."""
+    from transformers.quantizers.auto import register_quantization_config, register_quantizer
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    @register_quantization_config(_METHOD)
+    class Config(QuantizationConfigMixin):
+        def __init__(self, placed: Placed) -> None:
+            self.quant_method: Any = _METHOD
+            self.placed = placed
+
+    @register_quantizer(_METHOD)
+    class Quantiser(HfQuantizer):
+        def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+            config: Any = self.quantization_config
+            config.placed.take_weights_away(model)
+            return model
+
+        def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+            config: Any = self.quantization_config
+            config.placed.restore(model)
+            self.remove_quantization_config(model)
+            return model
+
+        def is_serializable(self) -> bool:
+            return False
+
+        @property
+        def is_trainable(self) -> bool:
+            return False
+
+    return Config

@@ -1,0 +1,104 @@
+"""The tensors of one linear layer that is stored as codes: what each has to be, and integers that several codes share."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from paged.errors import BrokenCheckpoint
+from paged.model.quantised.files import Header, TensorFiles
+
+FLOATS = ("F16", "BF16", "F32")
+"""Dtypes, as headers name them, that scales may have."""
+
+
+class Stored:
+    """The tensors of one linear layer: those whose names begin with its own."""
+
+    def __init__(self, files: TensorFiles, name: str) -> None:
+        self.name = name
+        self._files = files
+
+    def __contains__(self, part: str) -> bool:
+        return f"{self.name}.{part}" in self._files
+
+    def header(self, part: str, dtypes: tuple[str, ...], dims: int) -> Header:
+        """Of a tensor that has to be there, of one of these dtypes, with so many dimensions. Raises BrokenCheckpoint."""
+        if part not in self:
+            raise self.broken(f"{part} is missing")
+        found = self._files.headers[f"{self.name}.{part}"]
+        if found.dtype not in dtypes:
+            raise self.broken(f"{part} is {found.dtype}; {' or '.join(dtypes)} is wanted")
+        if len(found.shape) != dims:
+            raise self.broken(f"{part} has the shape {list(found.shape)}; {dims} dimensions are wanted")
+        if 0 in found.shape:
+            raise self.broken(f"{part} has the shape {list(found.shape)}, which is empty")
+        return found
+
+    def expect(self, part: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+        """Raise BrokenCheckpoint unless that tensor is there, of this shape and one of these dtypes."""
+        found = self.header(part, dtypes, len(shape))
+        if found.shape != shape:
+            raise self.broken(f"{part} has the shape {list(found.shape)}; {list(shape)} is wanted")
+
+    def read(self, part: str) -> Tensor:
+        return self._files.read(f"{self.name}.{part}")
+
+    def scales(self, part: str) -> Tensor:
+        """float32: scales, which have to be finite and not 0. Raises BrokenCheckpoint."""
+        found = self.read(part).float()
+        for is_wrong, what in ((~torch.isfinite(found), "NaN or infinite"), (found == 0, "0")):
+            if is_wrong.any():
+                raise self.broken(f"{int(is_wrong.sum()):,} of its {found.numel():,} scales are {what}")
+        return found
+
+    def broken(self, what: str) -> BrokenCheckpoint:
+        """The error to raise: what is wrong with this layer."""
+        return BrokenCheckpoint(f"{self._files.folder}: {self.name}: {what}.")
+
+
+def group_size_of(stored: object) -> int | None:
+    """Inputs that share a scale, as a configuration says it; None for −1: all of a result. Raises ValueError."""
+    found = int(stored)  # type: ignore[call-overload]
+    if found != -1 and found < 1:
+        raise ValueError(f"group_size is {found}")
+    return None if found == -1 else found
+
+
+def groups_in_words(group_size: int | None) -> str:
+    return "a scale a result" if group_size is None else f"groups of {group_size}"
+
+
+def names_of(stored: object) -> list[str]:
+    """Names of layers, and patterns behind "re:", as a configuration lists them; none for None. Raises ValueError."""
+    found = list(stored or ())  # type: ignore[call-overload]
+    for each in found:
+        if not isinstance(each, str):
+            raise ValueError(f"{each!r} is no name of a layer")
+        try:
+            re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
+        except re.error as error:
+            raise ValueError(f"{each!r} is no pattern: {error}") from None
+    return found
+
+
+def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """uint8 [rows, columns × 32 / bits]: the codes in words, int32 [rows, columns], those of the lowest bits first; with `order` code i of each word lies
+    at its place order[i]."""
+    places = torch.tensor(order or range(32 // bits), dtype=torch.int32) * bits
+    codes = words.unsqueeze(-1) >> places & 2**bits - 1
+    return codes.to(torch.uint8).reshape(len(words), -1)
+
+
+def order_of(groups: Tensor, group_size: int) -> Tensor | None:
+    """From the group of each input, int [depth], the inputs in the order of their groups; None where they have it already. Raises ValueError unless
+    each group has as many inputs as the others."""
+    expected = torch.arange(len(groups)) // group_size
+    if torch.equal(groups.long(), expected):
+        return None
+    order = torch.argsort(groups.long(), stable=True)
+    if not torch.equal(groups.long()[order], expected):
+        raise ValueError(f"g_idx does not give each of {len(groups) // group_size:,} groups {group_size:,} inputs")
+    return order

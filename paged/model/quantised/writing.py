@@ -1,0 +1,255 @@
+"""A checkpoint of floats written again with its linear layers in codes, as compressed-tensors stores them.
+
+Layers are read, quantised and written one after the other; of a file to write so much is in memory as a shard holds. The folder has its
+name once it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paged.errors import InvalidConfig, UnsupportedModel
+from paged.model.checkpoint import named_or_shipped
+from paged.model.loading import config_of, silenced
+from paged.model.quantised.checkpoints import settings_of
+from paged.model.quantised.compressed import METHOD, PACKED
+from paged.model.quantised.files import INDEX, TensorFiles
+from paged.model.quantised.names import BITS, GROUPS
+from paged.model.quantised.placing import is_of_layer, layers_in, linears_of, paths_of
+from paged.model.quantised.weights import quantise
+from paged.model.tokenizer import load_tokenizer
+
+GROUP_SIZES = (32, 64, 128)
+_SHARD_BYTES = 2 * 10**9
+# What a folder has beside weights and configuration.
+_COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far a layer's codes are from its floats."""
+
+    name: str
+    bytes_before: int
+    bytes_after: int
+    error: float
+    """‖codes as floats − floats‖ ÷ ‖floats‖."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: bytes of all tensors before and after, and each layer's error."""
+
+    folder: Path
+    bytes_before: int
+    bytes_after: int
+    layers: list[LayerError]
+
+
+@dataclass
+class _Shards:
+    """Tensors on their way into the files of a folder."""
+
+    folder: Path
+    num_bytes: int = 0
+    _held: dict[str, Tensor] = field(default_factory=dict)
+    _held_bytes: int = 0
+    _placed: list[list[str]] = field(default_factory=list)
+
+    def add(self, tensors: dict[str, Tensor]) -> int:
+        """Their bytes."""
+        more = sum(each.nbytes for each in tensors.values())
+        if self._held and self._held_bytes + more > _SHARD_BYTES:
+            self._flush()
+        self._held.update(tensors)
+        self._held_bytes += more
+        self.num_bytes += more
+        return more
+
+    def close(self) -> None:
+        """Write what is left, name the files, and index them where there are several."""
+        self._flush()
+        count = len(self._placed)
+        names = [
+            "model.safetensors" if count == 1 else f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)
+        ]
+        for i, name in enumerate(names):
+            self._part(i).rename(self.folder / name)
+        if count > 1:
+            placed = {tensor: name for name, tensors in zip(names, self._placed, strict=True) for tensor in tensors}
+            _write(self.folder / INDEX, {"metadata": {"total_size": self.num_bytes}, "weight_map": placed})
+
+    def _flush(self) -> None:
+        save_file(self._held, self._part(len(self._placed)), metadata={"format": "pt"})
+        self._placed.append(list(self._held))
+        self._held, self._held_bytes = {}, 0
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"part-{number}"
+
+
+def write_quantised(
+    model: str | Path,
+    out: Path,
+    *,
+    weights: str,
+    group_size: int | None = None,
+    on_layer: Callable[[LayerError, int], None] = lambda layer, of: None,
+) -> Written:
+    """Write a folder `out` with the linear layers of a checkpoint's decoder layers as codes, `weights` "int8" or "int4", and all else as it is.
+
+    `group_size` is 32, 64 or 128 inputs that share a scale; None: for int8 a scale a result, for int4 groups of 32. `on_layer` is called behind each
+    layer with its error and the number of layers. Raises InvalidConfig for an `out` that is there, a group that does not divide, and weights that
+    are NaN or infinite, and what `load_model` raises; then nothing is left behind.
+    """
+    bits = _bits(weights, group_size)
+    group_size = group_size or GROUPS[weights]
+    folder = Path(named_or_shipped(model))
+    if out.exists():
+        raise InvalidConfig(f"{out} is there already; name a folder to be made.")
+    if not out.parent.is_dir():
+        raise InvalidConfig(f"{out.parent}: no such folder to make {out.name} in.")
+    with silenced():
+        config = config_of(folder)
+        found = settings_of(config)
+        if found is not None:
+            raise UnsupportedModel(
+                f"{folder}: its weights are quantised ({found.get('quant_method')}); a checkpoint of floats is needed."
+            )
+        files = TensorFiles(folder)
+        layers, floats = _layers(config, files)
+    for name in sorted(layers):
+        depth = files.headers[f"{name}.weight"].shape[1]
+        if depth % (group_size or depth):
+            raise InvalidConfig(f"{folder}: {name}: groups of {group_size} do not divide its {depth:,} inputs.")
+    with _made_whole(out) as made:
+        shards, errors = _Shards(made), []
+        for name in files:
+            layer = name.removesuffix(".weight")
+            if layer not in layers:
+                shards.add({name: files.read(name)})
+                continue
+            weight = files.read(name)
+            stored, error = _stored(weight, bits, group_size, name)
+            after = shards.add({f"{layer}.{part}": tensor for part, tensor in stored.items()})
+            errors.append(LayerError(layer, weight.nbytes, after, error))
+            on_layer(errors[-1], len(layers))
+        shards.close()
+        _write_rest(folder, made, _settings(bits, group_size, floats))
+    return Written(out, sum(each.num_bytes for each in files.headers.values()), shards.num_bytes, errors)
+
+
+def _bits(weights: str, group_size: int | None) -> int:
+    if weights not in BITS:
+        raise InvalidConfig(f"weights are quantised to {' or '.join(BITS)}; got {weights!r}.")
+    if group_size is not None and group_size not in GROUP_SIZES:
+        raise InvalidConfig(f"a group has {', '.join(map(str, GROUP_SIZES))} inputs; got {group_size}.")
+    return BITS[weights]
+
+
+def _layers(config: Any, files: TensorFiles) -> tuple[set[str], list[str]]:
+    """Names in the files of linear layers to be quantised, and of those that stay floats. Raises UnsupportedModel where there are none."""
+    from transformers import AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        module = build(config)
+    linears, layers, floats = linears_of(module), set(), []
+    for name, (path, is_part) in paths_of(module, layers_in(files)).items():
+        if path not in linears or is_part:
+            continue
+        if is_of_layer(path) and len(files.headers[f"{name}.weight"].shape) == 2:
+            layers.add(name)
+        else:
+            floats.append(name)
+    if not layers:
+        raise UnsupportedModel(f"{files.folder}: its layers have no linear layers of their own to be quantised.")
+    # Where it is tied to embeddings, files have none.
+    return layers, sorted({*floats, "lm_head"})
+
+
+def _stored(weight: Tensor, bits: int, group_size: int | None, name: str) -> tuple[dict[str, Tensor], float]:
+    """A layer's tensors as pack-quantized has them, and its error."""
+    try:
+        found = quantise(weight, bits=bits, group_size=group_size, scale_dtype=weight.dtype)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{name}: {error}") from None
+    off = torch.linalg.vector_norm(found.dequantised() - weight.float())
+    size = torch.linalg.vector_norm(weight.float())
+    # A group of zeros has any scale; 0 is none.
+    scales = torch.where(found.scales == 0, 1, found.scales)
+    parts = {
+        "weight_packed": packed(found.codes, bits),
+        "weight_scale": scales.to(weight.dtype),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    return parts, float(off / size) if size else 0.0
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """int32 [rows, words]: codes, uint8 [rows, columns], of consecutive columns in a word, the first in the lowest bits; the last word is padded."""
+    each = 32 // bits
+    rows, columns = codes.shape
+    padded = torch.nn.functional.pad(codes, (0, -columns % each)).view(rows, -1, each).to(torch.int64)
+    words = (padded << torch.arange(each) * bits).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def _settings(bits: int, group_size: int | None, floats: list[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group" if group_size else "channel",
+        "group_size": group_size,
+        "dynamic": False,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": METHOD,
+        "format": PACKED,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {**group, "format": PACKED}},
+        "ignore": floats,
+        "kv_cache_scheme": None,
+    }
+
+
+def _write_rest(folder: Path, made: Path, settings: dict[str, Any]) -> None:
+    """The configuration, and copies of what else the folder has."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    _write(made / "config.json", {**config, "quantization_config": settings})
+    for file in folder.iterdir():
+        is_index = file.name.endswith(".index.json")
+        if file.is_file() and file.suffix in _COPIED and not is_index and file.name != "config.json":
+            shutil.copyfile(file, made / file.name)
+    load_tokenizer(made)
+
+
+def _write(file: Path, document: dict[str, Any]) -> None:
+    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _made_whole(out: Path) -> Iterator[Path]:
+    """A folder beside `out` that gets its name when all went well, and is removed else."""
+    made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        yield made
+        os.chmod(made, 0o755)
+        made.rename(out)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise

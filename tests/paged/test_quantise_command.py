@@ -1,0 +1,176 @@
+"""`paged quantise` and `paged accuracy`: what is written can be read, what is read is compared, and what goes wrong leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
+from paged.model.checkpoint import checkpoint_path, draft_path
+from paged.model.loading import load_model
+from paged.model.quantised import writing
+from paged.model.quantised.checkpoints import reader_of
+from paged.model.quantised.weights import quantise
+from paged.model.quantised.writing import packed, write_quantised
+from paged.study.accuracy import Read, compared, pieces_of
+
+LAYER = "model.layers.0.mlp.down_proj"
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    """A copy of the smallest model that ships, with a tokenizer."""
+    folder = Path(shutil.copytree(draft_path(), tmp_path / "draft"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(checkpoint_path() / name, folder)
+    return folder
+
+
+def test_words_hold_codes_the_first_in_the_lowest_bits() -> None:
+    assert packed(torch.tensor([[1, 2, 3]], dtype=torch.uint8), 4).tolist() == [[0x321]]
+    assert packed(torch.tensor([[255, 0, 0, 255, 7]], dtype=torch.uint8), 8).tolist() == [[0xFF0000FF - 2**32, 7]]
+
+
+@pytest.mark.parametrize(("weights", "group_size", "bits"), [("int4", None, 4), ("int8", None, 8), ("int8", 64, 8)])
+def test_what_is_written_is_read_as_the_nearest_codes(
+    draft: Path, tmp_path: Path, weights: str, group_size: int | None, bits: int
+) -> None:
+    out = tmp_path / "out"
+    made = write_quantised(draft, out, weights=weights, group_size=group_size)
+    found = reader_of(AutoConfig.from_pretrained(out), out)
+    assert found is not None and len(found.layers) == len(made.layers) == 3 * 7
+    floats = load_file(draft / "model.safetensors")
+    groups = group_size or (32 if bits == 4 else None)
+    for layer in made.layers:
+        weight, ours = floats[f"{layer.name}.weight"], found.weight_of(layer.name)
+        expected = quantise(weight, bits=bits, group_size=groups, scale_dtype=torch.float16)
+        assert ours is not None and torch.equal(ours.dequantised(), expected.dequantised())
+        assert layer.error == pytest.approx(float((ours.dequantised() - weight).norm() / weight.float().norm()))
+    assert made.bytes_after == sum(each.nbytes for each in load_file(out / "model.safetensors").values())
+    assert made.bytes_after < made.bytes_before * (0.55 if bits == 4 else 0.75)
+    assert torch.equal(
+        load_file(out / "model.safetensors")["model.embed_tokens.weight"], floats["model.embed_tokens.weight"]
+    )
+    assert load_model(out).tokenizer is not None
+
+
+def test_a_large_checkpoint_is_written_in_shards(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_SHARD_BYTES", 60_000)
+    write_quantised(draft, tmp_path / "out", weights="int4")
+    names = {each.name for each in (tmp_path / "out").glob("*.safetensors")}
+    assert len(names) > 2 and not (tmp_path / "out" / "model.safetensors").exists()
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == names
+    assert load_model(tmp_path / "out").num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "int2"}, "quantised to int8 or int4; got 'int2'"),
+        ({"weights": "int4", "group_size": 48}, "a group has 32, 64, 128 inputs; got 48"),
+        ({"weights": "int4", "group_size": 128}, "layers.0.mlp.down_proj: groups of 128 do not divide its 192 inputs"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(draft: Path, tmp_path: Path, options: dict, message: str) -> None:
+    before = set(tmp_path.iterdir())
+    with pytest.raises(InvalidConfig, match=message):
+        write_quantised(draft, tmp_path / "out", **options)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_is_there_is_left_as_it_is(draft: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="is there already"):
+        write_quantised(draft, draft, weights="int4")
+    with pytest.raises(InvalidConfig, match="no such folder to make out in"):
+        write_quantised(draft, tmp_path / "nowhere" / "out", weights="int4")
+    assert len(list(draft.glob("*.safetensors"))) == 1
+
+
+def test_weights_that_are_no_numbers_and_files_that_are_cut_leave_nothing_behind(draft: Path, tmp_path: Path) -> None:
+    held = load_file(draft / "model.safetensors")
+    held[f"{LAYER}.weight"][0, 0] = torch.nan
+    save_file(held, draft / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InvalidConfig, match=f"{LAYER}.*NaN or infinite"):
+        write_quantised(draft, tmp_path / "out", weights="int4")
+    (draft / "model.safetensors").write_bytes((draft / "model.safetensors").read_bytes()[:-9])
+    with pytest.raises(BrokenCheckpoint, match="model.safetensors cannot be read"):
+        write_quantised(draft, tmp_path / "out", weights="int4")
+    assert {each.name for each in tmp_path.iterdir()} == {"draft"}
+
+
+def test_an_interrupt_leaves_nothing_behind(draft: Path, tmp_path: Path) -> None:
+    def stop(layer: object, count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_quantised(draft, tmp_path / "out", weights="int4", on_layer=stop)
+    assert {each.name for each in tmp_path.iterdir()} == {"draft"}
+
+
+def test_codes_are_not_quantised_again(draft: Path, tmp_path: Path) -> None:
+    write_quantised(draft, tmp_path / "out", weights="int4")
+    with pytest.raises(UnsupportedModel, match="quantised .compressed-tensors.; a checkpoint of floats is needed"):
+        write_quantised(tmp_path / "out", tmp_path / "again", weights="int4")
+
+
+def test_the_command_reports_bytes_errors_and_losses(document, draft: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("The with statement is used to wrap the execution of a block with methods.")
+    found = document("quantise", draft, "--out", tmp_path / "out", "--weights", "int8", "--text", text)
+    assert found["bytes_after"] < found["bytes_before"]
+    assert len(found["layers"]) == 21 and all(0 < each["error"] < 0.02 for each in found["layers"])
+    assert found["loss_after"] == pytest.approx(found["loss_before"], rel=0.05)
+    assert found["loss_after"] != found["loss_before"]
+
+
+def test_accuracy_compares_each_way_with_floats(document, draft: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("The with statement is used to wrap the execution of a block with methods. " * 12)
+    found = document("accuracy", draft, "--text", text, "--length", 64)["ways"]
+    ways = {(each["weights"], each["kv_dtype"]): each for each in found}
+    assert set(ways) == {(one, other) for one in ("as-is", "int8", "int4") for other in ("auto", "int8", "int4")}
+    base = ways["as-is", "auto"]
+    assert base["change"] == base["differing"] == base["mean_error"] == 0 < base["loss"]
+    assert 0 < ways["int8", "auto"]["mean_error"] < ways["int4", "auto"]["mean_error"]
+    assert 0 < ways["as-is", "int8"]["mean_error"] < ways["as-is", "int4"]["mean_error"]
+    assert all(each["p99_error"] >= each["mean_error"] for each in found)
+
+
+def test_differences_are_counted_by_hand() -> None:
+    base = Read(np.array([1, 2, 3, 4]), np.array([0.9, 0.9, 0.2, 0.8]), np.array([-1.0, -1.0, -1.0, -1.0]))
+    found = Read(np.array([1, 5, 6, 4]), np.array([0.9, 0.9, 0.2, 0.8]), np.array([-1.0, -2.0, -1.0, -1.0]))
+    told = compared(base, found, weights="int4", kv_dtype="auto")
+    assert (told.loss, told.change, told.differing, told.mean_error) == (1.25, 0.25, 0.5, 0.25)
+    assert told.differing_where_sure == pytest.approx(1 / 3) and told.sure == 0.75
+    assert told.p99_error == pytest.approx(0.97)
+
+
+def test_text_that_cannot_be_read_is_refused(paged, draft: Path, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"abc\xff")
+    (tmp_path / "empty").write_text("")
+    for arguments, message in (
+        (("--text", tmp_path / "bytes"), "is not UTF-8: invalid start byte at byte 3"),
+        (("--text", tmp_path / "empty"), "the text has 1 tokens; at least 2 are needed"),
+        (("--text", tmp_path / "none"), "No such file or directory"),
+        (("--weights", "int3"), 'got "int3"'),
+        (("--kv-cache-dtype", "auto,fp8"), 'got "fp8"'),
+        (("--length", 1025), "longer than a sequence of this model, 1,024"),
+    ):
+        status, out, error = paged("accuracy", draft, *arguments)
+        assert (status, out) == (2, "") and message in error, arguments
+    shutil.rmtree(tmp_path / "draft")
+    shutil.copytree(draft_path(), tmp_path / "draft")
+    with pytest.raises(UnsupportedModel, match="has no tokenizer"):
+        pieces_of(load_model(draft), ["text"])
