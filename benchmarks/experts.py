@@ -27,7 +27,7 @@ _COMMON = {
     "pad_token_id": None,
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "like Mixtral: 2 of 8 experts, 53 M": {
+    "like Mixtral: 2 of 8 experts, 54 M": {
         **_COMMON,
         "model_type": "mixtral",
         "intermediate_size": 1024,

@@ -79,9 +79,10 @@ class _Call(ctypes.Structure):
 
 
 class PackedExperts(nn.Module):
-    """What a transformers module of experts computes, from packed weights: for inference alone. Takes the weights out of that module, matrix after matrix.
+    """What a transformers module of experts computes, from packed weights: for inference alone.
 
-    Each number is summed in one order, whatever other rows there are. Where rows are the places of a pass, padding is not computed and gives zeros.
+    Takes the weights out of that module, matrix after matrix. Each number is summed in one order, whatever other rows there are. Where rows
+    are the places of a pass, padding is not computed and gives zeros.
     """
 
     def __init__(self, experts: Any, activation: Activation) -> None:
@@ -103,7 +104,10 @@ class PackedExperts(nn.Module):
             )
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """[..., hidden] of rows, the experts that each chose, int64 [rows, k], and their shares [rows, k] → [..., hidden], of the dtype of the rows."""
+        """[..., hidden] of rows, with the experts that each chose, int64 [rows, k], and their shares [rows, k] → [..., hidden], of the rows' dtype.
+
+        A number that is no expert's adds nothing. Raises UnsupportedModel for shares of another shape than the choices.
+        """
         rows = hidden_states.reshape(-1, self.hidden_size).to(self.up.dtype).contiguous()
         chosen = top_k_index.to(torch.int64).contiguous()
         shares = top_k_weights.float().contiguous()
@@ -200,8 +204,8 @@ def _agrees(experts: Any, activation: Activation) -> bool:
     few.config = copy.copy(experts.config)
     few.config._experts_implementation = "eager"
     drawn = torch.Generator().manual_seed(0)
-    packed_width = experts.down_proj.shape[2 if experts.is_transposed else 1]
-    x = torch.randn(_TRIAL_ROWS, packed_width, generator=drawn).to(experts.down_proj.dtype)
+    hidden_size = experts.down_proj.shape[2 if experts.is_transposed else 1]
+    x = torch.randn(_TRIAL_ROWS, hidden_size, generator=drawn).to(experts.down_proj.dtype)
     chosen = torch.stack([torch.arange(_TRIAL_ROWS) % count, (torch.arange(_TRIAL_ROWS) + 1) % count], -1)[:, :count]
     shares = torch.rand(chosen.shape, generator=drawn).to(x.dtype)
     expected = few(x, chosen, shares).float()
