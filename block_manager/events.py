@@ -83,8 +83,7 @@ class EventLog:
     def __init__(self, index: PrefixIndex, growth: Growth, sides: SideContent | None) -> None:
         self._index, self._tables, self._layout, self._sides = index, growth.tables, growth.layout, sides
         # Blocks without a full group are none.
-        blocks = range(NUM_PLACES) if growth.layout.full_pages else ()
-        self._kinds = [*blocks, *([] if sides is None else [_RESTARTS])]
+        self._kinds = list(range(NUM_PLACES)) if growth.layout.full_pages else []
         self._was_cleared = False
         # By run and place, or restarts, the nodes that readers know of.
         self._told: dict[tuple[Run, int], list[Stretch]] = {}
@@ -111,11 +110,15 @@ class EventLog:
         """Note that all content is forgotten."""
         self._told, self._changed, self._was_cleared = {}, set(), True
 
-    def take(self) -> list[Event]:
-        """Return the changes since the last call. All of them together give what each tier holds."""
+    def take(self, *, restart_points: bool = False) -> list[Event]:
+        """Return the changes since the last call. All of them together give what each tier holds. Restart points are told from
+        the first call on that asks for them: they are looked at anew in all runs behind one that changed."""
         self._note_grown()
         removed, stored, told = list[Event](), list[Event](), dict[tuple[Run, int], list[Stretch]]()
-        if self._sides is not None:
+        if restart_points and self._sides is not None and _RESTARTS not in self._kinds:
+            self._kinds.append(_RESTARTS)
+            self._changed.update(self._index.runs.values())
+        if _RESTARTS in self._kinds and self._layout.bounded and self._changed:
             for run in self._index.runs.values():
                 if run.parent in self._changed:
                     # What a window reaches back to may lie before its run.
@@ -153,18 +156,18 @@ class EventLog:
                 self.opened(row, path.published + length)
                 self._changed.add(path.open)
 
-    def _residing(self, run: Run, place: int) -> list[Stretch]:
+    def _residing(self, run: Run, kind: int) -> list[Stretch]:
         """The confirmed nodes of a run that reside in a place, or after which all groups can stand."""
         length = self._index.confirmed_length(run)
-        if place == _RESTARTS and self._sides is not None:
+        if kind == _RESTARTS and self._sides is not None:
             parts = self._residing(run, DEVICE)
             return stretches(self._sides.can_stand(run, parts[0][1])) if parts else []
-        if run.row >= 0 and place == DEVICE:
+        if run.row >= 0 and kind == DEVICE:
             return [(0, length)] if length > 0 else []
-        blocks = run.blocks[place]
+        blocks = run.blocks[kind]
         if blocks is None or length <= 0:
             return []
-        if (there := run.num_there(place, 0, length)) == min(length, len(blocks)):
+        if (there := run.num_there(kind, 0, length)) == min(length, len(blocks)):
             # Most often there is no gap.
             return [(0, there)]
         return stretches(blocks[:length] >= 0)
@@ -188,9 +191,9 @@ class EventLog:
         return found
 
 
-def _without(stretches: list[Stretch], others: list[Stretch]) -> list[Stretch]:
-    """What of these stretches is in none of the others; both rise."""
+def _without(parts: list[Stretch], others: list[Stretch]) -> list[Stretch]:
+    """What of these parts is in none of the others; both rise."""
     for first, last in others:
-        parts = [part for start, stop in stretches for part in ((start, min(stop, first)), (max(start, last), stop))]
-        stretches = [part for part in parts if part[0] < part[1]]
-    return stretches
+        cut = [part for start, stop in parts for part in ((start, min(stop, first)), (max(start, last), stop))]
+        parts = [part for part in cut if part[0] < part[1]]
+    return parts

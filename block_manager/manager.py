@@ -312,7 +312,7 @@ class BlockManager(Uncopyable):
 
     def take_moves(self) -> Moves:
         """Return copies of content that calls without moves of their own planned. They run before the batch's forward
-        pass. Empty without `host_caching`."""
+        pass. Empty without `host_caching` or ends of rows."""
         return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
@@ -393,12 +393,15 @@ class BlockManager(Uncopyable):
         """Chained SHA-256 of the row's nodes in order, equal for equal content in every process. Raises UnknownRow."""
         return self._memory.index.hashes(self._memory.tables.one(row, allow_swapped=True))
 
-    def take_events(self) -> list[Event]:
-        """Return what each tier stored and removed since the last call, parents stored before children, and, of layers of
-        several kinds, where prompts can begin; of blocks nothing without full layers, nothing at all without a prefix
-        cache. The first call begins with all content, and changes are kept from then on. Applied from empty, the events
-        give exactly the confirmed content of both tiers."""
-        return self._memory.content.event_log().take() if self.prefix_caching else []
+    def take_events(self, *, restart_points: bool = False) -> list[Event]:
+        """Return what each tier stored and removed since the last call, parents stored before children; nothing without full
+        layers or a prefix cache. The first call begins with all content, and changes are kept from then on. Applied from
+        empty, the events give exactly the confirmed content of both tiers.
+
+        `restart_points`: where prompts can begin in a model whose layers are of several kinds, too, from this call on."""
+        if not self.prefix_caching:
+            return []
+        return self._memory.content.event_log().take(restart_points=restart_points)
 
     def events_snapshot(self) -> list[Event]:
         """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""

@@ -342,7 +342,7 @@ class SideContent:
             tables.put(side.table, rows, 0, self._device.draw(len(rows), side.pages))
         tables.let_move(rows, False)
         for row, start, *blocks in zip(rows.tolist(), starts.tolist(), *old, strict=True):
-            flight.reads.update({row: StateRead(tables.uid.item(row), start, tuple(blocks))})
+            flight.reads[row] = StateRead(tables.uid.item(row), start, tuple(blocks))
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
@@ -362,7 +362,7 @@ class SideContent:
                 self.move_states(np.array([row]), np.array([start]), flight)
 
     def settle(self, flight: Flight) -> None:
-        """Let go of the states that a batch, which ran, read and did not overwrite, as some were: they are kept, or free."""
+        """Let go of the states that a batch that ran read and did not overwrite, of which there is one at least: they are kept, or free."""
         tables, rows = self._tables, np.array(list(flight.reads))
         uids, starts, blocks = (np.array(column) for column in zip(*flight.reads.values(), strict=True))
         is_live = tables.uid[rows] == uids

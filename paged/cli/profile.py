@@ -143,9 +143,7 @@ def _about(engine: Any, fast: bool) -> str:
 
     here = machine()
     mode = "packed" if fast else "batch-invariant"
-    dtype = str(engine.model.dtype).removeprefix("torch.")
-    if engine.model.quantization is not None:
-        dtype += f", weights in {engine.model.quantization}"
+    dtype = engine.model.precision
     if engine.pool.kv_dtype != AUTO:
         dtype += f", K and V in {engine.pool.kv_dtype}"
     num_threads = torch.get_num_threads()

@@ -52,8 +52,8 @@ class LoadedModel:
     max_length       tokens of one sequence, None where the configuration does not say
     eos_token_ids    ids that end a sequence
     rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
-    quantization     what the weights of linear layers were quantised to when it was loaded; None: to nothing
-    quantize_head    whether the output projection was, too
+    quantization     "int8" or "int4" where weights of linear layers are codes, made at load or stored so; None where all are floats
+    quantize_head    whether the output projection was quantised at load, too
     """
 
     path: Path
@@ -75,6 +75,12 @@ class LoadedModel:
     state_layers: tuple[StateLayer, ...] = ()
     quantization: str | None = None
     quantize_head: bool = False
+
+    @property
+    def precision(self) -> str:
+        """Its dtype, and in what its weights are quantised: "float32, weights in int8"."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return dtype if self.quantization is None else f"{dtype}, weights in {self.quantization}"
 
     @property
     def value_dim(self) -> int:
@@ -128,7 +134,8 @@ def load_model(
             module.to(where)
         if is_narrow:
             widen_others(module, wanted)
-        return as_loaded(module, folder, load_tokenizer(folder), where, quantization, quantize_head, placed)
+        made = quantization if placed is None else placed.quantization
+        return as_loaded(module, folder, load_tokenizer(folder), where, made, quantize_head, placed)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from paged.model.checkpoint.text import SEQUENCE, documents, split
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
 
-NUM_BLOCKS = 512
+# Of 16 tokens; more where a piece is longer than half of them.
+_NUM_BLOCKS = 512
 _MOST_TOKENS = 512
 _IS_SURE = 0.5
 
@@ -71,6 +72,8 @@ def held_out_text() -> list[str]:
 def pieces_of(model: LoadedModel, text: Sequence[str], length: int = SEQUENCE) -> list[list[int]]:
     """Texts as token ids in pieces of `length` tokens, each text followed by the token that ends one, if there is one. Raises UnsupportedModel for a
     model without a tokenizer, InvalidConfig for a text of less than two tokens, or pieces that are longer than a sequence may be."""
+    from paged.model.loading import silenced
+
     if model.tokenizer is None:
         raise UnsupportedModel(f"{model.path}: it has no tokenizer, so it reads no text.")
     if model.max_length is not None and length > model.max_length:
@@ -78,9 +81,11 @@ def pieces_of(model: LoadedModel, text: Sequence[str], length: int = SEQUENCE) -
             f"pieces of {length:,} tokens are longer than a sequence of this model, {model.max_length:,}."
         )
     ids: list[int] = []
-    for each in text:
-        ids += model.tokenizer.encode(each, add_special_tokens=False)
-        ids += model.eos_token_ids[:1]
+    # A text is longer than a sequence may be, which transformers says of each.
+    with silenced():
+        for each in text:
+            ids += model.tokenizer.encode(each, add_special_tokens=False)
+            ids += model.eos_token_ids[:1]
     pieces = [ids[at : at + length] for at in range(0, len(ids) - 1, length)]
     if not pieces or len(ids) < 2:
         raise InvalidConfig(f"the text has {len(ids)} tokens; at least 2 are needed.")
@@ -92,7 +97,8 @@ def read(model: LoadedModel, pieces: list[list[int]], kv_dtype: str) -> Read:
     from paged.engine.llm import LLM
     from paged.sampling import SamplingParams
 
-    llm = LLM(model, kv_cache_dtype=kv_dtype, num_blocks=NUM_BLOCKS, max_tokens_per_step=_MOST_TOKENS)
+    num_blocks = max(_NUM_BLOCKS, len(max(pieces, key=len)) // 8)
+    llm = LLM(model, kv_cache_dtype=kv_dtype, num_blocks=num_blocks, max_tokens_per_step=_MOST_TOKENS)
     answers = llm.generate(pieces, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
     choices, sureness, truth = [], [], []
     for piece, answer in zip(pieces, answers, strict=True):

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from paged.block_manager import BlockManager
+
 Path = tuple[bytes, ...]
 TIERS = ("device", "host")
 
@@ -90,6 +92,7 @@ class EventWatch:
     def __init__(self, manager: Any, stride: int) -> None:
         """`stride`: looks from one reading to the next; 0: nobody ever reads."""
         self._manager = manager
+        self._wanted = {"restart_points": True} if isinstance(manager, BlockManager) else {}
         self._stride = stride
         self._num_looks = 0
         self._reader = EventReader()
@@ -107,7 +110,7 @@ class EventWatch:
             found += self._late.apply(self._manager.events_snapshot())
         if self._num_looks % self._stride:
             return found
-        events = self._manager.take_events()
+        events = self._manager.take_events(**self._wanted)
         for reader in (self._reader, self._late):
             if reader is not None:
                 found += reader.apply(events)

@@ -29,7 +29,7 @@ def there_after(events, there):
 def test_full_layers_alone_tell_of_blocks_alone(make_manager, compute):
     manager = make_manager(8, 4, groups=[FULL])
     compute(manager, manager.add(A))
-    assert [type(event) for event in manager.take_events()] == [Stored]
+    assert [type(event) for event in manager.take_events(restart_points=True)] == [Stored]
 
 
 def test_a_prompt_can_begin_where_the_last_group_s_part_came_and_not_where_the_first_went(make_manager, compute):
@@ -37,13 +37,13 @@ def test_a_prompt_can_begin_where_the_last_group_s_part_came_and_not_where_the_f
     row = manager.add(A, keep_at=(8,))
     compute(manager, row, 8)
     # The state after 8 tokens is the row's own, and is overwritten; it is content when the next share was computed.
-    assert points(manager.take_events()) == []
+    assert points(manager.take_events(restart_points=True)) == []
     compute(manager, row, 9)
-    events = manager.take_events()
+    events = manager.take_events(restart_points=True)
     assert RestartPoint(manager.block_hashes(row)[1], 8, (FULL, STATE), True) in events and len(points(events)) == 1
     manager.free([row])
     manager.reset_cache()
-    assert [type(event) for event in manager.take_events()] == [Cleared]
+    assert [type(event) for event in manager.take_events(restart_points=True)] == [Cleared]
 
 
 @pytest.mark.parametrize("groups", [[FULL, WINDOW], [FULL, STATE], [FULL, WINDOW, STATE], [WINDOW, STATE]])
@@ -56,13 +56,13 @@ def test_what_was_told_is_where_lookups_end(make_manager, compute, groups):
         while (left := len(prompt) - int(manager.rows.num_computed[row])) > 0:
             compute(manager, row, min(left, int(draw.integers(1, 9))))
             hashes |= {tuple(prompt[: 4 * n]): each for n, each in enumerate(manager.block_hashes(row), 1)}
-            events = manager.take_events()
+            events = manager.take_events(restart_points=True)
             told += points(events)
             there_after(events, there)
             for prefix, each in hashes.items():
                 found = manager.lookup([*prefix, 99]).num_tokens
                 assert (found == len(prefix)) == ((len(prefix), each) in there)
         manager.free([row])
-    there_after(manager.take_events(), there)
+    there_after(manager.take_events(restart_points=True), there)
     late = there_after(manager.events_snapshot(), set())
     assert {is_stored for _, is_stored in told} == {True, False} and late == there

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
-from paged.model.quantised.at_load import check_quantization
+from paged.errors import BrokenCheckpoint, BuildFailed, InvalidConfig, UnsupportedModel
+from paged.model.native.coded import coded_library
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, settings_of
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.names import BITS
@@ -58,8 +58,18 @@ class Placed:
             raise UnsupportedModel(
                 f'{checkpoint.folder}: stored as {checkpoint.title}, which is computed on a CPU; device is "{where}".'
             )
-        check_quantization(quantization or "int8", where)
+        try:
+            coded_library()
+        except BuildFailed as error:
+            raise UnsupportedModel(
+                f"{checkpoint.folder}: stored as {checkpoint.title}, which is computed by C code, and {error}"
+            ) from error
         return Placed(checkpoint)
+
+    @property
+    def quantization(self) -> str:
+        """As LoadedModel's; where some layers have 8 bits and others 4, "int8"."""
+        return "int8" if BITS["int8"] in self.checkpoint.bits else "int4"
 
     def options(self, config: Any) -> dict[str, Any]:
         """What `from_pretrained` takes so as to load all but the codes; `config` says no more that there are any."""

@@ -121,7 +121,7 @@ class EngineBench:
         return EngineTimes(
             model=model,
             parameters=num_parameters(self._model),
-            dtype=self._limits.dtype,
+            dtype=self._model.precision,
             backend=self._backend,
             serving=self._serving,
             workload=workload,

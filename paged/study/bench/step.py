@@ -128,7 +128,7 @@ def step_parts(
     attention, products = _Again(engine, batches[-1]).shares() if is_one_call else (None, None)
     return StepParts(
         model=name,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=model.precision,
         backend=engine.runner.backend.name,
         batch_invariant=batch_invariant,
         threads=_threads_of(engine),
