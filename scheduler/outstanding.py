@@ -109,7 +109,7 @@ class Outstanding:
         # The number of right drafts decides where rows with drafts go on.
         if columns.not_sampling or ticket.draft_counts is not None:
             return None
-        if self._resumes_known and (self._changed or last.number != self._batch_before):
+        if self._resumes_known and (self._changed or last.number != self._manager.batch - 1):
             return None
         ends = ticket.ends + ones(len(rows))
         return None if len(columns.filled(rows, ends)) else (rows, ticket.ends, ends)
@@ -147,7 +147,8 @@ class Outstanding:
         ends = (num_awaited > 0) & (totals >= self._columns.max_total[rows])
         ends |= awaited.is_undecided[rows]
         if self._resumes_known:
-            goes_on = awaited.batch[rows] == self._batch_before
+            # The batch before the current step, which may be empty or ended.
+            goes_on = awaited.batch[rows] == self._manager.batch - 1
             if self._changed:
                 goes_on &= ~np.isin(rows, list(self._changed))
             ends |= (num_awaited > 0) & ~goes_on
@@ -224,11 +225,6 @@ class Outstanding:
 
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))
-
-    @property
-    def _batch_before(self) -> int:
-        """The number of the batch before the current step, which may be empty or ended."""
-        return self._manager.batch - 1
 
 
 @dataclass(slots=True)

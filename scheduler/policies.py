@@ -20,14 +20,15 @@ _GOES_WITH = (
     ("foresight", "predicted", "reservation", ("prompt",)),
     ("foresight", "expected", "reservation", ("prompt",)),
 )
+_COUNTS, _LIMITS = ("known_outputs", "max_passes", "stall_limit"), ("max_preemptions", "default_budget")
 
 
 def _is_share(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+def _is_count(value: Any, least: int = 0, *, or_none: bool = False) -> bool:
+    return (or_none and value is None) or (type(value) is int and value >= least)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,16 +107,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             ("quantile_range", is_span and span[0] <= span[1], "two shares from 0 to 1, rising"),
             ("waste_target", waste is None or (_is_share(waste) and waste > 0), "in (0, 1], or None"),
             ("stall_target", stall is None or (_is_share(stall) and 0 < stall < 1), "in (0, 1), or None"),
-            ("known_outputs", _is_count(self.known_outputs), "at least 0"),
-            ("max_passes", _is_count(self.max_passes), "at least 0"),
-            ("stall_limit", _is_count(self.stall_limit), "at least 0"),
             ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
-            (
-                "max_preemptions",
-                self.max_preemptions is None or _is_count(self.max_preemptions, 1),
-                "at least 1, or None",
-            ),
-            ("default_budget", self.default_budget is None or _is_count(self.default_budget, 1), "at least 1, or None"),
+            *((name, _is_count(getattr(self, name)), "at least 0") for name in _COUNTS),
+            *((name, _is_count(getattr(self, name), 1, or_none=True), "at least 1, or None") for name in _LIMITS),
         ):
             if not is_right:
                 raise self._wrong(f"{field} has to be {wanted}; got {getattr(self, field)!r}.")

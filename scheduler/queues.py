@@ -99,7 +99,6 @@ class Queues:
         return self.running_rows.num + self.away.num
 
     def shut(self) -> None:
-        """Admit no request until `reopen`."""
         self.is_shut = True
 
     def reopen(self) -> None:

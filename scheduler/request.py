@@ -233,7 +233,6 @@ class Counted(msgspec.Struct, gc=False):
     """Figures that only `count` changes."""
 
     def count(self, name: str, num: int = 1) -> None:
-        """Add to the figure of this name."""
         setattr(self, name, getattr(self, name) + num)
 
 
@@ -355,12 +354,10 @@ class RequestState(Counted, eq=False, gc=False):
         self.load_batch = number
 
     def note_preempted(self, step: int) -> None:
-        """Count it as preempted in this step."""
         self.preempted_at = step
         self.preemptions += 1
 
     def resume(self, step: int) -> None:
-        """It runs again in this step."""
         if self.preempted_at is not None:
             self.longest_pause = max(self.longest_pause, step - self.preempted_at)
             self.preempted_at = None
@@ -383,20 +380,8 @@ def state_of(
     request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
-    num, eos = request.num_sequences, request.eos_token_id
-    return RequestState(
-        request,
-        root,
-        order,
-        (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids),
-        len(prompt),
-        [prompt] * num,
-        [-1] * num,
-        num,
-        None if request.num_computed else 0,
-        [max_total] * num,
-        [0] * num,
-        [0] * num,
-        [False] * num,
-        num == 1 and not request.num_computed and not request.is_private,
-    )
+    num, eos, num_loading = request.num_sequences, request.eos_token_id, None if request.num_computed else 0
+    stops = (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids)
+    is_plain = num == 1 and not request.num_computed and not request.is_private
+    known, lengths = ([prompt] * num, [-1] * num, num, num_loading), ([max_total] * num, [0] * num, [0] * num)
+    return RequestState(request, root, order, stops, len(prompt), *known, *lengths, [False] * num, is_plain)
