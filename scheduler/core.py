@@ -128,7 +128,8 @@ class Scheduler(Uncopyable):
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
         self._state = State(memory, chosen, strategies, limits, self.costs)
         prices, size = self.costs, manager.block_size
-        memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
+        # A load is half a swap.
+        memory.load_where(lambda start, stop: prices.swap((stop - start) // size) / 2 < prices.recompute(start, stop))
         self._turns = Turns(errors.SchedulerInUse)
         # Marks the batches of this scheduler, without a reference that keeps it alive.
         self._owner = object()
@@ -417,10 +418,8 @@ class Scheduler(Uncopyable):
 
     def id_of(self, row: int) -> str | None:
         """Return the id of the request that the row serves; None if it serves none."""
-        if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
-            return None
-        owner: RequestState | None = self._state.columns.owner[row]
-        return None if owner is None else owner.id
+        ids = self._state.columns.id
+        return ids[row] if is_integer(row) and 0 <= row < len(ids) else None
 
     def rows_of(self, request_id: str) -> list[int]:
         """Return the rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
@@ -475,14 +474,18 @@ class Scheduler(Uncopyable):
         return int(sequence)
 
     def _is_out(self, batch: object, place: int, verb: str) -> bool:
-        """Whether the batch needs an end. Raises unless it is ours and, if it does, outstanding at `place`."""
+        """Whether the batch needs an end. Raises unless it is ours and, if it does, at `place`: 0 oldest, -1 latest."""
         if not isinstance(batch, Batch):
             raise errors.InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
             raise errors.ForeignBatch(batch.number)
         if batch.is_empty:
             return False
-        self._state.outstanding.must_be(batch, place, verb)
+        batches = self._state.outstanding.batches
+        if batch not in batches:
+            raise errors.BatchEnded(batch.number)
+        if batches[place] is not batch:
+            raise errors.BatchOutOfOrder(batch.number, batches[place].number, verb)
         return True
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:

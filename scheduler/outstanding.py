@@ -15,7 +15,7 @@ from paged.base.arguments import Tokens
 from paged.base.growing import ones
 from paged.block_manager import Memory
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
-from paged.errors import BatchEnded, BatchError, BatchOutOfOrder
+from paged.errors import BatchError
 
 from .batch import NO_LOADS, Batch, Left, SchedulerStats
 from .request import RequestState
@@ -81,13 +81,6 @@ class Outstanding:
 
     def end(self, batch: Batch) -> None:
         self.batches.remove(batch)
-
-    def must_be(self, batch: Batch, place: int, verb: str) -> None:
-        """Raise BatchEnded or BatchOutOfOrder unless the batch is at `place`: 0 the oldest, -1 the latest."""
-        if batch not in self.batches:
-            raise BatchEnded(batch.number)
-        if self.batches[place] is not batch:
-            raise BatchOutOfOrder(batch.number, self.batches[place].number, verb)
 
     def forget_awaited(self) -> None:
         """Forget what rows wait for: a sequence has lost its row, or has another one."""

@@ -13,12 +13,10 @@ from paged.errors import InvalidConfig, UnknownPolicy
 
 # Words that need one of certain words in another field. A region is released whole.
 _GOES_WITH = (
-    ("layout", "counted", "reservation", ("max", "expected")),
-    ("layout", "region", "reservation", ("max", "expected")),
-    ("layout", "region", "take", ("whole",)),
-    ("layout", "region", "preemption", ("recompute",)),
-    ("foresight", "predicted", "reservation", ("prompt",)),
-    ("foresight", "expected", "reservation", ("prompt",)),
+    ("layout", ("counted", "region"), "reservation", ("max", "expected")),
+    ("layout", ("region",), "take", ("whole",)),
+    ("layout", ("region",), "preemption", ("recompute",)),
+    ("foresight", ("predicted", "expected"), "reservation", ("prompt",)),
 )
 _COUNTS, _LIMITS = ("known_outputs", "max_passes", "stall_limit"), ("max_preemptions", "default_budget")
 
@@ -96,8 +94,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             strategy = getattr(self, field)
             if not isinstance(strategy, str) or strategy not in known:
                 raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {strategy!r}.")
-        for field, strategy, other, needed in _GOES_WITH:
-            if getattr(self, field) == strategy and (got := getattr(self, other)) not in needed:
+        for field, strategies, other, needed in _GOES_WITH:
+            if (strategy := getattr(self, field)) in strategies and (got := getattr(self, other)) not in needed:
                 raise self._wrong(f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {got}.")
         span, waste, stall = self.quantile_range, self.waste_target, self.stall_target
         is_span = isinstance(span, (tuple, list)) and len(span) == 2 and all(map(_is_share, span))
@@ -181,10 +179,6 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def swap(self, num_blocks: int) -> float:
         """Seconds to swap so many blocks out and in again."""
         return 2 * num_blocks * self.seconds_per_swapped_block
-
-    def load(self, num_blocks: int) -> float:
-        """Seconds to copy so many blocks from the host."""
-        return num_blocks * self.seconds_per_swapped_block
 
     def recompute(self, start: int, stop: int) -> float:
         """Seconds to compute positions `start` to `stop` - 1 again."""

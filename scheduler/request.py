@@ -120,7 +120,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 _INTEGERS = ("max_tokens", "min_tokens", "num_sequences", "num_computed", "priority", "eos_token_id", "expected_tokens")
-_integers_of = attrgetter(*_INTEGERS)
 # What most requests leave as it is.
 _rare_of = attrgetter(
     "min_tokens", "priority", "num_sequences", "num_computed", "reads_cache", "writes_cache",
@@ -131,13 +130,10 @@ _USUAL_TYPES = [*map(type, _USUAL)]
 
 
 def _with_own_integers(request: Request) -> Request:
-    """Return the valid request with Python integers, counts at most UNLIMITED; itself where it has them."""
-    numbers, stops = _integers_of(request), request.stop_token_ids
-    if request.max_tokens <= UNLIMITED and {*map(type, numbers), *map(type, stops)} <= {int, type(None)}:
-        return request
-    own = {name: None if n is None else count_of(n) for name, n in zip(_INTEGERS, numbers, strict=True)}
+    """Return the valid request with Python integers, counts at most UNLIMITED."""
+    own = {name: None if (n := getattr(request, name)) is None else count_of(n) for name in _INTEGERS}
     own["priority"] = int(request.priority)
-    return msgspec.structs.replace(request, **own, stop_token_ids=tuple(map(int, stops)))
+    return msgspec.structs.replace(request, **own, stop_token_ids=tuple(map(int, request.stop_token_ids)))
 
 
 def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
@@ -160,8 +156,14 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
     if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
+    root = _NO_NAMESPACE
+    if request.salt is not None or request.adapter is not None or request.extra_key is not None:
+        try:
+            root = root_prefix((request.salt, request.adapter, request.extra_key))
+        except InvalidNamespace as error:
+            raise wrong(request.id, f"extra_key: {error}") from None
     # The array may be the caller's.
-    return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, namespace_root(request)
+    return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, root
 
 
 def _check_fields(request: Request) -> None:
@@ -205,16 +207,6 @@ def _is_count(value: Any, least: int, most: int | None = None) -> bool:
 
 def _is_token(value: Any) -> bool:
     return _is_count(value, 0, 2**31 - 1)
-
-
-def namespace_root(request: Request) -> bytes:
-    """Return the encoded namespace of a valid request. Raises InvalidRequest for a key with no exact encoding."""
-    if request.salt is None and request.adapter is None and request.extra_key is None:
-        return _NO_NAMESPACE
-    try:
-        return root_prefix((request.salt, request.adapter, request.extra_key))
-    except InvalidNamespace as error:
-        raise wrong(request.id, f"extra_key: {error}") from None
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):
@@ -383,5 +375,8 @@ def state_of(
     num, eos, num_loading = request.num_sequences, request.eos_token_id, None if request.num_computed else 0
     stops = (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids)
     is_plain = num == 1 and not request.num_computed and not request.is_private
-    known, lengths = ([prompt] * num, [-1] * num, num, num_loading), ([max_total] * num, [0] * num, [0] * num)
-    return RequestState(request, root, order, stops, len(prompt), *known, *lengths, [False] * num, is_plain)
+    known: list[Tokens | None] = [prompt] * num
+    lengths = [max_total] * num, [0] * num, [0] * num
+    return RequestState(
+        request, root, order, stops, len(prompt), known, [-1] * num, num, num_loading, *lengths, [False] * num, is_plain
+    )

@@ -171,7 +171,7 @@ class State:
         request_id, ended = request.request.id, self.ended
         request.become(status)
         del self.requests[request_id]
-        self.order.ended(request)
+        self.waiting.ended(request)
         # Where the id was used before, this end is the latest.
         ended.pop(request_id, None)
         if len(ended) >= _REMEMBERED:
