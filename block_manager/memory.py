@@ -347,6 +347,13 @@ class Memory:
         slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
         return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
 
+    def end_step(
+        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`settle`, and `extend` by what the batch sampled: one call a step."""
+        self.settle(flight)
+        return self.extend(rows, tokens, ends)
+
     def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
         """`GroupTables.tables` of these rows."""
         return GroupTables(self.growth, group, rows).tables

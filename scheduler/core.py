@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -42,7 +43,7 @@ from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, state
 from .rows import NO_ROWS, Counts
 from .state import Limits, State, Step
 from .strategies import strategies_of
-from .views import Explanation, Outlook, RequestView, explain, listed, outlook, view_of
+from .views import Explanation, Outlook, RequestView, explain, outlook, view_of
 
 
 def _checked_count(name: str, value: Any) -> int:
@@ -374,7 +375,9 @@ class Scheduler(Uncopyable):
 
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
-        return listed(self._state.books, checked_integer("limit", limit, 0, 2**62))
+        most, queues = checked_integer("limit", limit, 0, 2**62), self._state.queues
+        every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
+        return [view_of(self._state.books, request) for request in islice(every, most)]
 
     def request(self, request_id: str) -> RequestView:
         """Return the figures of a live request. Raises UnknownRequest."""

@@ -30,8 +30,7 @@ class Awaited:
 
     def __init__(self, num_rows: int, batches: list[Batch]) -> None:
         self.num = np.zeros(num_rows, np.int64)
-        self.batch = np.full(num_rows, -1, np.int64)
-        self.place = np.full(num_rows, -1, np.int64)
+        self.batch, self.place = np.full((2, num_rows), -1, np.int64)
         self.is_undecided = np.zeros(num_rows, np.bool_)
         for batch in batches:
             ticket, places = batch.ticket, batch.ticket.places_sampled()

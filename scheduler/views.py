@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import chain, islice, takewhile
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -80,13 +80,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             held = ", ".join(f'"{name}" {blocks}' for name, blocks in self.holders[:3])
             text += f" Blocks are held by {held}{' and others' if len(self.holders) > 3 else ''}."
         return text
-
-
-def listed(books: Books, limit: int) -> list[RequestView]:
-    """Return up to `limit` requests: running, suspended, waiting, and then those that wait for append()."""
-    queues = books.queues
-    every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
-    return [view_of(books, request) for request in islice(every, limit)]
 
 
 def view_of(books: Books, request: RequestState) -> RequestView:
