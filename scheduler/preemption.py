@@ -39,12 +39,12 @@ class Victims:
     ) -> Iterator[RequestState]:
         """Iterate victims that are not placed and `may_give` (None: all but bounded ones): paused, followers, then
         running ones as `ranked`. Each may be preempted."""
+        may_give = may_give or (lambda request: request not in books.bounded)
         is_placed, queues = books.manager.is_placed, books.queues
-        paused = [v for v in reversed(list(queues.away)) if v.status is Status.PAUSED]
+        yield from filter(may_give, [v for v in reversed(list(queues.away)) if v.status is Status.PAUSED])
         running = [v for v in reversed(list(queues.running)) if not any(map(is_placed, v.live_rows))]
         leading = self.ranked(books, [v for v in running if v.follows is None])
-        followers = [v for v in running if v.follows is not None]
-        return filter(may_give or (lambda request: request not in books.bounded), [*paused, *followers, *leading])
+        yield from filter(may_give, [*(v for v in running if v.follows is not None), *leading])
 
 
 class FewestBlocks(Victims):

@@ -103,8 +103,6 @@ class State:
         self.manager = manager
         self.policy = policy
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
-        # An ordinary request enters with blocks of its prompt, in parts.
-        self.enters_in_parts = self.admission.chunked and not self.reservation.reserves
         self.limits = limits
         self.costs = costs
         self.requests: dict[str, RequestState] = {}
