@@ -372,11 +372,12 @@ def state_of(
     request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
-    num, eos, num_loading = request.num_sequences, request.eos_token_id, None if request.num_computed else 0
+    num, eos, loading = request.num_sequences, request.eos_token_id, None if request.num_computed else 0
     stops = (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids)
     is_plain = num == 1 and not request.num_computed and not request.is_private
     known: list[Tokens | None] = [prompt] * num
-    lengths = [max_total] * num, [0] * num, [0] * num
+    rows, lengths = [-1] * num, [max_total] * num
+    high, appended, sampled = [0] * num, [0] * num, [False] * num
     return RequestState(
-        request, root, order, stops, len(prompt), known, [-1] * num, num, num_loading, *lengths, [False] * num, is_plain
+        request, root, order, stops, len(prompt), known, rows, num, loading, lengths, high, appended, sampled, is_plain
     )
