@@ -127,12 +127,8 @@ class GroupTables:
     def __init__(self, growth: Growth, group: int, rows: Rows, flight: Flight | None = None) -> None:
         self._tables, self._device, self._layout = growth.tables, growth.device, growth.layout
         # Forks may join the flight's arrays later.
-        self._number, self._rows, self._flight, self._starts = (
-            group,
-            rows,
-            flight,
-            None if flight is None else flight.starts,
-        )
+        self._number, self._rows, self._flight = group, rows, flight
+        self._starts = None if flight is None else flight.starts
 
     @property
     def tables(self) -> NDArray[np.int32]:

@@ -101,7 +101,7 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
 
 def _are_ordinary(state: State, step: Step) -> bool:
     """Whether plain requests enter in parts with blocks for their prompts, and have no leader to follow."""
-    return state.enters_in_parts and not step.leaders and not state.books.bounded
+    return state.admission.chunked and not (state.reservation.reserves or step.leaders or state.books.bounded)
 
 
 def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: bool) -> RequestState | None:

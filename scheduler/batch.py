@@ -220,13 +220,11 @@ class SchedulerStats(Counted):
     aborted: int = 0
 
     def count_batches(self, num: int, computed: int, outputs: int) -> None:
-        """Batches ran, with so many tokens in all."""
         self.steps += num
         self.computed_tokens += computed
         self.output_tokens += outputs
 
     def count_admission(self, prompt_tokens: int) -> None:
-        """A request was admitted for the first time."""
         self.admitted += 1
         self.prompt_tokens += prompt_tokens
 
@@ -238,7 +236,3 @@ class SchedulerStats(Counted):
     @property
     def preemptions(self) -> int:
         return self.preemptions_recompute + self.preemptions_swap
-
-    @property
-    def rejected_tokens(self) -> int:
-        return self.drafted_tokens - self.accepted_tokens

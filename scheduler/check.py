@@ -37,7 +37,8 @@ def violations_of(state: State) -> list[str]:
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     found += _rows(state.books, state.requests.values(), state.to_reject)
     found += _in_flight(state.outstanding.batches, state.manager, state.limits, state.requests)
-    return found + state.order.violations(state) + state.reservation.violations(state.books) + state.manager.check()
+    found += state.waiting.violations(state.requests.values(), state.idle)
+    return found + state.reservation.violations(state.books) + state.manager.check()
 
 
 def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[RequestState]) -> list[str]:

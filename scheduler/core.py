@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -42,7 +43,7 @@ from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, state
 from .rows import NO_ROWS, Counts
 from .state import Limits, State, Step
 from .strategies import strategies_of
-from .views import Explanation, Outlook, RequestView, explain, listed, outlook, view_of
+from .views import Explanation, Outlook, RequestView, explain, outlook, view_of
 
 
 def _checked_count(name: str, value: Any) -> int:
@@ -128,7 +129,8 @@ class Scheduler(Uncopyable):
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
         self._state = State(memory, chosen, strategies, limits, self.costs)
         prices, size = self.costs, manager.block_size
-        memory.load_where(lambda start, stop: prices.load((stop - start) // size) < prices.recompute(start, stop))
+        # A load is half a swap.
+        memory.load_where(lambda start, stop: prices.swap((stop - start) // size) / 2 < prices.recompute(start, stop))
         self._turns = Turns(errors.SchedulerInUse)
         # Marks the batches of this scheduler, without a reference that keeps it alive.
         self._owner = object()
@@ -373,7 +375,9 @@ class Scheduler(Uncopyable):
 
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
-        return listed(self._state.books, checked_integer("limit", limit, 0, 2**62))
+        most, queues = checked_integer("limit", limit, 0, 2**62), self._state.queues
+        every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
+        return [view_of(self._state.books, request) for request in islice(every, most)]
 
     def request(self, request_id: str) -> RequestView:
         """Return the figures of a live request. Raises UnknownRequest."""
@@ -391,10 +395,10 @@ class Scheduler(Uncopyable):
         return (self._state.ended[request_id][0] if request is None else request.status).value
 
     def counts(self) -> dict[str, int]:
-        """Return requests by state; submitted is the sum of the others."""
+        """Return requests by state, those that wait for append() as waiting; submitted is the sum of the others."""
         state, stats = self._state, self._state.stats
         num = Counter(request.status.value for request in state.away)
-        num.update(waiting=self.num_waiting, running=state.running.num)
+        num.update(waiting=state.waiting.num + len(state.idle), running=state.running.num)
         num.update(finished=stats.finished, rejected=stats.rejected, aborted=stats.aborted)
         return {"submitted": self._num_added} | {status.value: num[status.value] for status in Status}
 
@@ -402,16 +406,6 @@ class Scheduler(Uncopyable):
     def num_reserved(self) -> int:
         """Blocks kept by count for running requests, beyond those that they hold."""
         return self._state.books.reserved()
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without a row, those that wait for append() included."""
-        return self._state.waiting.num + len(self._state.idle)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that run, followers included."""
-        return self._state.running.num
 
     def waiting_ids(self) -> list[str]:
         """Return ids of waiting requests, in order, and then of those that wait for append()."""
@@ -427,10 +421,8 @@ class Scheduler(Uncopyable):
 
     def id_of(self, row: int) -> str | None:
         """Return the id of the request that the row serves; None if it serves none."""
-        if not is_integer(row) or not 0 <= row < len(self._state.columns.id):
-            return None
-        owner: RequestState | None = self._state.columns.owner[row]
-        return None if owner is None else owner.id
+        ids = self._state.columns.id
+        return ids[row] if is_integer(row) and 0 <= row < len(ids) else None
 
     def rows_of(self, request_id: str) -> list[int]:
         """Return the rows of a request's live sequences; none while it waits. Raises UnknownRequest."""
@@ -485,14 +477,18 @@ class Scheduler(Uncopyable):
         return int(sequence)
 
     def _is_out(self, batch: object, place: int, verb: str) -> bool:
-        """Whether the batch needs an end. Raises unless it is ours and, if it does, outstanding at `place`."""
+        """Whether the batch needs an end. Raises unless it is ours and, if it does, at `place`: 0 oldest, -1 latest."""
         if not isinstance(batch, Batch):
             raise errors.InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
             raise errors.ForeignBatch(batch.number)
         if batch.is_empty:
             return False
-        self._state.outstanding.must_be(batch, place, verb)
+        batches = self._state.outstanding.batches
+        if batch not in batches:
+            raise errors.BatchEnded(batch.number)
+        if batches[place] is not batch:
+            raise errors.BatchOutOfOrder(batch.number, batches[place].number, verb)
         return True
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:

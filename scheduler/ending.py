@@ -205,13 +205,10 @@ def _await_append(state: State, rows: Rows) -> None:
 
 def _sampled_elsewhere(ticket: Ticket, tokens: Tokens, counts: Counts | None) -> list[tuple[Left, list[int]]]:
     """Return what the batch sampled for sequences that gave their rows back while it was out."""
-    found: list[tuple[Left, list[int]]] = []
     each = ticket.samples.astype(np.int64) if counts is None else counts
     stops = np.cumsum(each)
-    for place, left in sorted(ticket.gone.items()):
-        if not left.is_void and ticket.samples[place]:
-            found.append((left, tokens[stops[place] - each[place] : stops[place]].tolist()))
-    return found
+    gone = [(i, left) for i, left in sorted(ticket.gone.items()) if not left.is_void and ticket.samples[i]]
+    return [(left, tokens[stops[i] - each[i] : stops[i]].tolist()) for i, left in gone]
 
 
 def _deliver(state: State, left: Left, sampled: list[int]) -> Output:

@@ -15,7 +15,7 @@ from paged.base.arguments import Tokens
 from paged.base.growing import ones
 from paged.block_manager import Memory
 from paged.block_manager.moves import NO_MOVES, Moves, pairs_of
-from paged.errors import BatchEnded, BatchError, BatchOutOfOrder
+from paged.errors import BatchError
 
 from .batch import NO_LOADS, Batch, Left, SchedulerStats
 from .request import RequestState
@@ -30,8 +30,7 @@ class Awaited:
 
     def __init__(self, num_rows: int, batches: list[Batch]) -> None:
         self.num = np.zeros(num_rows, np.int64)
-        self.batch = np.full(num_rows, -1, np.int64)
-        self.place = np.full(num_rows, -1, np.int64)
+        self.batch, self.place = np.full((2, num_rows), -1, np.int64)
         self.is_undecided = np.zeros(num_rows, np.bool_)
         for batch in batches:
             ticket, places = batch.ticket, batch.ticket.places_sampled()
@@ -82,13 +81,6 @@ class Outstanding:
     def end(self, batch: Batch) -> None:
         self.batches.remove(batch)
 
-    def must_be(self, batch: Batch, place: int, verb: str) -> None:
-        """Raise BatchEnded or BatchOutOfOrder unless the batch is at `place`: 0 the oldest, -1 the latest."""
-        if batch not in self.batches:
-            raise BatchEnded(batch.number)
-        if self.batches[place] is not batch:
-            raise BatchOutOfOrder(batch.number, self.batches[place].number, verb)
-
     def forget_awaited(self) -> None:
         """Forget what rows wait for: a sequence has lost its row, or has another one."""
         self._awaited = None
@@ -109,7 +101,7 @@ class Outstanding:
         # The number of right drafts decides where rows with drafts go on.
         if columns.not_sampling or ticket.draft_counts is not None:
             return None
-        if self._resumes_known and (self._changed or last.number != self._batch_before):
+        if self._resumes_known and (self._changed or last.number != self._manager.batch - 1):
             return None
         ends = ticket.ends + ones(len(rows))
         return None if len(columns.filled(rows, ends)) else (rows, ticket.ends, ends)
@@ -147,7 +139,8 @@ class Outstanding:
         ends = (num_awaited > 0) & (totals >= self._columns.max_total[rows])
         ends |= awaited.is_undecided[rows]
         if self._resumes_known:
-            goes_on = awaited.batch[rows] == self._batch_before
+            # The batch before the current step, which may be empty or ended.
+            goes_on = awaited.batch[rows] == self._manager.batch - 1
             if self._changed:
                 goes_on &= ~np.isin(rows, list(self._changed))
             ends |= (num_awaited > 0) & ~goes_on
@@ -224,11 +217,6 @@ class Outstanding:
 
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))
-
-    @property
-    def _batch_before(self) -> int:
-        """The number of the batch before the current step, which may be empty or ended."""
-        return self._manager.batch - 1
 
 
 @dataclass(slots=True)

@@ -127,11 +127,8 @@ class Packer:
         columns = [tables[row, first // size : -(-(first + count) // size)] for row, first, count, _ in step.chunks]
         # All slots of all touched blocks. The cast is apart: numpy buffers an operation on mixed types.
         bases = np.concatenate(columns).astype(np.int64)
-        touched, at, parts = (
-            (bases[:, None] * size + rising(size)).reshape(-1),
-            0,
-            [(token_ids, positions, composed.slots)],
-        )
+        touched, at = (bases[:, None] * size + rising(size)).reshape(-1), 0
+        parts = [(token_ids, positions, composed.slots)]
         for blocks, (row, first, count, _) in zip(columns, step.chunks, strict=True):
             begin = at + first % size
             numbers = rising(first + count)[first:]

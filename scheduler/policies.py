@@ -13,21 +13,20 @@ from paged.errors import InvalidConfig, UnknownPolicy
 
 # Words that need one of certain words in another field. A region is released whole.
 _GOES_WITH = (
-    ("layout", "counted", "reservation", ("max", "expected")),
-    ("layout", "region", "reservation", ("max", "expected")),
-    ("layout", "region", "take", ("whole",)),
-    ("layout", "region", "preemption", ("recompute",)),
-    ("foresight", "predicted", "reservation", ("prompt",)),
-    ("foresight", "expected", "reservation", ("prompt",)),
+    ("layout", ("counted", "region"), "reservation", ("max", "expected")),
+    ("layout", ("region",), "take", ("whole",)),
+    ("layout", ("region",), "preemption", ("recompute",)),
+    ("foresight", ("predicted", "expected"), "reservation", ("prompt",)),
 )
+_COUNTS, _LIMITS = ("known_outputs", "max_passes", "stall_limit"), ("max_preemptions", "default_budget")
 
 
 def _is_share(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+def _is_count(value: Any, least: int = 0, *, or_none: bool = False) -> bool:
+    return (or_none and value is None) or (type(value) is int and value >= least)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +94,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             strategy = getattr(self, field)
             if not isinstance(strategy, str) or strategy not in known:
                 raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {strategy!r}.")
-        for field, strategy, other, needed in _GOES_WITH:
-            if getattr(self, field) == strategy and (got := getattr(self, other)) not in needed:
+        for field, strategies, other, needed in _GOES_WITH:
+            if (strategy := getattr(self, field)) in strategies and (got := getattr(self, other)) not in needed:
                 raise self._wrong(f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {got}.")
         span, waste, stall = self.quantile_range, self.waste_target, self.stall_target
         is_span = isinstance(span, (tuple, list)) and len(span) == 2 and all(map(_is_share, span))
@@ -106,16 +105,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             ("quantile_range", is_span and span[0] <= span[1], "two shares from 0 to 1, rising"),
             ("waste_target", waste is None or (_is_share(waste) and waste > 0), "in (0, 1], or None"),
             ("stall_target", stall is None or (_is_share(stall) and 0 < stall < 1), "in (0, 1), or None"),
-            ("known_outputs", _is_count(self.known_outputs), "at least 0"),
-            ("max_passes", _is_count(self.max_passes), "at least 0"),
-            ("stall_limit", _is_count(self.stall_limit), "at least 0"),
             ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
-            (
-                "max_preemptions",
-                self.max_preemptions is None or _is_count(self.max_preemptions, 1),
-                "at least 1, or None",
-            ),
-            ("default_budget", self.default_budget is None or _is_count(self.default_budget, 1), "at least 1, or None"),
+            *((name, _is_count(getattr(self, name)), "at least 0") for name in _COUNTS),
+            *((name, _is_count(getattr(self, name), 1, or_none=True), "at least 1, or None") for name in _LIMITS),
         ):
             if not is_right:
                 raise self._wrong(f"{field} has to be {wanted}; got {getattr(self, field)!r}.")
@@ -187,10 +179,6 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def swap(self, num_blocks: int) -> float:
         """Seconds to swap so many blocks out and in again."""
         return 2 * num_blocks * self.seconds_per_swapped_block
-
-    def load(self, num_blocks: int) -> float:
-        """Seconds to copy so many blocks from the host."""
-        return num_blocks * self.seconds_per_swapped_block
 
     def recompute(self, start: int, stop: int) -> float:
         """Seconds to compute positions `start` to `stop` - 1 again."""

@@ -40,15 +40,11 @@ class Victims:
         """Iterate victims that are not placed and `may_give` (None: all but bounded ones): paused, followers, then
         running ones as `ranked`. Each may be preempted."""
         may_give = may_give or (lambda request: request not in books.bounded)
-        for victim in reversed(list(books.queues.away)):
-            if victim.status is Status.PAUSED and may_give(victim):
-                yield victim
-        is_placed = books.manager.is_placed
-        running = [v for v in reversed(list(books.queues.running)) if not any(map(is_placed, v.live_rows))]
+        is_placed, queues = books.manager.is_placed, books.queues
+        yield from filter(may_give, [v for v in reversed(list(queues.away)) if v.status is Status.PAUSED])
+        running = [v for v in reversed(list(queues.running)) if not any(map(is_placed, v.live_rows))]
         leading = self.ranked(books, [v for v in running if v.follows is None])
-        for victim in (*(v for v in running if v.follows is not None), *leading):
-            if may_give(victim):
-                yield victim
+        yield from filter(may_give, [*(v for v in running if v.follows is not None), *leading])
 
 
 class FewestBlocks(Victims):

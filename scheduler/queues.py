@@ -8,7 +8,7 @@ idle <──────────┘     waits for tokens from the caller, an
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from .request import RequestState, Status
@@ -19,8 +19,9 @@ Key = tuple[int, float, int]
 
 
 class Queue(Protocol):
-    """Waiting requests, in the order in which they are to be admitted. `head` is the first, if there is one, `behind` up to `count` that come after it; `let_in` removes an admitted
-    one."""
+    """Waiting requests, in the order in which they are to be admitted. `head` is the first, if there is one, `behind` up
+    to `count` that come after it; `let_in` removes an admitted one. `ended` is told of each request that ends.
+    `violations`: what is wrong in the queue or its books, given all requests and the `idle` ones."""
 
     num: int
 
@@ -30,6 +31,8 @@ class Queue(Protocol):
     def behind(self, count: int) -> list[RequestState]: ...
     def remove(self, state: RequestState) -> None: ...
     def let_in(self, state: RequestState) -> None: ...
+    def ended(self, state: RequestState) -> None: ...
+    def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]: ...
 
 
 class OrderedQueue:
@@ -80,6 +83,13 @@ class OrderedQueue:
 
     let_in = remove
 
+    def ended(self, state: RequestState) -> None:
+        """Keep no books of those that were admitted."""
+
+    def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]:
+        orders = [state.order for state in self]
+        return [] if orders == sorted(orders) else ["11: the waiting queue is out of order."]
+
 
 class Queues:
     def __init__(self, waiting: Queue) -> None:
@@ -99,7 +109,6 @@ class Queues:
         return self.running_rows.num + self.away.num
 
     def shut(self) -> None:
-        """Admit no request until `reopen`."""
         self.is_shut = True
 
     def reopen(self) -> None:

@@ -120,7 +120,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 _INTEGERS = ("max_tokens", "min_tokens", "num_sequences", "num_computed", "priority", "eos_token_id", "expected_tokens")
-_integers_of = attrgetter(*_INTEGERS)
 # What most requests leave as it is.
 _rare_of = attrgetter(
     "min_tokens", "priority", "num_sequences", "num_computed", "reads_cache", "writes_cache",
@@ -131,13 +130,10 @@ _USUAL_TYPES = [*map(type, _USUAL)]
 
 
 def _with_own_integers(request: Request) -> Request:
-    """Return the valid request with Python integers, counts at most UNLIMITED; itself where it has them."""
-    numbers, stops = _integers_of(request), request.stop_token_ids
-    if request.max_tokens <= UNLIMITED and {*map(type, numbers), *map(type, stops)} <= {int, type(None)}:
-        return request
-    own = {name: None if n is None else count_of(n) for name, n in zip(_INTEGERS, numbers, strict=True)}
+    """Return the valid request with Python integers, counts at most UNLIMITED."""
+    own = {name: None if (n := getattr(request, name)) is None else count_of(n) for name in _INTEGERS}
     own["priority"] = int(request.priority)
-    return msgspec.structs.replace(request, **own, stop_token_ids=tuple(map(int, stops)))
+    return msgspec.structs.replace(request, **own, stop_token_ids=tuple(map(int, request.stop_token_ids)))
 
 
 def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
@@ -160,8 +156,14 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
     if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
+    root = _NO_NAMESPACE
+    if request.salt is not None or request.adapter is not None or request.extra_key is not None:
+        try:
+            root = root_prefix((request.salt, request.adapter, request.extra_key))
+        except InvalidNamespace as error:
+            raise wrong(request.id, f"extra_key: {error}") from None
     # The array may be the caller's.
-    return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, namespace_root(request)
+    return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, root
 
 
 def _check_fields(request: Request) -> None:
@@ -207,16 +209,6 @@ def _is_token(value: Any) -> bool:
     return _is_count(value, 0, 2**31 - 1)
 
 
-def namespace_root(request: Request) -> bytes:
-    """Return the encoded namespace of a valid request. Raises InvalidRequest for a key with no exact encoding."""
-    if request.salt is None and request.adapter is None and request.extra_key is None:
-        return _NO_NAMESPACE
-    try:
-        return root_prefix((request.salt, request.adapter, request.extra_key))
-    except InvalidNamespace as error:
-        raise wrong(request.id, f"extra_key: {error}") from None
-
-
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):
     """What a request took, delivered with its last output: tokens, blocks, times preempted. hit_tokens were found in
     the prefix cache at its first admission, recomputed_tokens computed again after preemptions."""
@@ -233,7 +225,6 @@ class Counted(msgspec.Struct, gc=False):
     """Figures that only `count` changes."""
 
     def count(self, name: str, num: int = 1) -> None:
-        """Add to the figure of this name."""
         setattr(self, name, getattr(self, name) + num)
 
 
@@ -355,12 +346,10 @@ class RequestState(Counted, eq=False, gc=False):
         self.load_batch = number
 
     def note_preempted(self, step: int) -> None:
-        """Count it as preempted in this step."""
         self.preempted_at = step
         self.preemptions += 1
 
     def resume(self, step: int) -> None:
-        """It runs again in this step."""
         if self.preempted_at is not None:
             self.longest_pause = max(self.longest_pause, step - self.preempted_at)
             self.preempted_at = None
@@ -383,20 +372,12 @@ def state_of(
     request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
-    num, eos = request.num_sequences, request.eos_token_id
+    num, eos, loading = request.num_sequences, request.eos_token_id, None if request.num_computed else 0
+    stops = (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids)
+    is_plain = num == 1 and not request.num_computed and not request.is_private
+    known: list[Tokens | None] = [prompt] * num
+    rows, lengths = [-1] * num, [max_total] * num
+    high, appended, sampled = [0] * num, [0] * num, [False] * num
     return RequestState(
-        request,
-        root,
-        order,
-        (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids),
-        len(prompt),
-        [prompt] * num,
-        [-1] * num,
-        num,
-        None if request.num_computed else 0,
-        [max_total] * num,
-        [0] * num,
-        [0] * num,
-        [False] * num,
-        num == 1 and not request.num_computed and not request.is_private,
+        request, root, order, stops, len(prompt), known, rows, num, loading, lengths, high, appended, sampled, is_plain
     )

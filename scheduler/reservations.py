@@ -100,21 +100,14 @@ def most(books: Books, request: RequestState, sequence: int) -> int:
     return request.max_total[sequence]
 
 
-def expected(books: Books, request: RequestState, sequence: int) -> int:
-    return total_with(request, sequence, expected_left(books, request, sequence))
-
-
-def expected_left(books: Books, request: RequestState, sequence: int) -> int | None:
-    """Return the request's expected_tokens; None if there are none, or they are reached."""
-    outputs = request.request.expected_tokens
-    is_reached = outputs is not None and books.num_output(request, sequence) >= outputs
-    return None if is_reached else outputs
-
-
-def total_with(request: RequestState, sequence: int, outputs: int | None) -> int:
-    """Return the tokens of prompt and `outputs`; None: max_tokens of them."""
-    longest = request.max_total[sequence]
-    return longest if outputs is None else min(longest, request.prompt_len + request.appended[sequence] + outputs)
+def expected(
+    books: Books, request: RequestState, sequence: int, rounded: Callable[[int], int] = lambda outputs: outputs
+) -> int:
+    """Prompt and expected_tokens, `rounded` up; max_tokens if there are none, or they are reached."""
+    outputs, longest = request.request.expected_tokens, request.max_total[sequence]
+    if outputs is None or books.num_output(request, sequence) >= outputs:
+        return longest
+    return min(longest, request.prompt_len + request.appended[sequence] + rounded(outputs))
 
 
 class Books:
@@ -289,10 +282,8 @@ class Books:
         """Reserve the worst case of a request that is due, if it is available; otherwise it stays a victim."""
         if not self.is_due(request) or request in self.bounded:
             return
-        if request.live_rows:
-            worst = self.debt_at_worst(request)
-        else:
-            worst = self.to_enter(request) - self.to_share(request)
+        has_rows = request.live_rows
+        worst = self.debt_at_worst(request) if has_rows else self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
             self.bounded.append(request)
 

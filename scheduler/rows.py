@@ -21,9 +21,6 @@ NO_ROWS: Rows = np.empty(0, np.int64)
 # Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
 
-_NUMBERS = ("max_total", "min_total", "prompt_total", "expected_total", "reserved", "sequence")
-_OBJECTS = ("owner", "id")
-
 
 class RowColumns:
     """Columns by row; they grow with the memory layer's.
@@ -196,17 +193,13 @@ class RowColumns:
         """Make room for so many rows. All columns grow, or none where memory is short (MemoryError)."""
         if num_rows <= self._num_rows:
             return
-        size = max(num_rows, 2 * self._num_rows)
-        grown = {name: np.zeros(size, getattr(self, name).dtype) for name in _NUMBERS}
-        grown |= {name: np.empty(size, object) for name in _OBJECTS}
-        stops = np.full((_MOST_IN_COLUMN, size), -1, np.int32).T
-        for name, column in grown.items():
-            column[: self._num_rows] = getattr(self, name)
-        stops[: self._num_rows] = self._all_stops
-        for name, column in grown.items():
-            setattr(self, name, column)
-        self._all_stops, self.stops = stops, stops[:, : self.stops.shape[1]]
-        self._num_rows = size
+        larger = RowColumns(max(num_rows, 2 * self._num_rows))
+        for name, column in vars(larger).items():
+            if isinstance(column, np.ndarray) and len(column) == larger._num_rows and name != "stops":
+                column[: self._num_rows] = getattr(self, name)
+                setattr(self, name, column)
+        self.stops = self._all_stops[:, : self.stops.shape[1]]
+        self._num_rows = larger._num_rows
 
 
 def kept_of(request: RequestState, sequence: int, tokens: list[int], known: int) -> tuple[int, int]:
@@ -283,17 +276,6 @@ class RunningRows:
         """Return what `settle` remembers, once."""
         steady, self.steady = self.steady, None
         return steady
-
-    def holds(self, rows: Rows, states: Iterable[RequestState]) -> bool:
-        """Whether these are running rows, each listed once."""
-        running = self.array(states)
-        if not len(rows) or rows.tobytes() == running.tobytes():
-            return True
-        if not len(running) or int(rows.min()) < 0 or int(rows.max()) > int(running.max()):
-            return False
-        count = np.bincount(rows, minlength=int(running.max()) + 1)
-        count[running] -= 1
-        return bool((count <= 0).all())
 
     def array(self, states: Iterable[RequestState]) -> Rows:
         """Return the rows. `states` iterates the running requests in order, in case the array is made anew."""

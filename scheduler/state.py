@@ -103,8 +103,6 @@ class State:
         self.manager = manager
         self.policy = policy
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
-        # An ordinary request enters with blocks of its prompt, in parts.
-        self.enters_in_parts = self.admission.chunked and not self.reservation.reserves
         self.limits = limits
         self.costs = costs
         self.requests: dict[str, RequestState] = {}
@@ -171,7 +169,7 @@ class State:
         request_id, ended = request.request.id, self.ended
         request.become(status)
         del self.requests[request_id]
-        self.order.ended(request)
+        self.waiting.ended(request)
         # Where the id was used before, this end is the latest.
         ended.pop(request_id, None)
         if len(ended) >= _REMEMBERED:

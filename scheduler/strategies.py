@@ -15,9 +15,8 @@ from .foresight import OutputLengths
 from .policies import Policy
 from .preemption import FewestBlocks, Swaps, Victims
 from .queues import Key, OrderedQueue, Queue
-from .request import Request, RequestState
+from .request import Request
 from .reservations import Drawn, Reservation, expected, most
-from .state import State
 
 _TOTALS = {"max": most, "expected": expected}
 _VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
@@ -39,14 +38,6 @@ class Order:
         """Return an empty queue for waiting requests, given the `lengths` of ended outputs."""
         return OrderedQueue()
 
-    def ended(self, request: RequestState) -> None:
-        """Note that an admitted or waiting request has ended."""
-
-    def violations(self, state: State) -> list[str]:
-        """Return what is wrong in the waiting queue or the strategy's own books."""
-        orders = [request.order for request in state.waiting]
-        return [] if orders == sorted(orders) else ["11: the waiting queue is out of order."]
-
 
 class ByPriority(Order):
     """Smaller `Request.priority` first, equal ones as they arrive."""
@@ -62,14 +53,7 @@ class Fair(ByPriority):
         self._weights = weights
 
     def queue(self, lengths: OutputLengths) -> Queue:
-        self._queue = FairQueue(self._weights, lengths)
-        return self._queue
-
-    def ended(self, request: RequestState) -> None:
-        self._queue.ended(request)
-
-    def violations(self, state: State) -> list[str]:
-        return self._queue.violations(state.requests.values(), state.idle)
+        return FairQueue(self._weights, lengths)
 
 
 class Strategies(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import chain, islice, takewhile
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from .foresight import outputs_left
 from .request import RequestState, Status
 from .reservations import Books
 from .rows import Counts
-from .state import State
+from .state import Limits, State
 
 _WHY = {
     "pending": "what comes next was still being computed",
@@ -80,13 +80,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             held = ", ".join(f'"{name}" {blocks}' for name, blocks in self.holders[:3])
             text += f" Blocks are held by {held}{' and others' if len(self.holders) > 3 else ''}."
         return text
-
-
-def listed(books: Books, limit: int) -> list[RequestView]:
-    """Return up to `limit` requests: running, suspended, waiting, and then those that wait for append()."""
-    queues = books.queues
-    every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
-    return [view_of(books, request) for request in islice(every, limit)]
 
 
 def view_of(books: Books, request: RequestState) -> RequestView:
@@ -255,8 +248,7 @@ class Outlook(msgspec.Struct, frozen=True):
     max_total            tokens of a sequence, prompt and outputs
     slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves
     block_size           tokens of a block
-    max_sequences        that run at a time
-    max_tokens_per_step  budget of a step
+    limits               of a step: tokens, and sequences that run at a time
     chunked              a prompt may be split over steps
     reserves             slots for all outputs are taken when a request enters
     looks_ahead          a request enters only if memory suffices until all have ended
@@ -273,8 +265,7 @@ class Outlook(msgspec.Struct, frozen=True):
     slots: int
     spare: int
     block_size: int
-    max_sequences: int
-    max_tokens_per_step: int
+    limits: Limits
     chunked: bool
     reserves: bool
     looks_ahead: bool
@@ -326,8 +317,7 @@ def outlook(state: State) -> Outlook:
         slots=slots,
         spare=books.watermark_blocks * size // full,
         block_size=size,
-        max_sequences=state.limits.max_sequences,
-        max_tokens_per_step=state.limits.max_tokens_per_step,
+        limits=state.limits,
         chunked=state.admission.chunked,
         reserves=reserves,
         looks_ahead=state.foresight is not None,

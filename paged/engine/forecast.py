@@ -56,7 +56,7 @@ class _Future:
         self._outlook = outlook
         # The step in which the next one may enter, tokens that are computed before it, and tokens that are left in it.
         self._step = self._tokens = 0
-        self._budget = outlook.max_tokens_per_step
+        self._budget = outlook.limits.max_tokens_per_step
         # Those who are in, the latest end first: (−end, sequences, base, growth); at step t each holds base + growth · t tokens.
         self._stays: list[tuple[int, int, float, int]] = []
         self._num_in = self._growth = 0
@@ -71,7 +71,7 @@ class _Future:
             if has_room and self._budget >= least:
                 break
             # The next step is better for one that has room in it; for others nothing changes before the next end.
-            is_soon = has_room and outlook.max_tokens_per_step - self._num_in >= least
+            is_soon = has_room and outlook.limits.max_tokens_per_step - self._num_in >= least
             self._go_on(self._step + 1 if is_soon else -self._stays[-1][0])
         entered = self._step, self._tokens
         self.put_in(num, held, todo, left)
@@ -100,7 +100,7 @@ class _Future:
         outlook, step = self._outlook, self._step
         blocks = -(-held // outlook.block_size)
         needed = self._base + self._growth * step + blocks * outlook.block_size + outlook.spare
-        if self._num_in + num > outlook.max_sequences or needed > outlook.slots:
+        if self._num_in + num > outlook.limits.max_sequences or needed > outlook.slots:
             return False
         if not outlook.looks_ahead:
             return True
@@ -118,7 +118,7 @@ class _Future:
 
     def _go_on(self, step: int) -> None:
         """This step ends as it is, and in those until `step` all decode."""
-        most = self._outlook.max_tokens_per_step
+        most = self._outlook.limits.max_tokens_per_step
         self._tokens += most - self._budget + (step - self._step - 1) * self._num_in
         self._step = step
         while self._stays and -self._stays[-1][0] <= step:

@@ -204,7 +204,7 @@ def test_it_rises_in_the_order_of_the_queue_and_asking_changes_nothing(wishes, p
         for _ in range(num_steps):
             if is_asked:
                 found = forecast(scheduler.outlook(), more=more, prompt_len=2)
-                assert len(found.steps) == len(found.tokens) == scheduler.num_waiting + more
+                assert len(found.steps) == len(found.tokens) == scheduler.counts()["waiting"] + more
                 for rising in (found.steps, found.tokens):
                     assert (rising >= 0).all() and (np.diff(rising) >= 0).all()
             batch = step(scheduler)

@@ -124,8 +124,8 @@ def test_what_costs_more_to_load_than_to_compute_is_computed(make_scheduler, req
 
 def test_beyond_the_knee_of_attention_a_long_prompt_is_worth_loading_that_a_short_one_is_not():
     costs = Costs(seconds_per_swapped_block=20e-6, seconds_per_token=1e-6, attention_knee=1000.0)
-    assert costs.load(1) > costs.recompute(0, 16)
-    assert costs.load(1000) < costs.recompute(0, 16_000)
+    assert costs.swap(1) / 2 > costs.recompute(0, 16)
+    assert costs.swap(1000) / 2 < costs.recompute(0, 16_000)
     assert Costs(attention_knee=math.inf).recompute(0, 10) == pytest.approx(10 * Costs().seconds_per_token)
 
 

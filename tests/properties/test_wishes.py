@@ -241,7 +241,7 @@ class Wishes(RuleBasedStateMachine):
         assert (manager.device.num_used, manager.host.num_used, bool(self.engine._searches)) == (0, 0, False)
         assert not self.engine._sampling.adjustments._number.any(), "no lane is left"
         self.events["drafts right"] += stats.accepted_tokens > 0
-        self.events["drafts wrong"] += stats.rejected_tokens > 0
+        self.events["drafts wrong"] += stats.drafted_tokens > stats.accepted_tokens
 
 
 def test_everybody_gets_what_he_gets_alone_whatever_he_wishes(reached_by):

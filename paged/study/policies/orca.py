@@ -9,7 +9,7 @@ from paged.base.words import counted
 from paged.block_manager import Memory
 from paged.errors import NeverFits
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import Books, Drawn, Totals, expected_left, total_with
+from paged.scheduler.reservations import Books, Drawn, Totals, expected
 from paged.study.policies.regions import Regions
 
 
@@ -69,5 +69,4 @@ def context(books: Books, request: RequestState, sequence: int) -> int:
 
 def expected_pow2(books: Books, request: RequestState, sequence: int) -> int:
     """Prompt and expected_tokens, rounded up to a power of two."""
-    outputs = expected_left(books, request, sequence)
-    return total_with(request, sequence, None if outputs is None else 1 << (outputs - 1).bit_length())
+    return expected(books, request, sequence, lambda outputs: 1 << (outputs - 1).bit_length())
