@@ -74,11 +74,13 @@ def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[Reques
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
     worst = manager.pages_of_rows(bounded) + books.owed_to_bounded()
-    # While batches are out, with drafts or without, a row holds more of a window than it is counted to.
+    # While batches are out, with drafts or without, a row holds more of a window than it is counted to, or is owed its next
+    # block beside a whole window.
     late, tables = 0, manager.tables
     for side in manager.layout.bounded:
         held = tables.num_blocks[bounded] - tables.first[side.table, bounded]
-        late += int(np.maximum(held - side.most, 0).sum()) * side.pages
+        goes_on = tables.num_blocks[bounded] * manager.block_size < columns.max_total[bounded]
+        late += int(np.maximum(held + goes_on - side.most, 0).sum()) * side.pages
     if worst > manager.num_blocks + late:
         found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
     return found
