@@ -342,7 +342,7 @@ class SideContent:
             tables.put(side.table, rows, 0, self._device.draw(len(rows), side.pages))
         tables.let_move(rows, False)
         for row, start, *blocks in zip(rows.tolist(), starts.tolist(), *old, strict=True):
-            flight.reads[row] = StateRead(tables.uid.item(row), start, tuple(blocks))
+            flight.reads.update({row: StateRead(tables.uid.item(row), start, tuple(blocks))})
 
     def keep_states(self, flight: Flight) -> None:
         """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
