@@ -74,10 +74,15 @@ def _show(made: Written, losses: tuple[float, float] | None) -> None:
     title = f"the {len(worst)} of {counted(len(made.layers), 'layer')} that are furthest off"
     table(title, ("layer", "before", "after", "error"), rows, right=(1, 2, 3))
     share = made.bytes_after / made.bytes_before
+    others = made.bytes_not_linear / made.bytes_after
     off = sorted(each.error for each in made.layers)[len(made.layers) // 2]
     said = [
         ("all tensors", f"{as_bytes(made.bytes_before)}, now {as_bytes(made.bytes_after)}: {share:.0%}"),
         ("error of a layer", f"{off:.2%} of its weights' norm at the median, {worst[0].error:.2%} at most"),
+        (
+            "floats in layers",
+            f"{as_bytes(made.bytes_not_linear)} of no linear layer (norms, experts): {others:.0%} of what is written",
+        ),
     ]
     if losses is not None:
         said.append(("loss on the text", f"{losses[0]:.4f}, now {losses[1]:.4f}: {losses[1] / losses[0] - 1:+.2%}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable
@@ -188,6 +189,13 @@ def test_the_command_reports_bytes_errors_and_losses(document, draft: Path, tmp_
     assert len(found["layers"]) == 21 and all(0 < each["error"] < 0.02 for each in found["layers"])
     assert found["loss_after"] == pytest.approx(found["loss_before"], rel=0.05)
     assert found["loss_after"] != found["loss_before"]
+    # Of each of 3 layers two norms, of 64 float16.
+    assert found["bytes_not_linear"] == 3 * 2 * 64 * 2
+
+
+def test_the_command_says_what_stays_floats(printed, draft: Path, tmp_path: Path) -> None:
+    out = printed("quantise", draft, "--out", tmp_path / "out")
+    assert re.search(r"floats in layers: 768 bytes of no linear layer \(norms, experts\): 0% of what is written", out)
 
 
 def test_the_command_finds_too_short_a_text_before_it_writes(paged, draft: Path, tmp_path: Path) -> None:

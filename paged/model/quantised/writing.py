@@ -58,6 +58,8 @@ class Written:
     folder: Path
     bytes_before: int
     bytes_after: int
+    bytes_not_linear: int
+    """Of decoder layers, tensors that stay floats because they are of no linear layer, as those of experts."""
     layers: list[LayerError]
 
 
@@ -153,7 +155,9 @@ def write_quantised(
         shards.close()
         with _writing(out):
             _write_rest(folder, made, _settings(bits, group_size, floats))
-    return Written(out, sum(each.num_bytes for each in files.headers.values()), shards.num_bytes, errors)
+    sizes = {name: header.num_bytes for name, header in files.headers.items()}
+    others = {name for name in sizes if is_of_layer(name) and name.rpartition(".")[0] not in layers}
+    return Written(out, sum(sizes.values()), shards.num_bytes, sum(sizes[name] for name in others), errors)
 
 
 def check_target(out: Path, weights: str, group_size: int | None) -> None:
