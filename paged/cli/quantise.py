@@ -47,7 +47,10 @@ def quantise(
     words = None if text is None else text_of(text)
     with loading(model):
         import_with_extra("torch", "quantising")
-        from paged.model.quantised.writing import write_quantised
+        from paged.model.quantised.writing import check_target, write_quantised
+    check_target(out, weights, group_size)
+    # Before a folder is written: the text may be too short.
+    before = None if words is None else loss_of(model or EMBEDDED, words)
     bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     task = None if bar is None else bar.add_task("layers", total=None)
 
@@ -57,7 +60,7 @@ def quantise(
 
     with bar or nullcontext():
         made = write_quantised(model or EMBEDDED, out, weights=weights, group_size=group_size, on_layer=on_layer)
-    losses = None if words is None else (loss_of(model or EMBEDDED, words), loss_of(out, words))
+    losses = None if words is None or before is None else (before, loss_of(out, words))
     if json:
         told: dict[str, Any] = msgspec.to_builtins(made, enc_hook=str)
         print_json({**told, "loss_before": losses and losses[0], "loss_after": losses and losses[1]})
@@ -71,10 +74,15 @@ def _show(made: Written, losses: tuple[float, float] | None) -> None:
     title = f"the {len(worst)} of {counted(len(made.layers), 'layer')} that are furthest off"
     table(title, ("layer", "before", "after", "error"), rows, right=(1, 2, 3))
     share = made.bytes_after / made.bytes_before
+    others = made.bytes_not_linear / made.bytes_after
     off = sorted(each.error for each in made.layers)[len(made.layers) // 2]
     said = [
         ("all tensors", f"{as_bytes(made.bytes_before)}, now {as_bytes(made.bytes_after)}: {share:.0%}"),
         ("error of a layer", f"{off:.2%} of its weights' norm at the median, {worst[0].error:.2%} at most"),
+        (
+            "floats in layers",
+            f"{as_bytes(made.bytes_not_linear)} of no linear layer (norms, experts): {others:.0%} of what is written",
+        ),
     ]
     if losses is not None:
         said.append(("loss on the text", f"{losses[0]:.4f}, now {losses[1]:.4f}: {losses[1] / losses[0] - 1:+.2%}"))

@@ -215,6 +215,16 @@ def uneven(folder: Path) -> None:
     change_weights(folder, g_idx=groups)
 
 
+def with_zeros(folder: Path) -> None:
+    """LAYER has zero points."""
+    change_weights(folder, weight_zero_point=torch.zeros(OUTS, DEPTH // 32, dtype=torch.int8))
+
+
+def with_floats(folder: Path) -> None:
+    """LAYER has its floats, too."""
+    change_weights(folder, weight=torch.zeros(OUTS, DEPTH, dtype=torch.float16))
+
+
 READ = "GPTQ and AWQ with 4 bits"
 
 
@@ -236,6 +246,12 @@ READ = "GPTQ and AWQ with 4 bits"
             "naive-quantized",
         ),
         ("compressed-w4a16", settings(kv_cache_scheme={"num_bits": 8}), "it has a kv_cache_scheme, which is not read"),
+        ("compressed-w4a16", settings(sparsity_config={"format": "sparse-24-bitmask"}), "it has a sparsity_config"),
+        (
+            "compressed-w4a16",
+            settings(quantization_status="initialized"),
+            "its weights are initialized, not compressed",
+        ),
         ("compressed-w4a16", scheme(type="float"), "as float of 4 bits with a scale a group, which is not read"),
         ("compressed-w4a16", scheme(strategy="block"), "with a scale a block, which is not read"),
         ("compressed-w8a8", inputs(dynamic=False), "a fixed scale a token, which is not done"),
@@ -265,6 +281,8 @@ def test_formats_that_are_not_read_are_refused_by_name(
         ("compressed-w4a16", without("weight_shape"), f"{LAYER}: weight_shape is missing"),
         ("compressed-w4a16-zeros", without("weight_zero_point"), f"{LAYER}: weight_zero_point is missing"),
         ("compressed-w8a8", scales("weight_scale", float("inf")), f"{LAYER}: 1 of its 64 scales are NaN or infinite"),
+        ("compressed-w4a16", with_zeros, f"{LAYER}: it has a weight_zero_point, and its configuration says symmetric"),
+        ("compressed-w4a16", with_floats, f"{LAYER}: it has both weight and weight_packed"),
         ("gptq", settings(group_size=0), "quantisation cannot be read: .*group_size is 0"),
         ("awq", settings(group_size="many"), "quantisation cannot be read: .*'many'"),
         ("gptq", settings(dynamic={"-:(": {}}), "quantisation cannot be read: .* is no pattern"),
@@ -282,6 +300,30 @@ def test_a_checkpoint_that_is_broken_is_told_by_layer_and_fault(
     harm(folder)
     with pytest.raises(BrokenCheckpoint, match=f"{folder.name}.*{message}"):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization_status": "frozen"},
+        {"quantization_status": None},
+        {"sparsity_config": {"format": "dense", "global_sparsity": 0.1, "sparsity_structure": "unstructured"}},
+    ],
+)
+def test_settings_that_change_nothing_of_how_weights_are_stored_are_read(
+    copied: Callable[[str], Path], changes: dict[str, Any]
+) -> None:
+    folder = copied("compressed-w4a16")
+    change_settings(folder, **changes)
+    assert reader(folder).layers == reader(MADE / "compressed-w4a16").layers
+
+
+def test_an_index_without_names_of_files_is_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("gptq")
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {"a": 5}}))
+    with pytest.raises(BrokenCheckpoint, match=f"{folder}: .*json cannot be read: it has 5 .* name of a's file"):
+        reader(folder)
 
 
 def test_layers_that_the_configuration_leaves_out_stay_floats(copied: Callable[[str], Path]) -> None:
@@ -345,8 +387,9 @@ def test_codes_go_to_the_layers_that_transformers_puts_their_floats_in(
 
 def test_codes_of_experts_that_transformers_joins_are_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_quantised(checkpoint("qwen3_next"), out, weights="int8")
+    made = write_quantised(checkpoint("qwen3_next"), out, weights="int8")
     held = load_file(out / WEIGHTS)
+    assert made.bytes_not_linear > sum(each.nbytes for name, each in held.items() if ".experts." in name) > 0
     name = next(each for each in sorted(held) if ".experts.0." in each and held[each].dim() == 2).removesuffix(
         ".weight"
     )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +18,10 @@ pytest.importorskip("transformers")
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoConfig
 
-from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
+from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel, UnwritablePath
 from paged.model.checkpoint import checkpoint_path, draft_path
 from paged.model.loading import load_model
 from paged.model.quantised import writing
@@ -110,6 +115,57 @@ def test_weights_that_are_no_numbers_and_files_that_are_cut_leave_nothing_behind
     assert {each.name for each in tmp_path.iterdir()} == {"draft"}
 
 
+def test_a_full_disk_is_told_by_the_folder_and_leaves_nothing_behind(draft: Path, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(UnwritablePath, match=rf"^{tmp_path / 'out'}: cannot be written, .*File too large"):
+            write_quantised(draft, tmp_path / "out", weights="int4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {each.name for each in tmp_path.iterdir()} == {"draft"}
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda weight: None, "weight is missing"),
+        (lambda weight: weight[0].clone(), r"weight has the shape \[192\]; 2 dimensions are wanted"),
+        (lambda weight: weight[:, :96].clone(), r"weight has the shape \[64, 96\]; \[64, 192\] is wanted"),
+        (lambda weight: weight.to(torch.int8), "weight is I8; F16 or BF16 or F32 is wanted"),
+        (lambda weight: weight.double(), "weight is F64; F16 or BF16 or F32 is wanted"),
+    ],
+)
+def test_a_broken_source_is_told_before_a_folder_is_made(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Tensor], Tensor | None], message: str
+) -> None:
+    held = load_file(draft / "model.safetensors")
+    harmed = harm(held.pop(f"{LAYER}.weight"))
+    save_file(held if harmed is None else {**held, f"{LAYER}.weight": harmed}, draft / "model.safetensors")
+    monkeypatch.setattr(writing, "_made_whole", None)
+    with pytest.raises(BrokenCheckpoint, match=f"{LAYER}: {message}"):
+        write_quantised(draft, tmp_path / "out", weights="int4")
+
+
+def test_a_broken_tokenizer_is_told_by_the_folder_it_is_in(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (draft / "tokenizer.json").write_text("{")
+    monkeypatch.setattr(writing, "_made_whole", None)
+    with pytest.raises(BrokenCheckpoint, match=f"^{draft}: the tokenizer cannot be read"):
+        write_quantised(draft, tmp_path / "out", weights="int4")
+
+
+def test_files_have_the_mode_that_the_process_gives(draft: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_quantised(draft, tmp_path / "out", weights="int4")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+    assert {each.stat().st_mode & 0o777 for each in (tmp_path / "out").iterdir()} == {0o640}
+
+
 def test_an_interrupt_leaves_nothing_behind(draft: Path, tmp_path: Path) -> None:
     def stop(layer: object, count: int) -> None:
         raise KeyboardInterrupt
@@ -133,6 +189,24 @@ def test_the_command_reports_bytes_errors_and_losses(document, draft: Path, tmp_
     assert len(found["layers"]) == 21 and all(0 < each["error"] < 0.02 for each in found["layers"])
     assert found["loss_after"] == pytest.approx(found["loss_before"], rel=0.05)
     assert found["loss_after"] != found["loss_before"]
+    # Of each of 3 layers two norms, of 64 float16.
+    assert found["bytes_not_linear"] == 3 * 2 * 64 * 2
+
+
+def test_the_command_says_what_stays_floats(printed, draft: Path, tmp_path: Path) -> None:
+    out = printed("quantise", draft, "--out", tmp_path / "out")
+    assert re.search(r"floats in layers: 768 bytes of no linear layer \(norms, experts\): 0% of what is written", out)
+
+
+def test_the_command_finds_too_short_a_text_before_it_writes(paged, draft: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("")
+    arguments = ("quantise", draft, "--out", tmp_path / "out", "--text", tmp_path / "text")
+    status, out, error = paged(*arguments)
+    assert (status, out) == (2, "") and "at least 2 are needed" in error
+    assert not (tmp_path / "out").exists()
+    # What is asked of the folder is refused before the text is read.
+    (tmp_path / "out").mkdir()
+    assert "is there already" in paged(*arguments)[2]
 
 
 def test_accuracy_compares_each_way_with_floats(document, draft: Path, tmp_path: Path) -> None:

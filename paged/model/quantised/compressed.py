@@ -47,12 +47,13 @@ class CompressedTensors:
     def __init__(self, settings: dict[str, Any]) -> None:
         for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
             found = settings.get(name)
-            if found and found != {"format": "dense"}:
+            is_dense = name == "sparsity_config" and found and found["format"] == "dense"
+            if found and not is_dense:
                 raise UnsupportedModel(f"it has a {name}, which is not read.")
-        if settings.get("quantization_status", "compressed") != "compressed":
-            raise UnsupportedModel(
-                f"its weights are {settings['quantization_status']}, not compressed; such a checkpoint is not read."
-            )
+        status = settings.get("quantization_status")
+        # A frozen one is stored so, too: names of its tensors tell.
+        if status not in (None, "frozen", "compressed"):
+            raise UnsupportedModel(f"its weights are {status}, not compressed; such a checkpoint is not read.")
         self._schemes = [_scheme(each, settings.get("format")) for each in settings["config_groups"].values()]
         self._floats = names_of(settings.get("ignore"))
         self.bits = {each.bits for each in self._schemes}
@@ -63,6 +64,10 @@ class CompressedTensors:
 
     def shape_of(self, layer: Stored) -> tuple[int, int]:
         scheme = self._scheme(layer)
+        if "weight" in layer and "weight_packed" in layer:
+            raise layer.broken("it has both weight and weight_packed")
+        if scheme.is_symmetric and "weight_zero_point" in layer:
+            raise layer.broken("it has a weight_zero_point, and its configuration says symmetric")
         if scheme.is_packed:
             outs, words = layer.header("weight_packed", ("I32",), 2).shape
             layer.expect("weight_shape", (2,), ("I64", "I32"))

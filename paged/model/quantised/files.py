@@ -90,6 +90,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, set[str]]]:
         placed: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names: dict[str, set[str]] = {}
         for name, file in placed.items():
+            if not isinstance(file, str):
+                raise ValueError(f"it has {file!r} in place of the name of {name}'s file")
             names.setdefault(file, set()).add(name)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise BrokenCheckpoint(f"{folder}: {INDEX} cannot be read: {short_cause(error)}") from error

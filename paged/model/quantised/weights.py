@@ -25,7 +25,7 @@ class QuantisedWeight:
     scales: Tensor
     """float32 [outs, groups], finite, none of them 0 where a code of its group differs from the zero."""
     zeros: Tensor
-    """uint8 [outs, groups]: the code that means 0; 0 to 2 ** bits."""
+    """uint8 [outs, groups]: the code that means 0; 0 to 2 ** bits - 1."""
     bits: int
     group_size: int
     """Inputs that share a scale; it divides depth. As large as depth: a scale a result."""

@@ -7,9 +7,9 @@ name once it is whole.
 from __future__ import annotations
 
 import json
-import os
+import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paged.errors import InvalidConfig, UnsupportedModel
+from paged.base.words import short_cause
+from paged.errors import InvalidConfig, UnsupportedModel, UnwritablePath
 from paged.model.checkpoint import named_or_shipped
 from paged.model.loading import config_of, silenced
 from paged.model.quantised.checkpoints import settings_of
 from paged.model.quantised.compressed import METHOD, PACKED
 from paged.model.quantised.files import INDEX, TensorFiles
 from paged.model.quantised.names import BITS, GROUPS
-from paged.model.quantised.placing import is_of_layer, layers_in, linears_of, paths_of
+from paged.model.quantised.placing import is_of_layer, linears_of, paths_of
+from paged.model.quantised.stored import FLOATS, Stored
 from paged.model.quantised.weights import quantise
 from paged.model.tokenizer import load_tokenizer
 
@@ -55,14 +58,17 @@ class Written:
     folder: Path
     bytes_before: int
     bytes_after: int
+    bytes_not_linear: int
+    """Of decoder layers, tensors that stay floats because they are of no linear layer, as those of experts."""
     layers: list[LayerError]
 
 
 @dataclass
 class _Shards:
-    """Tensors on their way into the files of a folder."""
+    """Tensors on their way into the files of a folder, which is to be called `out`."""
 
     folder: Path
+    out: Path
     num_bytes: int = 0
     _held: dict[str, Tensor] = field(default_factory=dict)
     _held_bytes: int = 0
@@ -89,10 +95,12 @@ class _Shards:
             self._part(i).rename(self.folder / name)
         if count > 1:
             placed = {tensor: name for name, tensors in zip(names, self._placed, strict=True) for tensor in tensors}
-            _write(self.folder / INDEX, {"metadata": {"total_size": self.num_bytes}, "weight_map": placed})
+            with _writing(self.out):
+                _write(self.folder / INDEX, {"metadata": {"total_size": self.num_bytes}, "weight_map": placed})
 
     def _flush(self) -> None:
-        save_file(self._held, self._part(len(self._placed)), metadata={"format": "pt"})
+        with _writing(self.out):
+            save_file(self._held, self._part(len(self._placed)), metadata={"format": "pt"})
         self._placed.append(list(self._held))
         self._held, self._held_bytes = {}, 0
 
@@ -112,15 +120,12 @@ def write_quantised(
 
     `group_size` is 32, 64 or 128 inputs that share a scale; None: for int8 a scale a result, for int4 groups of 32. `on_layer` is called behind each
     layer with its error and the number of layers. Raises InvalidConfig for an `out` that is there, a group that does not divide, and weights that
-    are NaN or infinite, and what `load_model` raises; then nothing is left behind.
+    are NaN or infinite, BrokenCheckpoint for a linear layer that is missing, of another shape or of no floats, UnwritablePath, for a full disk as
+    well, and what `load_model` raises; then nothing is left behind.
     """
-    bits = _bits(weights, group_size)
-    group_size = group_size or GROUPS[weights]
+    check_target(out, weights, group_size)
+    bits, group_size = BITS[weights], group_size or GROUPS[weights]
     folder = Path(named_or_shipped(model))
-    if out.exists():
-        raise InvalidConfig(f"{out} is there already; name a folder to be made.")
-    if not out.parent.is_dir():
-        raise InvalidConfig(f"{out.parent}: no such folder to make {out.name} in.")
     with silenced():
         config = config_of(folder)
         found = settings_of(config)
@@ -130,12 +135,13 @@ def write_quantised(
             )
         files = TensorFiles(folder)
         layers, floats = _layers(config, files)
+        load_tokenizer(folder)
     for name in sorted(layers):
         depth = files.headers[f"{name}.weight"].shape[1]
         if depth % (group_size or depth):
             raise InvalidConfig(f"{folder}: {name}: groups of {group_size} do not divide its {depth:,} inputs.")
     with _made_whole(out) as made:
-        shards, errors = _Shards(made), []
+        shards, errors = _Shards(made, out), []
         for name in files:
             layer = name.removesuffix(".weight")
             if layer not in layers:
@@ -147,30 +153,43 @@ def write_quantised(
             errors.append(LayerError(layer, weight.nbytes, after, error))
             on_layer(errors[-1], len(layers))
         shards.close()
-        _write_rest(folder, made, _settings(bits, group_size, floats))
-    return Written(out, sum(each.num_bytes for each in files.headers.values()), shards.num_bytes, errors)
+        with _writing(out):
+            _write_rest(folder, made, _settings(bits, group_size, floats))
+    sizes = {name: header.num_bytes for name, header in files.headers.items()}
+    others = {name for name in sizes if is_of_layer(name) and name.rpartition(".")[0] not in layers}
+    return Written(out, sum(sizes.values()), shards.num_bytes, sum(sizes[name] for name in others), errors)
 
 
-def _bits(weights: str, group_size: int | None) -> int:
+def check_target(out: Path, weights: str, group_size: int | None) -> None:
+    """Raise InvalidConfig where `write_quantised` would for what it is asked, before a checkpoint is read."""
     if weights not in BITS:
         raise InvalidConfig(f"weights are quantised to {' or '.join(BITS)}; got {weights!r}.")
     if group_size is not None and group_size not in GROUP_SIZES:
         raise InvalidConfig(f"a group has {', '.join(map(str, GROUP_SIZES))} inputs; got {group_size}.")
-    return BITS[weights]
+    if out.exists():
+        raise InvalidConfig(f"{out} is there already; name a folder to be made.")
+    if not out.parent.is_dir():
+        raise InvalidConfig(f"{out.parent}: no such folder to make {out.name} in.")
 
 
 def _layers(config: Any, files: TensorFiles) -> tuple[set[str], list[str]]:
-    """Names in the files of linear layers to be quantised, and of those that stay floats. Raises UnsupportedModel where there are none."""
+    """Names in the files of linear layers to be quantised, and of those that stay floats. Raises UnsupportedModel where there are none,
+    BrokenCheckpoint where one is missing, of another shape than the module has, or of no floats."""
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
         module = build(config)
     linears, layers, floats = linears_of(module), set(), []
-    for name, (path, is_part) in paths_of(module, layers_in(files)).items():
-        if path not in linears or is_part:
+    paths = paths_of(module, [name.removesuffix(".weight") for name in files if name.endswith(".weight")])
+    names = {path: name for name, (path, is_part) in paths.items() if not is_part}
+    may_miss = _may_miss(module, {path for path, is_part in paths.values() if is_part})
+    for path, linear in linears.items():
+        name = names.get(path, path)
+        if path not in names and may_miss(path):
             continue
-        if is_of_layer(path) and len(files.headers[f"{name}.weight"].shape) == 2:
+        Stored(files, name).expect("weight", tuple(linear.weight.shape), FLOATS)
+        if is_of_layer(path):
             layers.add(name)
         else:
             floats.append(name)
@@ -178,6 +197,21 @@ def _layers(config: Any, files: TensorFiles) -> tuple[set[str], list[str]]:
         raise UnsupportedModel(f"{files.folder}: its layers have no linear layers of their own to be quantised.")
     # Where it is tied to embeddings, files have none.
     return layers, sorted({*floats, "lm_head"})
+
+
+def _may_miss(module: Any, joined: set[str]) -> Callable[[str], bool]:
+    """Whether files may have no weight of its own for a linear layer: it is tied, transformers makes it of parts or of a larger one (`joined` has
+    the first that it makes of each), or says that it may be missing."""
+    tied = module.all_tied_weights_keys
+    patterns = module._keys_to_ignore_on_load_missing or ()
+    owners = {path.rpartition(".")[0] for path in joined}
+
+    def may_miss(path: str) -> bool:
+        weight = f"{path}.weight"
+        is_tied_or_made = weight in tied or path.rpartition(".")[0] in owners
+        return is_tied_or_made or any(re.search(each, weight) for each in patterns)
+
+    return may_miss
 
 
 def _stored(weight: Tensor, bits: int, group_size: int | None, name: str) -> tuple[dict[str, Tensor], float]:
@@ -235,7 +269,6 @@ def _write_rest(folder: Path, made: Path, settings: dict[str, Any]) -> None:
         is_index = file.name.endswith(".index.json")
         if file.is_file() and file.suffix in _COPIED and not is_index and file.name != "config.json":
             shutil.copyfile(file, made / file.name)
-    load_tokenizer(made)
 
 
 def _write(file: Path, document: dict[str, Any]) -> None:
@@ -243,13 +276,27 @@ def _write(file: Path, document: dict[str, Any]) -> None:
 
 
 @contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Raise UnwritablePath for what the system, or safetensors for it, does not write."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UnwritablePath(out, short_cause(error)) from error
+
+
+@contextmanager
 def _made_whole(out: Path) -> Iterator[Path]:
     """A folder beside `out` that gets its name when all went well, and is removed else."""
-    made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    made = out.with_name(f".{out.name}-{secrets.token_hex(4)}")
+    with _writing(out):
+        made.mkdir()
     try:
         yield made
-        os.chmod(made, 0o755)
-        made.rename(out)
+        # safetensors makes files that only their owner reads; the folder has the mode that this process gives.
+        for file in made.iterdir():
+            file.chmod(made.stat().st_mode & 0o666)
+        with _writing(out):
+            made.rename(out)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
