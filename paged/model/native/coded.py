@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed
-from paged.model.native.packed import NativeLinear, Product, model_library
+from paged.model.native.packed import NativeLinear, Product, model_library, on_one_thread
 from paged.model.quantised.names import BITS
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
@@ -47,8 +47,9 @@ def coded_library() -> Any:
     found.paged_codes_room.restype = _int64
     found.paged_mixed_products.argtypes = [*found.paged_products.argtypes, _pointer]
     found.paged_code_row.argtypes = [ctypes.POINTER(Codes), _pointer, _int64, _int64, _pointer]
-    for bits in BITS.values():
-        _check(found, bits)
+    with on_one_thread():
+        for bits in BITS.values():
+            _check(found, bits)
     return found
 
 

@@ -71,9 +71,21 @@ def model_library() -> Any:
     found.paged_products.argtypes = [_pointer, _int64, _int64, _int64, _int32, ctypes.POINTER(Product), _int64]
     found.paged_columns.restype = _int64
     found.paged_decoder_room.restype = found.paged_experts_room.restype = _int64
-    for dtype in ELEMENTS:
-        _check_invariance(found, dtype)
+    with on_one_thread():
+        for dtype in ELEMENTS:
+            _check_invariance(found, dtype)
     return found
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Within it C has one thread: beside busy cores, hundreds of small products would wait for a second one each time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pack(weight: Tensor, columns: int) -> Tensor:
