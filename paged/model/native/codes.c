@@ -8,12 +8,10 @@
  */
 #include "codes.h"
 
-#include "vector.h"
+#include "panels.h"
 
 /* Inputs of a row that share a scale. */
 #define PIECE 32
-/* Rows that one piece of work has, where there are many: a multiple of ROWS. */
-#define CHUNK 96
 /* Rows below which rounding them is not worth a second thread. */
 #define FEW 8
 
@@ -232,17 +230,27 @@ INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t l
         WITH_CONSTANT(count, code_tile, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds)
         for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
     }
-    if (product->bias)
-        for (size_t r = first; r < last; r++)
-            for (size_t c = 0; c < width; c++) to[r * stride + c] += product->bias[column + c];
+    add_bias(product, first, last, column, width);
 }
 
-static void with_panel_8(const char *x, const layout *lies, size_t first, size_t last, const paged_product *product, size_t panel) {
-    with_panel(x, lies, first, last, product, panel, 8);
+typedef struct {
+    const char *rounded;
+    layout lies;
+} coded_rows;
+
+static void with_panel_8(const void *x, size_t first, size_t last, const paged_product *product, size_t panel) {
+    const coded_rows *its = x;
+    with_panel(its->rounded, &its->lies, first, last, product, panel, 8);
 }
 
-static void with_panel_4(const char *x, const layout *lies, size_t first, size_t last, const paged_product *product, size_t panel) {
-    with_panel(x, lies, first, last, product, panel, 4);
+static void with_panel_4(const void *x, size_t first, size_t last, const paged_product *product, size_t panel) {
+    const coded_rows *its = x;
+    with_panel(its->rounded, &its->lies, first, last, product, panel, 4);
+}
+
+static panel_work by_bits(const paged_product *product, const void *x) {
+    (void)x;
+    return product->codes->bits == 8 ? with_panel_8 : with_panel_4;
 }
 
 /* Products that take a rounded row alike. */
@@ -253,20 +261,8 @@ static void coded_products(const void *x, size_t x_stride, int64_t rows, size_t 
     const size_t bytes = bytes_of(element);
 #pragma omp parallel for schedule(static) if (rows >= FEW)
     for (int64_t r = 0; r < rows; r++) round_row((const char *)x + r * x_stride * bytes, element, &lies, order, work + r * lies.stride);
-    int64_t total = 0;
-    for (int64_t i = 0; i < count; i++) total += (products[i].outs + COLUMNS - 1) / COLUMNS;
-    const int64_t chunks = (rows + CHUNK - 1) / CHUNK;
-#pragma omp parallel for schedule(dynamic) collapse(2)
-    for (int64_t number = 0; number < total; number++)
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            int64_t product = 0, panel = number, panels;
-            while (panel >= (panels = (products[product].outs + COLUMNS - 1) / COLUMNS)) {
-                panel -= panels;
-                product++;
-            }
-            const int64_t first = chunk * CHUNK, last = first + CHUNK < rows ? first + CHUNK : rows;
-            (products[product].codes->bits == 8 ? with_panel_8 : with_panel_4)(work, &lies, first, last, products + product, panel);
-        }
+    const coded_rows its = {work, lies};
+    over_panels(&its, rows, products, count, by_bits);
 }
 
 static int is_alike(const paged_codes *one, const paged_codes *other) {

@@ -25,7 +25,7 @@ _HERE = Path(__file__).parent
 MODEL_LIBRARY = (
     "model",
     tuple(_HERE / f"{each}.c" for each in ("products", "codes", "decoder", "experts", "recurrences")),
-    (*(_HERE / f"{each}.h" for each in ("products", "codes", "decoder", "experts", "recurrences", "tiles")), *HEADERS),
+    (*(_HERE / f"{each}.h" for each in ("products", "panels", "codes", "decoder", "experts", "recurrences", "tiles")), *HEADERS),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Rows that the trial of a product has, alone and together: more than two tiles have, of 6 or 16 rows.

@@ -7,13 +7,12 @@
  */
 #include "products.h"
 
+#include "panels.h"
 #include "tiles.h"
 #include "vector.h"
 
 /* So many numbers of the depth stay in a cache while all rows of a chunk pass; even, because of pairs. */
 #define DEPTH 512
-/* Rows that one piece of work has, where there are many: a multiple of ROWS. */
-#define CHUNK 96
 /* Rows whose sums have room beside `to`; divides CHUNK. */
 #define SOME 32
 
@@ -90,37 +89,34 @@ INLINE void with_panel(const void *x, size_t x_stride, size_t first, size_t last
             all_rows(count, rows_of_x + r * x_stride * bytes, x_stride, packed, depth, sums, COLUMNS, !product->adds, element);
             for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
         }
-    if (product->bias)
-        for (size_t r = first; r < last; r++)
-            for (size_t c = 0; c < width; c++) to[r * stride + c] += product->bias[column + c];
+    add_bias(product, first, last, column, width);
 }
 
-static void with_panel_float32(const void *x, size_t x_stride, size_t first, size_t last, size_t depth, const paged_product *product,
-                               size_t panel) {
-    with_panel(x, x_stride, first, last, depth, product, panel, FLOAT32);
+typedef struct {
+    const void *x;
+    size_t x_stride, depth;
+    enum element element;
+} float_rows;
+
+static void with_panel_float32(const void *x, size_t first, size_t last, const paged_product *product, size_t panel) {
+    const float_rows *its = x;
+    with_panel(its->x, its->x_stride, first, last, its->depth, product, panel, FLOAT32);
 }
 
-static void with_panel_bfloat16(const void *x, size_t x_stride, size_t first, size_t last, size_t depth,
-                                const paged_product *product, size_t panel) {
-    with_panel(x, x_stride, first, last, depth, product, panel, BFLOAT16);
+static void with_panel_bfloat16(const void *x, size_t first, size_t last, const paged_product *product, size_t panel) {
+    const float_rows *its = x;
+    with_panel(its->x, its->x_stride, first, last, its->depth, product, panel, BFLOAT16);
+}
+
+static panel_work by_element(const paged_product *product, const void *x) {
+    (void)product;
+    return ((const float_rows *)x)->element == FLOAT32 ? with_panel_float32 : with_panel_bfloat16;
 }
 
 void paged_products(const void *x, int64_t x_stride, int64_t rows, int64_t depth, int32_t element, const paged_product *products,
                     int64_t count) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < count; i++) total += (products[i].outs + COLUMNS - 1) / COLUMNS;
-    const int64_t chunks = (rows + CHUNK - 1) / CHUNK;
-#pragma omp parallel for schedule(dynamic) collapse(2)
-    for (int64_t number = 0; number < total; number++)
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            int64_t product = 0, panel = number, panels;
-            while (panel >= (panels = (products[product].outs + COLUMNS - 1) / COLUMNS)) {
-                panel -= panels;
-                product++;
-            }
-            const int64_t first = chunk * CHUNK, last = first + CHUNK < rows ? first + CHUNK : rows;
-            (element == FLOAT32 ? with_panel_float32 : with_panel_bfloat16)(x, x_stride, first, last, depth, products + product, panel);
-        }
+    const float_rows its = {x, x_stride, depth, element};
+    over_panels(&its, rows, products, count, by_element);
 }
 
 int64_t paged_columns(void) { return COLUMNS; }
