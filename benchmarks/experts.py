@@ -10,32 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from recurrences import write_page
+from recurrences import COMMON, write_page
 
 RESULTS = Path(__file__).resolve().parent / "results" / "experts.md"
 app = typer.Typer(add_completion=False)
-_COMMON = {
-    "vocab_size": 1024,
-    "hidden_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 2048,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "like Mixtral: 2 of 8 experts, 54 M": {
-        **_COMMON,
+        **COMMON,
         "model_type": "mixtral",
         "intermediate_size": 1024,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
     "like Qwen3-MoE: 8 of 64 experts, 79 M": {
-        **_COMMON,
+        **COMMON,
         "model_type": "qwen3_moe",
         "intermediate_size": 1536,
         "moe_intermediate_size": 192,

@@ -23,7 +23,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "recurrences.md"
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORK = {"1 row": 1, "8 rows": 8, "32 rows": 32, "a prompt of 512": 0}
 app = typer.Typer(add_completion=False)
-_COMMON = {
+COMMON = {
     "vocab_size": 1024,
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -39,7 +39,7 @@ _COMMON = {
 MODELS: dict[str, dict[str, Any]] = {
     "hybrid": {},
     "like Qwen3-Next": {
-        **_COMMON,
+        **COMMON,
         "model_type": "qwen3_next",
         "layer_types": ["linear_attention"] * 3 + ["full_attention"],
         "mlp_only_layers": [0, 1, 2, 3],
@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 128,
     },
     "like Bamba": {
-        **_COMMON,
+        **COMMON,
         "model_type": "bamba",
         "attn_layer_indices": [3],
         "mamba_n_heads": 16,

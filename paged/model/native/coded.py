@@ -126,7 +126,7 @@ class QuantisedLinear(NativeLinear):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [out_features, in_features], for whoever multiplies by it himself: a copy each time."""
+        """float32 [out_features, in_features], for callers that multiply by it themselves: a copy each time."""
         return self.packed.weight.dequantised()
 
     def _multiplied(self, x: Tensor, rows: int | None) -> Tensor:

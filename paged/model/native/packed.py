@@ -25,7 +25,13 @@ _HERE = Path(__file__).parent
 MODEL_LIBRARY = (
     "model",
     tuple(_HERE / f"{each}.c" for each in ("products", "codes", "decoder", "experts", "recurrences")),
-    (*(_HERE / f"{each}.h" for each in ("products", "panels", "codes", "decoder", "experts", "recurrences", "tiles")), *HEADERS),
+    (
+        *(
+            _HERE / f"{each}.h"
+            for each in ("products", "panels", "codes", "decoder", "experts", "recurrences", "tiles")
+        ),
+        *HEADERS,
+    ),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Rows that the trial of a product has, alone and together: more than two tiles have, of 6 or 16 rows.
@@ -151,7 +157,7 @@ class PackedLinear(NativeLinear):
 
     @property
     def weight(self) -> Tensor:
-        """[out_features, in_features], unpacked for whoever multiplies by it himself, as routers of experts do: a copy each time."""
+        """[out_features, in_features], unpacked for callers that multiply by it themselves, as routers of experts do: a copy each time."""
         packed = self.packed if self.packed.dim() == 4 else self.packed.unsqueeze(-1)
         return packed.permute(0, 2, 1, 3).reshape(-1, self.in_features)[: self.out_features]
 

@@ -2,7 +2,7 @@
 
 names.py       how weights can be quantised at load, without torch
 at_load.py     which layers are quantised at load, and what is refused
-weights.py     what such a weight is, whoever made it; making one from floats, and floats from one
+weights.py     what such a weight is; making one from floats, and floats from one
 
 checkpoints.py a folder whose layers are stored as codes: its format, its layers, each layer's codes
 gptq.py, awq.py, compressed.py

@@ -3,7 +3,7 @@
 int8   a scale a result
 int4   a scale a result and group of 32 inputs
 
-Linear layers are, but for the output projection where nobody asks for it; embeddings, norms and states stay floats.
+Linear layers are, and the output projection if `quantize_head` is set; embeddings, norms and states stay floats.
 """
 
 from __future__ import annotations
