@@ -11,8 +11,9 @@ from torch.nn import functional
 from transformers.integrations.moe import use_experts_implementation
 
 from paged.errors import UnsupportedModel
-from paged.model.native.experts import Activation, PackedExperts, pack_experts
+from paged.model.native.experts import Activation, PackedExperts, can_be_coded, code_experts, pack_experts
 from paged.model.native.packed import padded
+from paged.model.quantised.weights import quantise
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Around a vector, a panel of 16 or 64 results, and what one piece of work has.
@@ -180,9 +181,52 @@ def test_a_rows_result_does_not_depend_on_the_others(kind, rows, hidden, width, 
     assert torch.equal(ours(x[order], chosen[order], shares[order]), together[order])
 
 
+@settings(max_examples=30, derandomize=True)
+@given(st.sampled_from(KINDS), st.integers(1, 40), st.sampled_from([32, 64, 160]), st.sampled_from(DTYPES), st.data())
 @torch.inference_mode()
-def test_the_number_of_threads_changes_nothing():
-    ours, before = packed(made(LikeGptOss, 4, 130, 514)), torch.get_num_threads()
+def test_experts_in_codes_are_the_products_of_their_codes_and_rows_do_not_depend_on_others(
+    kind, rows, size, dtype, data
+):
+    bits, group = data.draw(st.sampled_from([(8, None), (4, 32)]))
+    width, count = data.draw(st.sampled_from([32, 96])), data.draw(st.integers(1, 4))
+    ours = coded(made(kind, count, size, width), bits, group)
+    x, (chosen, shares) = drawn(rows, size, seed=9).to(dtype), choices(rows, count, data.draw(st.integers(1, count)))
+    together = ours(x, chosen, shares)
+    expected = torch.zeros(rows, size)
+    for row, each in enumerate(chosen.tolist()):
+        for expert, share in zip(each, shares[row], strict=True):
+            if expert < count:
+                expected[row] += share * one_coded(ours, expert, x[row : row + 1])[0]
+    # What lies between both products differs in its last bits, and may be rounded to another code.
+    torch.testing.assert_close(together.float(), expected, rtol=0, atol=2e-2 * max(1.0, float(expected.abs().max())))
+    order = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows)))
+    assert torch.equal(ours(x[order], chosen[order], shares[order]), together[order])
+
+
+def coded(experts, bits, group):
+    assert can_be_coded(experts)
+    return code_experts(experts, "mlp", lambda weight: quantise(weight, bits=bits, group_size=group))
+
+
+def one_coded(ours, expert, x):
+    up_bias, down_bias = (None if each is None else each[expert] for each in (ours.up_bias, ours.down_bias))
+    both = ours.up.each[expert].multiply(x, up_bias)
+    gate, up = both.chunk(2, -1) if ours._has_gates else (both, None)
+    return ours.down.each[expert].multiply(ours._activation.of(gate, up).to(x.dtype), down_bias)
+
+
+@torch.inference_mode()
+def test_experts_whose_trial_differs_are_not_made_codes():
+    experts = made(Says, 2, 32, 32)
+    with pytest.raises(UnsupportedModel, match="mlp: Says computes otherwise than C does, so that its experts cannot"):
+        coded(experts, 8, None)
+    assert not can_be_coded(made(Unknown, 2, 32, 32)) and not can_be_coded(made(Normed, 2, 32, 32))
+
+
+@pytest.mark.parametrize("pack", [lambda experts: packed(experts), lambda experts: coded(experts, 8, None)])
+@torch.inference_mode()
+def test_the_number_of_threads_changes_nothing(pack):
+    ours, before = pack(made(LikeGptOss, 4, 130, 514)), torch.get_num_threads()
     x, (chosen, shares) = drawn(200, 130), choices(200, 4, 2)
     found = []
     for count in (1, 2, 3):
