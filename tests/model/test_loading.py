@@ -154,8 +154,8 @@ CUT = "cannot be read: Expecting value: line 1"
         (with_text("config.json", "{}"), BROKEN, "config.json cannot be read: .*`model_type`"),
         (with_text("config.json", '{"model_type": "other"}'), BROKEN, "config.json cannot be read: .*`other`"),
         (with_text("tokenizer.json", "{"), BROKEN, "the tokenizer cannot be read"),
-        (with_text(WEIGHTS, ""), BROKEN, "the weights cannot be read: .*header too small"),
-        (weights_that_are_cut, BROKEN, "the weights cannot be read: .*file not fully covered"),
+        (with_text(WEIGHTS, ""), BROKEN, f"{WEIGHTS} cannot be read: .*header too small"),
+        (weights_that_are_cut, BROKEN, f"{WEIGHTS} cannot be read: .*file not fully covered"),
         (with_weights(lambda of: of.pop(LAST_KEYS)), BROKEN, f"weights that are missing .*: {LAST_KEYS}.$"),
         (
             lambda folder: change_json(folder, "config.json", num_hidden_layers=3),
@@ -163,7 +163,12 @@ CUT = "cannot be read: Expecting value: line 1"
             "model.layers.2.*, model.layers.2.*, model.layers.2.* and 6 more.$",
         ),
         (with_weights(lambda of: of.update({"model.norm.weight": torch.ones(7)})), BROKEN, r"model\.norm\.weight"),
-        (shard_that_is_missing, BROKEN, "the weights cannot be read: .*model-00002-of-00002.safetensors"),
+        (
+            with_weights(lambda of: of.update({LAST_KEYS: of[LAST_KEYS].to(torch.int8)})),
+            BROKEN,
+            f"{LAST_KEYS} is I8, and",
+        ),
+        (shard_that_is_missing, BROKEN, "model-00002-of-00002.safetensors cannot be read: No such file"),
     ],
 )
 def test_a_broken_checkpoint_is_told_by_its_folder_and_its_fault(folder, harm, error, message):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from paged import LLM, Engine, SamplingParams
-from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
+from paged.errors import BrokenCheckpoint, BuildFailed, InvalidConfig, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.model_shape import ModelShape
 from paged.model.native.coded import QuantisedLinear
@@ -238,3 +241,47 @@ def test_numbers_that_are_none_are_refused_by_layer(checkpoint, monkeypatch):
     nn.init.constant_(module["up"].weight, torch.inf)
     with pytest.raises(InvalidConfig, match="up: a weight to quantise is NaN or infinite"):
         at_load.AtLoad("int8").replace(module)
+
+
+EXPERT = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "message"),
+    [
+        (
+            "llama",
+            lambda of, up: of.update({up: of[up] * torch.nan}),
+            InvalidConfig,
+            "up_proj: a weight to quantise is NaN",
+        ),
+        (
+            "llama",
+            lambda of, up: of.update({up: of[up][:, :32]}),
+            BrokenCheckpoint,
+            "missing or of another shape: .*up_pr",
+        ),
+        ("llama", lambda of, up: of.pop(up), BrokenCheckpoint, "missing or of another shape: .*up_proj.weight"),
+        ("llama", lambda of, up: of.update({up: of[up].to(torch.int8)}), BrokenCheckpoint, "up_proj.weight is I8, and"),
+        (
+            "mixtral",
+            lambda of, _: of.update({EXPERT: of[EXPERT] * torch.inf}),
+            InvalidConfig,
+            "mlp.experts: a weight to q",
+        ),
+        (
+            "mixtral",
+            lambda of, _: of.update({EXPERT: of[EXPERT].t()}),
+            BrokenCheckpoint,
+            "cannot be made of its parts: ",
+        ),
+        ("mixtral", lambda of, _: of.pop(EXPERT), BrokenCheckpoint, "the weights cannot be read"),
+    ],
+)
+def test_weights_that_cannot_become_codes_are_refused(checkpoint, tmp_path, name, change, error, message):
+    folder = shutil.copytree(checkpoint(name, **WIDE), tmp_path / "harmed")
+    weights = load_file(folder / "model.safetensors")
+    change(weights, "model.layers.1.mlp.up_proj.weight")
+    save_file({key: each.contiguous() for key, each in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(error, match=message):
+        load_model(folder, quantization="int8")

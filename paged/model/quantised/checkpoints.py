@@ -17,7 +17,7 @@ from paged.model.quantised.awq import AWQ
 from paged.model.quantised.compressed import CompressedTensors
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.gptq import GPTQ
-from paged.model.quantised.stored import Stored
+from paged.model.quantised.stored import FLOATS, Stored
 from paged.model.quantised.weights import QuantisedWeight
 
 FORMATS = {"gptq": GPTQ, "awq": AWQ, "compressed-tensors": CompressedTensors}
@@ -104,10 +104,12 @@ def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
     """The layers of a folder that are stored as codes, None for a checkpoint of floats.
 
     Raises UnsupportedModel for a format that is not read, with those that are, and BrokenCheckpoint for tensors that are missing or of another shape
-    or dtype than the format has, groups that do not divide, and scales that are 0, NaN or infinite.
+    or dtype than the format has, groups that do not divide, and scales that are 0, NaN or infinite; and for weights of no floats where the configuration says
+    nothing of quantisation.
     """
     settings = settings_of(config)
     if settings is None:
+        _check_floats(TensorFiles(folder))
         return None
     method = settings.get("quant_method")
     make: Any = FORMATS.get(str(getattr(method, "value", method)))
@@ -122,3 +124,12 @@ def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
             f"{folder}: what its configuration says of quantisation cannot be read: {error!r}."
         ) from error
     return QuantisedCheckpoint(folder, found)
+
+
+def _check_floats(files: TensorFiles) -> None:
+    """Raise BrokenCheckpoint for a matrix of codes, which transformers would take for numbers."""
+    for name, header in files.headers.items():
+        if name.endswith(".weight") and len(header.shape) > 1 and header.dtype not in (*FLOATS, "F64"):
+            raise BrokenCheckpoint(
+                f"{files.folder}: {name} is {header.dtype}, and the configuration says nothing of quantisation; {', '.join(FLOATS)} or F64 is wanted."
+            )

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from paged.base.words import short_cause
 from paged.errors import BrokenCheckpoint
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.stored import FLOATS
@@ -47,7 +48,14 @@ class ModuleFiles:
         join = deepcopy(join)
         for name, pattern in parts:
             join.add_tensor(key, name, pattern, partial(self._files.read, name))
-        found = join.convert(key, model=self._module, config=self._module.config)[key]
+        try:
+            found = join.convert(key, model=self._module, config=self._module.config)[key]
+        except BrokenCheckpoint:
+            raise
+        except Exception as error:
+            raise BrokenCheckpoint(
+                f"{self._files.folder}: {key} cannot be made of its parts: {short_cause(error)}"
+            ) from error
         weight: Tensor = found[0] if isinstance(found, list) else found
         wanted = self._module.get_parameter(key).shape
         if weight.shape != wanted:
