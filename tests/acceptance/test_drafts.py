@@ -100,6 +100,21 @@ def test_drafts_are_no_content_before_they_are_accepted(make_scheduler, request_
     assert (scheduler.manager.lookup(prompt).num_tokens, scheduler.check()) == (8, [])
 
 
+def test_a_row_with_undecided_drafts_gives_no_block_to_one_behind_it(make_scheduler, request_of):
+    scheduler = make_scheduler(5, 1, policy="vllm", max_outstanding=2)
+    for id, prompt in (("a", [1]), ("b", [2])):
+        scheduler.add(Request(id=id, prompt=prompt, max_tokens=6))
+    scheduler.update(scheduler.schedule(), [5, 6])
+    second = scheduler.schedule(drafts={"a": [7]})
+    assert (second.ids.tolist(), scheduler.manager.device.num_available) == (["a", "b"], 0)
+    # "a" cannot go on before its drafts are decided, and "b" asks for a block.
+    third = scheduler.schedule()
+    assert third.is_empty and not third.preempted
+    scheduler.update(second, [7, 8, 9], [2, 1])
+    fourth = scheduler.schedule()
+    assert (fourth.ids.tolist(), [id for id, _ in fourth.preempted]) == (["a"], ["b"])
+
+
 def test_a_row_with_undecided_drafts_is_not_in_the_next_batch(make_scheduler, request_of):
     scheduler = started(make_scheduler(20, 4), request_of)
     scheduler.add(request_of("b", 4))
