@@ -444,6 +444,8 @@ class Memory:
         launched = tables.content_end(row)
         num_blocks = -(-launched // self.block_size)
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
+        if self.sides is not None:
+            tables.want(child, tables.wanted[:, row].tolist())
         self.index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)

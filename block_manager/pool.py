@@ -510,8 +510,8 @@ class Retentions:
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it
         closes. `renewed`, (last node, level): blocks up to it at this level become newest, so that no child outlives
-        its parent."""
-        for pool, there in zip(self._pools, run.blocks, strict=True):
+        its parent. Windows and states are older than the full blocks that they are of no use without."""
+        for pool, there in reversed(list(zip(self._pools, run.blocks, strict=True))):
             if there is None:
                 continue
             offsets = (there >= 0).nonzero()[0]

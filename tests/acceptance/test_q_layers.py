@@ -385,6 +385,30 @@ def test_a_caller_asks_where_a_share_should_end(make_manager, compute):
         manager.next_end(99, 30)
 
 
+def test_a_fork_is_wanted_where_its_row_is(make_manager, compute):
+    manager = make_manager(60, 4, groups=HYBRID)
+    row = manager.add(range(30), keep_at=(9, 22))
+    compute(manager, row, 8)
+    fork = manager.fork(row)
+    manager.free([row])
+    assert manager.next_end(fork, 30) == 20
+
+
+def test_of_what_is_retained_together_states_leave_before_full_blocks(make_manager, compute):
+    manager = make_manager(12, 4, groups=HYBRID)
+    row = manager.add(range(17))
+    compute(manager, row, 16)
+    compute(manager, row, 1)
+    manager.free([row])
+    assert (manager.retain(range(16), priority=1), manager.lookup(range(17)).num_tokens) == (16, 16)
+    # This takes the end of the row, which is not retained, and one page more the first of what is.
+    other = manager.add(range(100, 108))
+    compute(manager, other)
+    assert manager.lookup(range(17)).num_tokens == 16
+    manager.reserve([other], [3])
+    assert (manager.lookup(range(17)).num_tokens, len(manager.cached_contents())) == (0, 4 + 2)
+
+
 def test_who_has_no_scheduler_reads_states_where_they_were_kept(make_manager):
     manager = make_manager(60, 4, groups=HYBRID)
     first = manager.add(range(30), keep_at=(9,))
