@@ -10,11 +10,10 @@ import typer
 from typer import Argument, Option
 
 from paged.base.budget import as_bytes, short
-from paged.cli.options import Json, KvDtype
+from paged.cli.options import Json, KvDtype, Quantization, QuantizeHead
 from paged.cli.show import counted, figures, print_json
 from paged.errors import InvalidConfig, NotModelled, UnknownModel
 from paged.model.layer_plan import Group, LayerPlan, plan_layers
-from paged.model.quantised.names import QUANTIZATIONS
 from paged.study.hardware import (
     DTYPES,
     KV_DTYPES,
@@ -50,7 +49,6 @@ _STEP_HELP = "Token budget of a step: activations are for so many."
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help=_MODEL_HELP)]
 DeviceName = Annotated[str, Option(help=_DEVICE_HELP)]
 Dtype = Annotated[str | None, Option(help=f"Of weights and activations: {', '.join(DTYPES)}.", show_default="the model's own, or bf16, or what the device has")]
-Quantization = Annotated[str | None, Option("--quantization", "-q", help=f"Linear layers as codes: {' or '.join(QUANTIZATIONS)}.", show_default="none")]
 Batch = Annotated[int, Option(min=1, help="Sequences.")]
 Length = Annotated[int, Option(min=1, help="Tokens of each.")]
 TensorParallel = Annotated[int, Option(min=1, help="Devices that every layer is split over.")]
@@ -67,6 +65,7 @@ def capacity(
     device: DeviceName = "a100-80g",
     dtype: Dtype = None,
     quantization: Quantization = None,
+    quantize_head: QuantizeHead = False,
     kv_dtype: KvDtype = None,
     batch: Batch = 16,
     length: Length = 1024,
@@ -96,6 +95,7 @@ def capacity(
         dtype=dtype or usual_dtype(shape, placed),
         kv_dtype=kv_dtype,
         quantization=quantization,
+        quantize_head=quantize_head,
         tensor_parallel=tensor_parallel,
         split_context=split_context,
     )
@@ -218,7 +218,7 @@ def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
     if model.kept:
         room = f"{counted(found.num_blocks, 'page')} of {as_bytes(roofline.page_bytes(found.block_size))}"
     room += f"; {counted(found.max_sequences, 'sequence')} of {counted(found.length, 'token')}"
-    dtype = found.dtype if roofline.quantization is None else f"{roofline.quantization} and {found.dtype}"
+    dtype = found.dtype if found.quantization is None else f"{found.quantization} and {found.dtype}"
     return [
         ("weights", f"{as_bytes(found.weight_bytes)} in {dtype}: {parameters}"),
         (

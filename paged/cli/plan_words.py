@@ -32,6 +32,8 @@ def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]
         "device": scenario.device.device,
         "tensor_parallel": scenario.device.tensor_parallel,
         "kv_dtype": scenario.device.kv_dtype,
+        "quantization": scenario.device.quantization,
+        "quantize_head": scenario.device.quantize_head,
         "timed_by": scenario.device.timed_by(),
         "notes": [*filter(None, [unsettled(plan.load)]), *scenario.device.notes()],
         "not_modelled": scenario.device.not_modelled(),

@@ -97,6 +97,8 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "seed": scenario.load.seed,
         "model": scenario.device.model,
         "device": scenario.device.device,
+        "quantization": scenario.device.quantization,
+        "quantize_head": scenario.device.quantize_head,
         "timed_by": scenario.device.timed_by(),
         "notes": [*filter(None, [unsettled(outcome.load)]), *scenario.device.notes()],
         "not_modelled": scenario.device.not_modelled(),

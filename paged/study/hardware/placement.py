@@ -12,13 +12,12 @@ from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
-from paged.model.quantised.names import BITS, GROUPS, QUANTIZATIONS
+from paged.model.quantised.names import AT_LOAD, HEAD, Codes, check_asked, check_stored
 from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, kv_bytes
 from paged.study.hardware.link import Link
 from paged.study.hardware.step_work import Span, Spans
 
 LOGIT_BYTES = 4
-_SCALE_BYTES = 4
 MOST_DEVICES = 1 << 16
 
 
@@ -30,8 +29,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
     head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
     and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
-    reaches. With a `quantization` linear layers are codes with scales, as an engine makes them at load, and operations go at the dtype's rate. Raises
-    InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
+    reaches. With a `quantization` linear layers are codes with scales, as an engine makes them at load, or as the model is published; with
+    `quantize_head` so are the output projection and an embedding that shares its weights. Operations go at the dtype's rate. Raises
+    InvalidConfig for a quantization that is none, or that contradicts what the model is published in, for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
     and heads or an MLP that so many devices cannot share evenly.
     """
 
@@ -44,6 +44,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     data_parallel: int = 1
     link: Link | None = None
     quantization: str | None = None
+    quantize_head: bool = False
 
     def __post_init__(self) -> None:
         self.device.peak(self.dtype)
@@ -78,10 +79,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
 
     def _check_quantization(self) -> None:
+        check_asked(self.quantization)
+        stored = self.model.codes or (Codes(title=self.model.dtype) if self.model.dtype else None)
+        if stored is not None:
+            bits = () if stored.bits is None else (stored.bits,)
+            check_stored(self.model.name, stored.title, bits, self.quantization, with_head=self.quantize_head)
+        check_asked(self.quantization, with_head=self.quantize_head)
         if self.quantization is None:
             return
-        if self.quantization not in QUANTIZATIONS:
-            raise InvalidConfig(f'quantization is "{self.quantization}"; known are {", ".join(QUANTIZATIONS)}')
         kinds = {"experts": self.model.experts, "latents": self.model.latent, "layers with a state": self.model.mixers}
         for kind, has in kinds.items():
             if has:
@@ -119,25 +124,38 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def layer_bytes(self) -> int:
         """Weights of all layers but the routed experts, over all devices; of codes their scales, too."""
         model, size = self.model, DTYPES[self.dtype]
-        if self.quantization is None:
+        if self.codes is None:
             return model.layer_parameters * size
-        bits, group = BITS[self.quantization], GROUPS[self.quantization]
         queries, kept = model.heads * model.head_dim * (1 + model.gated_attention), 2 * model.kv_heads * model.head_dim
         wide = 2 if model.gated_mlp else 1
         numbers = model.hidden * (queries + kept + model.heads * model.head_dim + (wide + 1) * model.intermediate)
         results = queries + kept + wide * model.intermediate + 2 * model.hidden
-        scales = results if group is None else numbers // group
-        return (
-            model.layers * (numbers * bits // 8 + _SCALE_BYTES * scales)
-            + (model.layer_parameters - model.layers * numbers) * size
-        )
+        inputs = (3 + wide) * model.hidden + model.heads * model.head_dim + model.intermediate
+        of_layer = self.codes.num_bytes(numbers, results, inputs)
+        return model.layers * of_layer + (model.layer_parameters - model.layers * numbers) * size
+
+    @cached_property
+    def codes(self) -> Codes | None:
+        """How linear layers are stored where they are codes: as the model is published, or as an engine makes them at load."""
+        published = self.model.codes
+        if published is not None and published.bits is not None:
+            return published
+        return AT_LOAD.get(self.quantization or "")
+
+    @property
+    def head_bytes(self) -> int:
+        """The output projection, over all devices."""
+        numbers = self.model.head_parameters
+        if self.quantize_head:
+            return AT_LOAD[HEAD].num_bytes(numbers, self.model.vocab, self.model.hidden)
+        return numbers * DTYPES[self.dtype]
 
     @property
     def weight_bytes(self) -> int:
         """All weights, over all devices."""
         model, routed = self.model, self.model.routed_parameters
-        rest = (model.parameters - routed - model.layer_parameters) * DTYPES[self.dtype]
-        return rest + self.layer_bytes + int(routed * self.expert_parameter_bytes)
+        rest = (model.parameters - routed - model.layer_parameters - model.head_parameters) * DTYPES[self.dtype]
+        return rest + self.head_bytes + self.layer_bytes + int(routed * self.expert_parameter_bytes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -149,9 +167,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         if model.dtype is not None and model.dtype != self.dtype:
             said.append(f"{model.name} is published in {model.dtype}; its weights are counted in {self.dtype}")
-        if self.quantization is not None:
+        if self.codes is not None:
+            head = f", the output projection {HEAD}" if self.quantize_head else ""
             said.append(
-                f"linear layers are codes in {self.quantization} with scales, all else {self.dtype}, at whose rate operations are counted"
+                f"linear layers are codes in {self.codes.title} with scales{head}, all else {self.dtype}, at whose rate operations are counted"
+            )
+        if self.quantize_head and model.tied_embeddings:
+            said.append(
+                "the embedding shares the output projection's codes, which one that scales its weights does not"
             )
         if self.kept_dtype != self.dtype or self.kept_dtype in ("fp8", *CODE_BITS):
             said.append(f"K and V are kept in {self.kept_dtype}" + ("" if self.kv_dtype else " (--kv-dtype)"))

@@ -107,6 +107,8 @@ def _varying(outcome: Outcome, paces: Mapping[tuple[str, float], str]) -> dict[s
         "profile": device.profile or "no profile",
         "dtype": device.dtype,
         "kv_dtype": f"KV in {device.kv_dtype}" if device.kv_dtype else "KV as usual",
+        "quantization": f"weights in {device.quantization}" if device.quantization else "weights as published",
+        "quantize_head": "head in codes" if device.quantize_head else "head as it is",
         "tensor_parallel": f"tensor parallel {device.tensor_parallel}",
         "memory_share": f"memory share {device.memory_share:g}",
         "faster": ", ".join(f"{name} × {getattr(device.faster, name):g}" for name in device.faster.__struct_fields__),
