@@ -416,9 +416,9 @@ class Memory:
         beside, found = self._beside_tables(), list[GroupStats]()
         for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
             entries = self._entries(number, self.tables.live_rows)
-            used = kept = self._pages_held(number, entries[2], beside)
-            if group.kind != "state":
-                kept = self._slots_filled(number, *entries) * group.pages / self.block_size
+            used = self._pages_held(number, entries[2], beside)
+            is_state = group.kind == "state"
+            kept = used if is_state else self._slots_filled(number, *entries) * group.pages / self.block_size
             found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept))
         return tuple(found)
 

@@ -25,6 +25,7 @@ def scenarios(
     published: options.Published = False,
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
+    kv_dtype_skip_layers: options.KvSkip = None,
     quantization: options.Quantization = None,
     quantize_head: options.QuantizeHead = False,
     tensor_parallel: options.TensorParallel = 1,
@@ -81,6 +82,7 @@ def scenarios(
         device=device,
         dtype=dtype or (usual_dtype(shape, device_named(device)) if shape and device else "bf16"),
         kv_dtype=kv_dtype,
+        kv_skip=options.names_in(kv_dtype_skip_layers),
         quantization=quantization,
         quantize_head=quantize_head,
         tensor_parallel=tensor_parallel,
@@ -128,6 +130,7 @@ def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:
             (
                 "dtype",
                 "kv_dtype",
+                "kv_dtype_skip_layers",
                 "quantization",
                 "quantize_head",
                 "tensor_parallel",

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 from paged import Engine, Policy
 from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.capacity import plan_of
+from paged.model.layer_plan import plan_layers
 from paged.serving.engine_process import ready
 from paged.study.hardware import layers_named
 from paged.testing.engine_world import EngineRequest
@@ -105,6 +106,15 @@ def test_capacity_counts_k_and_v_beside_states_as_the_engine_keeps_them(architec
     plan = plan_of(loaded(architecture), block_size=16, kv_dtype=kv_dtype)
     of_engine = {each.entry for group in plan.groups for each in group.layers if group.kind == "full"}
     assert {each.entry for each in known if each.kind == "full"} == of_engine
+
+
+@each_kv_dtype
+def test_capacity_keeps_windows_in_floats_as_the_engine_does(kv_dtype, checkpoint, loaded):
+    skipped = {"kv_cache_dtype": kv_dtype, "kv_cache_dtype_skip_layers": WINDOWS}
+    found = Engine(loaded("gemma3_text"), num_blocks=64, **skipped).model
+    of_engine = plan_of(found, block_size=16, kv_dtype=kv_dtype)
+    known = layers_named(str(checkpoint("gemma3_text")), kv_dtype=kv_dtype, skipped=WINDOWS, floats="fp32")
+    assert plan_layers(known.layers, block_size=16).held_bytes(999) == of_engine.held_bytes(999)
 
 
 @each_kv_dtype

@@ -56,6 +56,34 @@ def test_what_cannot_be_counted_is_refused(refused, arguments, said):
     assert said in refused("simulate", *arguments)
 
 
+def test_windows_stay_in_floats_beside_full_layers_in_codes(document):
+    gemma, stored = ("gemma-3-27b", "--device", "h100"), ("--kv-dtype", "int4")
+    skip = (*stored, "--kv-dtype-skip-layers", "sliding_window")
+    plain, coded, mixed = (document("capacity", *gemma, *more) for more in ((), stored, skip))
+    full, windows, token = 10, 52, 2 * 16 * 128
+    in_codes = 2 * 16 * (64 + 2)
+    assert mixed["kv_bytes_per_token"] == full * in_codes + windows * token * 2
+    assert coded["kv_bytes_per_token"] < mixed["kv_bytes_per_token"] < plain["kv_bytes_per_token"]
+    assert "K and V of sliding_window layers are kept in bf16" in mixed["notes"]
+    held = {str(length): mixed["pages"]["bytes_of_a_sequence"][str(length)]["held"] for length in (8192, 131072)}
+    kept = full * in_codes * 131072 + windows * token * 2 * 1023
+    assert kept <= held["131072"] <= 1.04 * kept
+    (found,) = document("simulate", LOAD[0], "--model", *gemma, *skip, "--limit", 2)
+    assert found["kv_dtype_skip_layers"] == ["sliding_window"]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "said"),
+    [
+        ("llama-3-8b", ("--kv-dtype", "int8"), "of what can be named so llama-3-8b has none"),
+        ("gemma-3-27b", (), 'goes with a kv_dtype of "int8" or "int4"; K and V are in bf16'),
+        ("gemma-3n-e4b", ("--kv-dtype", "int8"), "gemma-3n-e4b"),
+    ],
+)
+def test_windows_that_cannot_stay_in_floats_are_refused(refused, model, more, said):
+    assert said in refused("capacity", model, *more, "--kv-dtype-skip-layers", "sliding_window")
+
+
 def test_kernels_and_layers_that_were_timed_with_floats_say_nothing_of_codes(tmp_path):
     path = tmp_path / "kernels.json"
     path.write_text("{}")

@@ -30,7 +30,7 @@ from paged.engine.engine import Engine
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
 from paged.model.native.coded import Codes, QuantisedLinear, aligned, coded_library
-from paged.model.native.packed import NativeLinear, Product, model_library
+from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
 from paged.study.bench.engine import Serving
 from paged.study.bench.measured import Measured
 
@@ -305,16 +305,16 @@ class _Call(NamedTuple):
     @classmethod
     def of(cls, linears: Sequence[NativeLinear], to: torch.Tensor) -> _Call:
         """Of these linear layers, each to a row of `to`."""
-        products = [
-            Product(
-                packed=(each.packed.codes if isinstance(each, QuantisedLinear) else each.packed).data_ptr(),
-                to=row.data_ptr(),
-                outs=each.out_features,
-                to_stride=each.out_features,
-                codes=ctypes.addressof(each.packed.c) if isinstance(each, QuantisedLinear) else None,
-            )
-            for each, row in zip(linears, to)
-        ]
+        products = []
+        for each, row in zip(linears, to):
+            outs = each.out_features
+            product = Product(to=row.data_ptr(), outs=outs, to_stride=outs)
+            if isinstance(each, QuantisedLinear):
+                product.packed, product.codes = each.packed.codes.data_ptr(), ctypes.addressof(each.packed.c)
+            else:
+                assert isinstance(each, PackedLinear), "there are two kinds"
+                product.packed = each.packed.data_ptr()
+            products.append(product)
         return cls(linears[0].in_features, (Product * len(products))(*products))
 
     def room(self, rows: int) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 
 import msgspec
 
-from paged.attention.kv_dtypes import CODE_BITS
+from paged.attention.kv_dtypes import CODE_BITS, SKIPPED
 from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
@@ -25,7 +25,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A model in a dtype on `tensor_parallel` devices of one kind, or in `data_parallel` ranks of so many.
 
     Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
-    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16. Weights are split evenly. Heads go to devices whole, so beyond
+    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16; so are those of layers that `kv_skip` names, beside int8 or int4. Weights are split evenly. Heads go to devices whole, so beyond
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
     head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
     and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
@@ -39,6 +39,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     device: Device
     dtype: str = "bf16"
     kv_dtype: str | None = None
+    kv_skip: tuple[str, ...] = ()
     tensor_parallel: int = 1
     split_context: bool = False
     data_parallel: int = 1
@@ -71,6 +72,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f'kv_dtype is "{self.kept_dtype}"; {self.model.name} keeps latents, which have no scale a head: it can be '
                 f"{', '.join(each for each in KV_DTYPES if each not in CODE_BITS)}"
             )
+        check_skipped(self.model.name, self.model.kept, self.kept_dtype, self.kv_skip)
         if not _is_shared_evenly(self.model, degree, self.split_context):
             few = [each for each in self.degrees() if each <= max(self.model.heads, 2 * degree)]
             raise InvalidConfig(
@@ -178,6 +180,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         if self.kept_dtype != self.dtype or self.kept_dtype in ("fp8", *CODE_BITS):
             said.append(f"K and V are kept in {self.kept_dtype}" + ("" if self.kv_dtype else " (--kv-dtype)"))
+        if self.kv_skip:
+            said.append(f"K and V of {' and '.join(self.kv_skip)} layers are kept in {kept_as(self.dtype)}")
         if not self.split_context and not model.latent and self.tensor_parallel > model.kv_heads:
             times = self.tensor_parallel // model.kv_heads
             said.append(
@@ -195,11 +199,15 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of a token over all layers, each kept once."""
-        return self.kv_bytes_of(self.model.kv_elements)
+        if not self.kv_skip:
+            return self.kv_bytes_of(self.model.kv_elements)
+        layers = [each for each in self.model.kept if each.kind != "state"]
+        return sum(self.kv_bytes_of(each.count * sum(each.entry) // (BF16 * each.stride), each.kind) for each in layers)
 
-    def kv_bytes_of(self, elements: int) -> int:
-        """Return the bytes of so many elements of K and V, scales included."""
-        return kv_bytes(self.kept_dtype, elements, self.model.head_dim)
+    def kv_bytes_of(self, elements: int, kind: str = "full") -> int:
+        """Return the bytes of so many elements of K and V, scales included, in layers of this kind."""
+        is_skipped = kind in (SKIPPED[name] for name in self.kv_skip)
+        return kv_bytes(kept_as(self.dtype) if is_skipped else self.kept_dtype, elements, self.model.head_dim)
 
     @cached_property
     def kv_bytes_per_token_of_device(self) -> int:
@@ -223,7 +231,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(
             msgspec.structs.replace(
                 each,
-                entry=tuple(-(-self.kv_bytes_of(piece // BF16) * times // of) for piece in each.entry),
+                entry=tuple(-(-self.kv_bytes_of(piece // BF16, each.kind) * times // of) for piece in each.entry),
                 parts=tuple(_split(part, degree) for part in each.parts),
             )
             for each in model.kept
@@ -256,7 +264,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if not self.model.kept:
             return self.kv_bytes_per_token * length
         return sum(
-            each.kept_bytes(length) if each.kind == "state" else self.kv_bytes_of(each.kept_bytes(length) // BF16)
+            each.kept_bytes(length)
+            if each.kind == "state"
+            else self.kv_bytes_of(each.kept_bytes(length) // BF16, each.kind)
             for each in self.model.kept
         )
 
@@ -345,6 +355,21 @@ def _split(part: Part, degree: int) -> Part:
 def usual_dtype(model: ModelShape, device: Device) -> str:
     """What stands in for a dtype that nobody named: the model's own where the device has a rate for it, else the device's usual one."""
     return model.dtype if model.dtype in device.peak_flops else device.usual_dtype
+
+
+def check_skipped(name: str, kept: Sequence[Layers], kv_dtype: str, skipped: Sequence[str]) -> None:
+    """Raise InvalidConfig where `skipped` names layers of which a model has none, where no other layer is left with K and V, or where K and V are in no codes."""
+    kinds = {each.kind for each in kept} - {"state"}
+    for each in skipped:
+        if SKIPPED.get(each) not in kinds:
+            known = ", ".join(known for known, kind in SKIPPED.items() if kind in kinds) or "none"
+            raise InvalidConfig(f'kv_dtype_skip_layers has "{each}"; of what can be named so {name} has {known}')
+    if skipped and kv_dtype not in CODE_BITS:
+        raise InvalidConfig(f'kv_dtype_skip_layers goes with a kv_dtype of "int8" or "int4"; K and V are in {kv_dtype}')
+    if skipped and not kinds - {SKIPPED[each] for each in skipped}:
+        raise InvalidConfig(
+            f"kv_dtype_skip_layers={','.join(skipped)} leaves no layer of {name} whose K and V could be in {kv_dtype}"
+        )
 
 
 def kept_as(dtype: str) -> str:
