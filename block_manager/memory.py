@@ -375,12 +375,15 @@ class Memory:
 
     def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
         """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
-        found = list[int]()
-        for number, group in enumerate(self.layout.groups):
-            *_, blocks = self._entries(number, np.array(rows, np.int64))
-            others = (block for table, block in beside if table == self.layout.table_of[number])
-            found.append(len({*blocks.tolist(), *others}) * group.pages)
-        return found
+        entries = (self._entries(number, np.array(rows, np.int64)) for number in range(len(self.layout.groups)))
+        return [self._pages_held(number, blocks, beside) for number, (*_, blocks) in enumerate(entries)]
+
+    def _pages_held(self, group: int, blocks: NDArray[np.int32], beside: Sequence[tuple[int, int]]) -> int:
+        """Pages of these blocks of a group, and of those `beside` tables that are of it."""
+        is_held = np.zeros(self.num_blocks, np.bool_)
+        is_held[blocks] = True
+        is_held[[block for table, block in beside if table == self.layout.table_of[group]]] = True
+        return int(np.count_nonzero(is_held)) * self.layout.groups[group].pages
 
     def _entries(self, group: int, rows: Rows) -> tuple[Rows, NDArray[np.int64], NDArray[np.int32]]:
         """Row, column and block of all that these rows' tables have of a group, [n] each."""
@@ -395,7 +398,9 @@ class Memory:
     def num_filled(self, group: int) -> int:
         """Slots of blocks in tables that hold a computed token which the group, no states, has to keep; a shared block counts
         once."""
-        rows, columns, blocks = self._entries(group, self.tables.live_rows)
+        return self._slots_filled(group, *self._entries(group, self.tables.live_rows))
+
+    def _slots_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
         computed, begins = self.tables.num_computed[rows], columns * self.block_size
         begin = np.maximum(begins, self.layout.groups[group].front(computed))
         filled = np.zeros(self.num_blocks, np.int64)
@@ -408,11 +413,13 @@ class Memory:
             return ()
         cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
         cached = [self.device.num_cached - sum(cached), *cached]
-        used = self.pages_by_group(self.tables.live_rows.tolist(), self._beside_tables())
-        found = []
+        beside, found = self._beside_tables(), list[GroupStats]()
         for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
-            kept = used[number] if group.kind == "state" else self.num_filled(number) * group.pages / self.block_size
-            found.append(GroupStats(group, used[number], cached[at], passed[at], lost[at], used[number] - kept))
+            entries = self._entries(number, self.tables.live_rows)
+            used = self._pages_held(number, entries[2], beside)
+            is_state = group.kind == "state"
+            kept = used if is_state else self._slots_filled(number, *entries) * group.pages / self.block_size
+            found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept))
         return tuple(found)
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:

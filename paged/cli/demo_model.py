@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.attention import LayeredPool
+from paged.attention.kv_dtypes import AUTO
 from paged.decoding.text import TextStream
 from paged.engine.config import EngineConfig
 from paged.engine.memory import memory_for
@@ -91,7 +92,7 @@ def grouped(model: LoadedModel, scenario: Scenario) -> tuple[Scheduler, LayeredP
         max_tokens_per_step=scenario.budget(),
         max_sequences=scenario.max_sequences,
     )
-    manager, (pool,) = memory_for(config, [model], None)
+    manager, (pool,) = memory_for(config, [model], None, AUTO)
     steps = config.scheduling
     costs = scenario.device.cost_model().costs(scenario.block_size)
     scheduler = Scheduler(

@@ -38,6 +38,7 @@ from paged.errors import (
     InvalidRequest,
     InvalidSampling,
 )
+from paged.model.capacity import with_kv_dtype
 from paged.model.checkpoint import named_or_shipped
 from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
@@ -100,13 +101,14 @@ class Engine:
             )
         else:
             _check_loaded_so(config, given)
-        self.model = given
+        its_kv = config.memory
+        self.model, kv_dtype = with_kv_dtype(given, its_kv.kv_cache_dtype, its_kv.kv_cache_dtype_skip_layers)
         longest = _longest(config.model.max_model_len, self.model.max_length)
         draft = draft_for(self.model, config.decoding.draft_model) if config.decoding.speculate == "draft" else None
         if draft is not None:
             check_length(draft, longest)
         models = [self.model] if draft is None else [self.model, draft]
-        manager, pools = memory_for(config, models, longest)
+        manager, pools = memory_for(config, models, longest, kv_dtype)
         self.pool = pools[0]
         backend = config.model.backend
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=config.model.batch_invariant)
