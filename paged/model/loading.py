@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import traceback
@@ -21,12 +22,12 @@ from paged.errors import BrokenCheckpoint, CheckpointNotFound, ModelError, Unkno
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
-from paged.model.native.coded import replace_linears
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
-from paged.model.quantised.at_load import check_layers, check_quantization, quantise_linears, widen_others
+from paged.model.quantised.at_load import AtLoad, check_layers, check_quantization
 from paged.model.quantised.checkpoints import reader_of
-from paged.model.quantised.placing import Placed
+from paged.model.quantised.files import TensorFiles
+from paged.model.quantised.placing import Codes, Placed
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
 from paged.model.states.plan import check_plan
@@ -117,25 +118,21 @@ def load_model(
     where = usable_device(device)
     check_quantization(quantization, where, with_head=quantize_head)
     config = config_of(folder)
-    placed = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
-    options = {} if placed is None else placed.options(config)
+    codes: Codes | None = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
     # It needs what is here.
     from paged.model.load_check import check_answers
 
     register()
     with silenced():
         check_answers(config, folder)
-        wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
-        is_narrow = quantization is not None and placed is None
-        if quantization is not None and is_narrow:
+        if quantization is not None and codes is None:
             check_layers(_described(config), quantization, folder)
-        module = _module(folder, "auto" if is_narrow else wanted, options).eval()
-        if placed is None:
+            codes = AtLoad(quantization, with_head=quantize_head, files=TensorFiles(folder))
+        wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
+        module = _module(folder, wanted, {} if codes is None else codes.options(config)).eval()
+        if codes is None:
             module.to(where)
-        if is_narrow:
-            widen_others(module, wanted)
-        made = quantization if placed is None else placed.quantization
-        return as_loaded(module, folder, load_tokenizer(folder), where, made, quantize_head, placed)
+        return as_loaded(module, folder, load_tokenizer(folder), where, codes)
 
 
 @contextmanager
@@ -159,23 +156,20 @@ def as_loaded(
     name: Path,
     tokenizer: Any,
     where: torch.device,
-    quantization: str | None = None,
-    quantize_head: bool = False,
-    placed: Placed | None = None,
+    codes: Codes | None = None,
 ) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers and experts are
-    packed, in place, and quantised if a quantization is named; those of `placed` get their codes. Raises UnsupportedModel."""
+    packed, in place; those of `codes` get theirs. Raises UnsupportedModel."""
     dtype = next(module.parameters()).dtype
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
     state_layers = follow_states(module)
-    if placed is not None:
-        replace_linears(module, placed.make)
-    elif quantization is not None:
-        quantise_linears(module, quantization, with_head=quantize_head)
+    if codes is not None:
+        codes.replace(module)
     if where.type == "cpu":
         pack_linears(module)
         pack_experts(module)
+    _let_go_of_files(module)
     rotary_limit = follow_rows(module)
     follow_latents(module)
     follow_positions(module)
@@ -199,9 +193,23 @@ def as_loaded(
         rotary_limit=rotary_limit,
         layers=trial.layers,
         state_layers=state_layers,
-        quantization=quantization,
-        quantize_head=quantize_head,
+        quantization=None if codes is None else codes.quantization,
+        quantize_head=codes is not None and codes.with_head,
     )
+
+
+def _let_go_of_files(module: nn.Module) -> None:
+    """Copy each parameter that lies in a file's mapping, which counts as memory of this process as a whole for as long as one of them does; and give
+    freed memory back to the system."""
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        ranges = [line.split()[0].split("-") for line in lines if line.endswith(".safetensors")]
+        mapped = [range(int(first, 16), int(last, 16)) for first, last in ranges]
+        for each in (*module.parameters(), *module.buffers()):
+            if any(each.data_ptr() in its for its in mapped):
+                each.data = each.data.clone()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_dtype(dtype: str) -> None:

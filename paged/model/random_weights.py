@@ -13,7 +13,7 @@ from paged.errors import BudgetTooSmall, UnsupportedModel
 from paged.model.hook import ATTENTION, register
 from paged.model.loading import DTYPES, LoadedModel, as_loaded, check_dtype, usable_device
 from paged.model.model_shape import ModelShape
-from paged.model.quantised.at_load import check_layers, check_quantization
+from paged.model.quantised.at_load import AtLoad, check_layers, check_quantization
 
 
 def random_model(
@@ -60,7 +60,8 @@ def random_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build(config, dtype=wanted, attn_implementation=ATTENTION)
-    return as_loaded(module.to(where).eval(), Path(shape.name), None, where, quantization, quantize_head)
+    codes = None if quantization is None else AtLoad(quantization, with_head=quantize_head)
+    return as_loaded(module.to(where).eval(), Path(shape.name), None, where, codes)
 
 
 def _check_is_llama(shape: ModelShape) -> None:

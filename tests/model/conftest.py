@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from paged import Request, Retention
+from paged import Policy, Request, Retention
 
 if find_spec("torch") is None or find_spec("transformers") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -23,8 +24,10 @@ else:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from paged import Engine
     from paged.model.loading import LoadedModel, load_model, silenced
-    from paged.testing.engine_world import EngineWorld
+    from paged.testing.engine_world import EngineRequest, EngineWorld
+    from paged.testing.pressure import Answers, answers_of, differences
 
 VOCABULARY, FIRST_WORD = 97, 3
 # What of each architecture is other than by default; the last three are refused. Windows of 7 are smaller than most prompts and no multiple of
@@ -108,6 +111,54 @@ def generate() -> Callable[..., list[list[int]]]:
         return found
 
     return texts
+
+
+@dataclass(frozen=True)
+class ShortMemory:
+    """Three requests whose prompts begin alike, each alone, and together in blocks of 8 tokens that hold the longest of them and all states."""
+
+    max_tokens: int
+    lengths: tuple[int, ...] = (5, 6, 25)
+
+    def requests(self) -> list[EngineRequest]:
+        words = np.random.default_rng(1).integers(FIRST_WORD, VOCABULARY, max(self.lengths)).tolist()
+        return [
+            EngineRequest(id=str(length), prompt=[*words[: length - 1], length], max_tokens=self.max_tokens)
+            for length in self.lengths
+        ]
+
+    def alone(self, model: LoadedModel, **options: Any) -> Answers:
+        answers = Answers()
+        engine = Engine(model, num_blocks=500, block_size=8, prefix_caching=False, max_tokens_per_step=64, **options)
+        for request in self.requests():
+            one = answers_of(engine, [request])
+            answers.tokens |= one.tokens
+            answers.logits |= one.logits
+            answers.reasons |= one.reasons
+        return answers
+
+    def check(self, model: LoadedModel, **options: Any) -> Answers:
+        """Fail unless those are the answers when memory is short, in chunks and swapped, to the bit; the answers."""
+        answers, preempted = self.alone(model, **options), 0
+        layout = Engine(model, num_blocks=500, block_size=8, **options).manager.layout
+        pages = layout.pages_for(max(self.lengths) + self.max_tokens) + 3 * layout.state_pages
+        swaps = Policy(name="swaps", take="tail", preemption="swap")
+        for more in (
+            {"max_tokens_per_step": 7},
+            {"host_blocks": 500, "policy": swaps, "max_tokens_per_step": 64},
+        ):
+            engine = Engine(model, block_size=8, num_blocks=pages, **options, **more)
+            found = answers_of(engine, self.requests())
+            assert differences(found, answers) + found.violations == [], more
+            stats = engine.scheduler.stats()
+            preempted += stats.preemptions_recompute + stats.preemptions_swap
+        assert preempted > 0
+        return answers
+
+
+@pytest.fixture(scope="session")
+def short_memory() -> type[ShortMemory]:
+    return ShortMemory
 
 
 @dataclass(frozen=True)

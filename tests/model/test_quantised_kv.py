@@ -7,75 +7,44 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import Engine, Policy
+from paged import Engine
 from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.capacity import plan_of
 from paged.model.layer_plan import plan_layers
 from paged.serving.engine_process import ready
 from paged.study.hardware import layers_named
-from paged.testing.engine_world import EngineRequest
-from paged.testing.pressure import Answers, answers_of, differences
+from paged.testing.pressure import answers_of, differences
 
 # A window beside full layers, and gated delta rules beside full layers.
 ARCHITECTURES = ("gemma3_text", "qwen3_next")
-LENGTHS, MAX_TOKENS = (5, 6, 25), 64
 WINDOWS = ("sliding_window",)
 each_kv_dtype = pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 
 
-def requests():
-    words = np.random.default_rng(1).integers(3, 97, max(LENGTHS)).tolist()
-    return [
-        EngineRequest(id=str(length), prompt=[*words[: length - 1], length], max_tokens=MAX_TOKENS)
-        for length in LENGTHS
-    ]
-
-
-def alone(model, **options):
-    answers = Answers()
-    engine = Engine(model, num_blocks=500, block_size=8, prefix_caching=False, max_tokens_per_step=64, **options)
-    for request in requests():
-        one = answers_of(engine, [request])
-        answers.tokens |= one.tokens
-        answers.logits |= one.logits
-        answers.reasons |= one.reasons
-    return answers
+@pytest.fixture
+def memory(short_memory):
+    return short_memory(max_tokens=64)
 
 
 @each_kv_dtype
 @pytest.mark.parametrize(
     ("architecture", "skipped"), [*((each, ()) for each in ARCHITECTURES), ("gemma3_text", WINDOWS)]
 )
-def test_layers_of_several_kinds_answer_under_pressure_as_they_do_alone(architecture, skipped, kv_dtype, loaded):
+def test_layers_of_several_kinds_answer_under_pressure_as_they_do_alone(
+    architecture, skipped, kv_dtype, loaded, memory
+):
     model, stored = loaded(architecture), {"kv_cache_dtype": kv_dtype, "kv_cache_dtype_skip_layers": skipped}
-    answers = alone(model, **stored)
-    assert differences(answers, alone(model)) != []
-    assert not skipped or differences(answers, alone(model, kv_cache_dtype=kv_dtype)) != []
-    layout = Engine(model, num_blocks=500, block_size=8, **stored).manager.layout
-    assert not layout.is_plain
-    sizes = {
-        "block_size": 8,
-        "num_blocks": layout.pages_for(max(LENGTHS) + MAX_TOKENS) + 3 * layout.state_pages,
-        **stored,
-    }
-    preempted = 0
-    for options in (
-        {"max_tokens_per_step": 7},
-        {"host_blocks": 500, "policy": Policy(name="swaps", take="tail", preemption="swap"), "max_tokens_per_step": 64},
-    ):
-        engine = Engine(model, **sizes, **options)
-        found = answers_of(engine, requests())
-        assert differences(found, answers) + found.violations == [], options
-        stats = engine.scheduler.stats()
-        preempted += stats.preemptions_recompute + stats.preemptions_swap
-    assert preempted > 0
+    assert not Engine(model, num_blocks=500, block_size=8, **stored).manager.layout.is_plain
+    answers = memory.check(model, **stored)
+    assert differences(answers, memory.alone(model)) != []
+    assert not skipped or differences(answers, memory.alone(model, kv_cache_dtype=kv_dtype)) != []
 
 
 @each_kv_dtype
 @pytest.mark.parametrize("backend", ["native", "torch_gather"])
-def test_backends_read_the_same_codes(backend, kv_dtype, loaded):
+def test_backends_read_the_same_codes(backend, kv_dtype, loaded, memory):
     model = loaded("gemma3_text")
-    found, expected = (alone(model, kv_cache_dtype=kv_dtype, backend=each) for each in (backend, "reference"))
+    found, expected = (memory.alone(model, kv_cache_dtype=kv_dtype, backend=each) for each in (backend, "reference"))
     for who, rows in expected.logits.items():
         np.testing.assert_allclose(found.logits[who][0], rows[0], rtol=1e-4, atol=1e-4)
 
@@ -170,12 +139,11 @@ def test_windows_stay_in_floats_beside_full_layers_in_codes(kv_dtype, loaded):
     assert pool.kv_dtype == kv_dtype
 
 
-def test_layers_stay_in_floats_by_their_numbers_where_all_are_alike(loaded):
-    model = loaded("llama")
-    engine = Engine(model, num_blocks=500, block_size=8, kv_cache_dtype="int8", kv_cache_dtype_skip_layers="1")
+def test_layers_stay_in_floats_by_their_numbers_where_all_are_alike(loaded, memory):
+    model, stored = loaded("llama"), {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "1"}
+    engine = Engine(model, num_blocks=500, block_size=8, **stored)
     assert [engine.pool.layer(each).keys.kv_dtype for each in (0, 1)] == ["int8", "auto"]
-    found = answers_of(engine, requests())
-    assert found.tokens == alone(model, kv_cache_dtype="int8", kv_cache_dtype_skip_layers="1").tokens
+    assert answers_of(engine, memory.requests()).tokens == memory.alone(model, **stored).tokens
     assert not model.layers[1].in_floats, "the caller's model stays as it is"
 
 
@@ -234,10 +202,10 @@ def test_a_backend_that_cannot_read_it_is_refused(loaded, monkeypatch):
         Engine(loaded("llama"), num_blocks=4, kv_cache_dtype="int8", backend="xformers_splitk")
 
 
-def test_a_draft_model_s_blocks_are_stored_alike(loaded):
+def test_a_draft_model_s_blocks_are_stored_alike(loaded, memory):
     engine = Engine(
         loaded("llama"), num_blocks=64, kv_cache_dtype="int8", speculate="draft", draft_model=loaded("llama")
     )
-    answers = answers_of(engine, requests())
-    expected = alone(loaded("llama"), kv_cache_dtype="int8")
+    answers = answers_of(engine, memory.requests())
+    expected = memory.alone(loaded("llama"), kv_cache_dtype="int8")
     assert answers.tokens == expected.tokens

@@ -216,7 +216,9 @@ def test_what_cannot_be_quantised_is_refused_by_name():
             return self.head
 
     class SomeExperts(nn.Module):
-        pass
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.ones(2, 32, 32))
 
     narrow = Model(up=nn.Linear(48, 8), head=nn.Linear(5, 5))
     check_layers(narrow, "int8", "m")
@@ -226,7 +228,8 @@ def test_what_cannot_be_quantised_is_refused_by_name():
     ):
         check_layers(narrow, "int4", "m")
     with pytest.raises(
-        UnsupportedModel, match='m: quantization="int8" reads linear layers, and experts has experts, which stay floats'
+        UnsupportedModel,
+        match=r'm: quantization="int8" has no place for the experts of experts \(SomeExperts\), which C does not compute: they would',
     ):
         check_layers(Model(experts=SomeExperts(), head=nn.Linear(5, 5)), "int8", "m")
     with pytest.raises(UnsupportedModel, match='quantization="int8" is computed on a CPU; device is "cuda"'):

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from paged import LLM, Engine, Policy, SamplingParams
+from paged import LLM, Engine, SamplingParams
 from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.model_shape import ModelShape
@@ -32,7 +32,6 @@ MODELS = {
     "falcon_h1": ("falcon_h1", {**WIDE, "mamba_d_ssm": 96}),
 }
 FUSED = ("llama", "lfm2")
-LENGTHS, MAX_TOKENS = (5, 6, 25), 24
 each_quantization = pytest.mark.parametrize("quantization", ["int8", "int4"])
 
 
@@ -51,54 +50,23 @@ def quantised(checkpoint):
     return load
 
 
-def requests():
-    words = np.random.default_rng(1).integers(3, 97, max(LENGTHS)).tolist()
-    return [
-        EngineRequest(id=str(length), prompt=[*words[: length - 1], length], max_tokens=MAX_TOKENS)
-        for length in LENGTHS
-    ]
-
-
-def alone(model, **options):
-    answers = Answers()
-    engine = Engine(model, num_blocks=500, block_size=8, prefix_caching=False, max_tokens_per_step=64, **options)
-    for request in requests():
-        one = answers_of(engine, [request])
-        answers.tokens |= one.tokens
-        answers.logits |= one.logits
-        answers.reasons |= one.reasons
-    return answers
+@pytest.fixture
+def memory(short_memory):
+    return short_memory(max_tokens=24)
 
 
 @each_quantization
 @pytest.mark.parametrize("name", MODELS)
-def test_answers_under_pressure_are_those_of_the_request_alone(name, quantization, quantised):
+def test_answers_under_pressure_are_those_of_the_request_alone(name, quantization, quantised, memory):
     model = quantised(name, quantization)
     assert (fused_decoder(model.module) is not None) == (name in FUSED)
-    answers, preempted = alone(model), 0
-    layout = Engine(model, num_blocks=500, block_size=8).manager.layout
-    # Blocks for the longest sequence, and states for all.
-    sizes = {"block_size": 8, "num_blocks": layout.pages_for(max(LENGTHS) + MAX_TOKENS) + 3 * layout.state_pages}
-    for options in (
-        {"max_tokens_per_step": 7},
-        {"host_blocks": 500, "policy": Policy(name="swaps", take="tail", preemption="swap"), "max_tokens_per_step": 64},
-    ):
-        engine = Engine(model, **sizes, **options)
-        found = answers_of(engine, requests())
-        assert differences(found, answers) + found.violations == [], options
-        stats = engine.scheduler.stats()
-        preempted += stats.preemptions_recompute + stats.preemptions_swap
-    assert preempted > 0
+    memory.check(model)
 
 
 @each_quantization
-def test_weights_and_k_and_v_may_both_be_codes(quantised, quantization):
+def test_weights_and_k_and_v_may_both_be_codes(quantised, quantization, memory):
     model = quantised("llama", quantization)
-    answers = alone(model, kv_cache_dtype="int8")
-    assert differences(answers, alone(model)) != []
-    engine = Engine(model, block_size=8, num_blocks=10, kv_cache_dtype="int8", max_tokens_per_step=7)
-    found = answers_of(engine, requests())
-    assert differences(found, answers) + found.violations == []
+    assert differences(memory.check(model, kv_cache_dtype="int8"), memory.alone(model)) != []
 
 
 @each_quantization
@@ -146,7 +114,7 @@ def logits_of(model):
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("name", FUSED)
 @torch.inference_mode()
-def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoint, name, is_tied, quantization):
+def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoint, name, is_tied, quantization, memory):
     architecture, changes = MODELS[name]
     folder = checkpoint(architecture, **{**changes, "tie_word_embeddings": is_tied})
     plain, model = (load_model(folder, quantization=quantization, quantize_head=each) for each in (False, True))
@@ -156,11 +124,7 @@ def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoin
     assert model.dtype == torch.float32 and num_parameters(model) == num_parameters(plain)
     (found,), (expected,) = (logits_of(each) for each in (model, plain))
     assert 0 < (found - expected).square().mean().sqrt() < 0.25 * expected.std()
-    answers = alone(model)
-    layout = Engine(model, num_blocks=500, block_size=8).manager.layout
-    num_blocks = layout.pages_for(max(LENGTHS) + MAX_TOKENS) + 3 * layout.state_pages
-    pressed = answers_of(Engine(model, block_size=8, num_blocks=num_blocks, max_tokens_per_step=7), requests())
-    assert differences(pressed, answers) + pressed.violations == []
+    memory.check(model)
 
 
 def test_a_head_alone_is_not_quantised(checkpoint, loaded):
@@ -180,7 +144,7 @@ def test_a_checkpoints_numbers_are_the_same_codes_in_every_dtype(checkpoint):
     assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
     for dtype, model in found.items():
         assert str(model.dtype) == f"torch.{dtype}"
-    answers_of(Engine(found["bfloat16"], num_blocks=20), requests()[:1])
+    logits_of(found["bfloat16"])
     assert fused_decoder(found["float16"].module) is None
 
 
@@ -220,8 +184,8 @@ def test_what_cannot_be_is_refused_before_weights_are_read(checkpoint, loaded, m
         Engine(odd, quantization="int4")
     with pytest.raises(UnsupportedModel, match='quantization="int8" reads linear layers, and GPT2LMHeadModel has none'):
         Engine(checkpoint("gpt2"), quantization="int8")
-    with pytest.raises(UnsupportedModel, match='quantization="int8" reads linear layers, and .*experts has experts'):
-        Engine(checkpoint("gpt_oss"), quantization="int8")
+    with pytest.raises(UnsupportedModel, match=r'"int8" has no place for the experts of .*ffn.experts \(DbrxExperts\)'):
+        Engine(checkpoint("dbrx"), quantization="int8")
     with pytest.raises(
         InvalidConfig, match=r'quantization="int8" is made at load, and .* is loaded already, with quantization=None'
     ):
@@ -242,4 +206,4 @@ def test_numbers_that_are_none_are_refused_by_layer(checkpoint, monkeypatch):
     module.get_output_embeddings = lambda: module["head"]
     nn.init.constant_(module["up"].weight, torch.inf)
     with pytest.raises(InvalidConfig, match="up: a weight to quantise is NaN or infinite"):
-        at_load.quantise_linears(module, "int8")
+        at_load.AtLoad("int8").replace(module)

@@ -8,7 +8,7 @@
  */
 #include "experts.h"
 
-#include "products.h"
+#include "codes.h"
 #include "vector.h"
 
 /* Panels of one expert that a piece of work has: few, so that threads get the same, and not so few that starting one shows. */
@@ -27,11 +27,17 @@ typedef struct {
     float *both;      /* [pairs, 2 * width] or [pairs, width] */
     void *active;     /* [pairs, width] */
     float *given;     /* [pairs, hidden] */
+    char *rounded;    /* what products with codes take */
     size_t bytes;
 } places;
 
+static size_t codes_room(const paged_product *coded, int64_t pairs, int64_t depth) {
+    return coded ? (size_t)paged_codes_room(coded->codes, pairs, depth) : 0;
+}
+
 static places places_of(const paged_experts_call *call, char *work) {
     const size_t bytes = bytes_of(call->element), pairs = call->rows * call->choices, experts = call->experts;
+    const size_t up = codes_room(call->coded_up, pairs, call->hidden), down = codes_room(call->coded_down, pairs, call->width);
     const size_t sizes[] = {
         experts * 8,
         (experts + 1) * 8,
@@ -40,11 +46,12 @@ static places places_of(const paged_experts_call *call, char *work) {
         pairs * call->width * (call->has_gates ? 2 : 1) * 4,
         pairs * call->width * bytes,
         pairs * call->hidden * 4,
+        up > down ? up : down,
     };
-    size_t at[8] = {0};
-    for (int i = 0; i < 7; i++) at[i + 1] = at[i] + rounded(sizes[i]);
+    size_t at[9] = {0};
+    for (int i = 0; i < 8; i++) at[i + 1] = at[i] + rounded(sizes[i]);
     return (places){(int64_t *)(work + at[0]), (int64_t *)(work + at[1]), (int64_t *)(work + at[2]), work + at[3],
-                    (float *)(work + at[4]),   work + at[5],              (float *)(work + at[6]),   at[7]};
+                    (float *)(work + at[4]),   work + at[5],              (float *)(work + at[6]),   work + at[7],          at[8]};
 }
 
 int64_t paged_experts_room(const paged_experts_call *call) { return (int64_t)places_of(call, (char *)0).bytes; }
@@ -73,7 +80,19 @@ static int64_t gather(const paged_experts_call *call, const places *at) {
     return used;
 }
 
-/* Each expert's pairs, x[pairs, depth], with its weights. */
+/* Each expert's pairs, x[pairs, depth], with its codes, which have threads of their own: a row is rounded once for all results. */
+static void multiply_coded(const paged_experts_call *call, const places *at, int64_t used, const void *x, int64_t depth,
+                           const paged_product *coded, float *to) {
+    for (int64_t number = 0; number < used; number++) {
+        const int64_t expert = at->used[number], first = at->starts[expert], rows = at->starts[expert + 1] - first;
+        paged_product product = coded[expert];
+        product.to = to + first * product.to_stride;
+        paged_mixed_products((const char *)x + first * depth * bytes_of(call->element), depth, rows, depth, call->element, &product, 1,
+                             at->rounded);
+    }
+}
+
+/* The same with its numbers. */
 static void multiply(const paged_experts_call *call, const places *at, int64_t used, const void *x, int64_t depth, const void *packed,
                      const float *bias, int64_t outs, float *to) {
     const int64_t panels = (outs + COLUMNS - 1) / COLUMNS, parts = (panels + PANELS - 1) / PANELS, width = PANELS * COLUMNS;
@@ -163,8 +182,11 @@ static void add(const paged_experts_call *call, const places *at) {
 void paged_experts(const paged_experts_call *call) {
     const places at = places_of(call, call->work);
     const int64_t used = gather(call, &at), pairs = at.starts[call->experts];
-    multiply(call, &at, used, at.gathered, call->hidden, call->up, call->up_bias, call->has_gates ? 2 * call->width : call->width, at.both);
+    const int64_t ups = call->has_gates ? 2 * call->width : call->width;
+    if (call->coded_up) multiply_coded(call, &at, used, at.gathered, call->hidden, call->coded_up, at.both);
+    else multiply(call, &at, used, at.gathered, call->hidden, call->up, call->up_bias, ups, at.both);
     activate(call, &at, pairs);
-    multiply(call, &at, used, at.active, call->width, call->down, call->down_bias, call->hidden, at.given);
+    if (call->coded_down) multiply_coded(call, &at, used, at.active, call->width, call->coded_down, at.given);
+    else multiply(call, &at, used, at.active, call->width, call->down, call->down_bias, call->hidden, at.given);
     add(call, &at);
 }

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "products.h"
+
 /* What lies between an expert's two products, of a gate g and an up u:
  *
  *     g' = min(g, most_gate);  g' / (1 + exp(-slope * (g' + cubic * g'^3))) * (min(max(u, -most_up), most_up) + plus)
@@ -22,6 +24,7 @@ typedef struct {
     const void *up, *down;      /* packed as products.h says, expert after expert: to all gates and then all ups, [2 * width], or to
                                    [width] where there are no gates; and back */
     const float *up_bias, *down_bias; /* [experts, results] or NULL */
+    const paged_product *coded_up, *coded_down; /* [experts]: in their place, weights in codes and biases; `to` is not read. NULL: numbers */
     char *work;                 /* paged_experts_room bytes */
     int64_t rows, choices, experts, hidden, width;
     int32_t element, has_gates; /* enum element */

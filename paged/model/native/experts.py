@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed, UnsupportedModel
-from paged.model.native.packed import model_library, num_computed, pack
+from paged.model.native.coded import PackedCodes, aligned, coded_library
+from paged.model.native.packed import Product, model_library, num_computed, pack
+from paged.model.quantised.weights import QuantisedWeight
 
 # What transformers' decorator says of a module.
 _MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
@@ -26,6 +29,7 @@ _TRIAL_ROWS, _TRIAL_EXPERTS = 5, 2
 _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 # How far gates and ups of a trial lie from 0: beyond most limits.
 _SCALE = 8.0
+Quantise = Callable[[Tensor], QuantisedWeight]
 _pointer, _int32, _int64, _float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
@@ -70,7 +74,11 @@ class _Call(ctypes.Structure):
     """As experts.h's paged_experts_call."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("x", "chosen", "shares", "out", "up", "down", "up_bias", "down_bias", "work")),
+        *(
+            (name, _pointer)
+            for name in ("x", "chosen", "shares", "out", "up", "down", "up_bias", "down_bias", "coded_up", "coded_down")
+        ),
+        ("work", _pointer),
         *((name, _int64) for name in ("rows", "choices", "experts", "hidden", "width")),
         ("element", _int32),
         ("has_gates", _int32),
@@ -78,14 +86,29 @@ class _Call(ctypes.Structure):
     )
 
 
+class _CodedWeights(nn.Module):
+    """A weight of each expert in codes, and each as a product."""
+
+    def __init__(self, weights: Iterable[QuantisedWeight], biases: Tensor | None) -> None:
+        super().__init__()
+        columns = coded_library().paged_columns()
+        packed = [PackedCodes(weight, columns) for weight in weights]
+        self.each = nn.ModuleList(packed)
+        self.products = (Product * len(packed))()
+        for expert, its in enumerate(packed):
+            bias = None if biases is None else biases[expert].data_ptr()
+            codes, c = its.codes.data_ptr(), ctypes.addressof(its.c)
+            self.products[expert] = Product(packed=codes, bias=bias, outs=its.outs, to_stride=its.outs, codes=c)
+
+
 class PackedExperts(nn.Module):
     """What a transformers module of experts computes, from packed weights: for inference alone.
 
-    Takes the weights out of that module, matrix after matrix. Each number is summed in one order, whatever other rows there are. Where rows
-    are the places of a pass, padding is not computed and gives zeros.
+    Takes the weights out of that module, matrix after matrix; `quantise` makes each of them codes. Each number is summed in one order, whatever other
+    rows there are. Where rows are the places of a pass, padding is not computed and gives zeros.
     """
 
-    def __init__(self, experts: Any, activation: Activation) -> None:
+    def __init__(self, experts: Any, activation: Activation, quantise: Quantise | None = None) -> None:
         super().__init__()
         self.num_experts, self._activation = int(experts.down_proj.shape[0]), activation
         self._has_gates = bool(experts.has_gate)
@@ -94,21 +117,29 @@ class PackedExperts(nn.Module):
         self.hidden_size, self.width = (
             experts.down_proj.shape[i] for i in ((2, 1) if experts.is_transposed else (1, 2))
         )
-        self.up = _packed(experts, up, is_mixed)
-        self.down = _packed(experts, "down_proj", False)
         self.up_bias = self.down_bias = None
         if experts.has_bias:
             self.up_bias, self.down_bias = (
                 _biases(experts, f"{up}_bias", is_mixed),
                 _biases(experts, "down_proj_bias", False),
             )
+        self.up: nn.Parameter | _CodedWeights
+        self.down: nn.Parameter | _CodedWeights
+        if quantise is None:
+            self.up, self.down = _packed(experts, up, is_mixed), _packed(experts, "down_proj", False)
+        else:
+            self.up = _CodedWeights(map(quantise, _matrices(experts, up, is_mixed)), self.up_bias)
+            self.down = _CodedWeights(map(quantise, _matrices(experts, "down_proj", False)), self.down_bias)
+        # What a row is as it enters a product, where that is one dtype.
+        self._dtype = self.up.dtype if isinstance(self.up, Tensor) else None
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """[..., hidden] of rows, with the experts that each chose, int64 [rows, k], and their shares [rows, k] → [..., hidden], of the rows' dtype.
 
         A number that is no expert's adds nothing. Raises UnsupportedModel for shares of another shape than the choices.
         """
-        rows = hidden_states.reshape(-1, self.hidden_size).to(self.up.dtype).contiguous()
+        rows = hidden_states.reshape(-1, self.hidden_size)
+        rows = rows.to(self._dtype or (rows.dtype if rows.dtype in ELEMENTS else torch.float32)).contiguous()
         chosen = top_k_index.to(torch.int64).contiguous()
         shares = top_k_weights.float().contiguous()
         if chosen.shape != shares.shape or chosen.dim() != 2 or len(chosen) != len(rows):
@@ -122,34 +153,63 @@ class PackedExperts(nn.Module):
             chosen=chosen.data_ptr(),
             shares=shares.data_ptr(),
             out=out.data_ptr(),
-            up=self.up.data_ptr(),
-            down=self.down.data_ptr(),
-            up_bias=None if self.up_bias is None else self.up_bias.data_ptr(),
-            down_bias=None if self.down_bias is None else self.down_bias.data_ptr(),
+            **self._weights(),
             rows=computed,
             choices=chosen.shape[1],
             experts=self.num_experts,
             hidden=self.hidden_size,
             width=self.width,
-            element=ELEMENTS[self.up.dtype],
+            element=ELEMENTS[rows.dtype],
             has_gates=self._has_gates,
             activation=_Activation(*self._activation),
         )
         functions = model_library()
-        work = torch.empty(functions.paged_experts_room(ctypes.byref(call)), dtype=torch.uint8)
+        work = aligned(functions.paged_experts_room(ctypes.byref(call)))
         call.work = work.data_ptr()
         functions.paged_experts(ctypes.byref(call))
         return out.to(hidden_states.dtype).view(hidden_states.shape)
+
+    def _weights(self) -> dict[str, Any]:
+        """What a call says of weights and biases."""
+        if isinstance(self.up, _CodedWeights) and isinstance(self.down, _CodedWeights):
+            return {
+                "coded_up": ctypes.addressof(self.up.products),
+                "coded_down": ctypes.addressof(self.down.products),
+            }
+        there = {"up": self.up, "down": self.down, "up_bias": self.up_bias, "down_bias": self.down_bias}
+        return {name: each.data_ptr() for name, each in there.items() if isinstance(each, Tensor)}
 
 
 def pack_experts(module: nn.Module) -> None:
     """Pack the experts of a decoder on a CPU in place, layer by layer. Those that differ in a trial, or are of other dtypes, stay; so do all
     where C cannot be compiled."""
     for path, each in list(module.named_modules()):
-        if all(hasattr(each, mark) for mark in _MARKS) and _can_be_packed(each):
+        if _can_be_packed(each):
             activation = _activation_of(each)
-            if activation is not None and _agrees(each, activation):
+            if activation is not None and _agrees(each, activation, each.down_proj.dtype):
                 module.set_submodule(path, PackedExperts(each, activation))
+
+
+def code_experts(experts: Any, path: str, quantise: Quantise) -> PackedExperts:
+    """A module of experts that `can_be_coded`, each weight [outs, depth] made codes by `quantise`. Raises UnsupportedModel where a trial of two of them, in
+    floats, differs."""
+    activation = _activation_of(experts)
+    if activation is None or not _agrees(experts, activation, torch.float32):
+        raise UnsupportedModel(
+            f"{path}: {type(experts).__name__} computes otherwise than C does, so that its experts cannot be codes."
+        )
+    return PackedExperts(experts, activation, quantise)
+
+
+def can_be_coded(experts: Any) -> bool:
+    """Whether C computes what a module of experts says of itself, which may lie on the meta device. Their trial needs weights."""
+    return _is_known(experts) and _activation_of(experts) is not None
+
+
+def _is_known(experts: Any) -> bool:
+    """Whether transformers marks it as what we know."""
+    is_marked = all(hasattr(experts, mark) for mark in _MARKS) and not experts.has_post_expert_norm
+    return is_marked and len(_weights_of(experts)) == 2
 
 
 def _can_be_packed(experts: Any) -> bool:
@@ -157,16 +217,17 @@ def _can_be_packed(experts: Any) -> bool:
         model_library()
     except BuildFailed:
         return False
-    if experts.has_post_expert_norm:
-        return False
-    weights = [each for each in experts.parameters() if each.dim() == 3]
     # bfloat16 goes in pairs.
-    return len(weights) == 2 and all(
+    return _is_known(experts) and all(
         each.device.type == "cpu"
         and each.dtype in ELEMENTS
         and (each.dtype == torch.float32 or not any(size % 2 for size in each.shape[1:]))
-        for each in weights
+        for each in _weights_of(experts)
     )
+
+
+def _weights_of(experts: Any) -> list[Tensor]:
+    return [each for each in experts.parameters() if each.dim() == 3]
 
 
 @torch.no_grad()
@@ -195,17 +256,19 @@ def _activation_of(experts: Any) -> Activation | None:
 
 
 @torch.no_grad()
-def _agrees(experts: Any, activation: Activation) -> bool:
-    """Whether two of its experts give what they give packed."""
+def _agrees(experts: Any, activation: Activation, dtype: torch.dtype) -> bool:
+    """Whether two of its experts give what they give packed in this dtype."""
     few = copy.copy(experts)
-    few._parameters = {name: nn.Parameter(each[:_TRIAL_EXPERTS].clone()) for name, each in experts.named_parameters()}
+    few._parameters = {
+        name: nn.Parameter(each[:_TRIAL_EXPERTS].to(dtype, copy=True)) for name, each in experts.named_parameters()
+    }
     few.num_experts = count = len(few.down_proj)
     # Written out: transformers' grouped products refuse some widths.
     few.config = copy.copy(experts.config)
     few.config._experts_implementation = "eager"
     drawn = torch.Generator().manual_seed(0)
     hidden_size = experts.down_proj.shape[2 if experts.is_transposed else 1]
-    x = torch.randn(_TRIAL_ROWS, hidden_size, generator=drawn).to(experts.down_proj.dtype)
+    x = torch.randn(_TRIAL_ROWS, hidden_size, generator=drawn).to(dtype)
     chosen = torch.stack([torch.arange(_TRIAL_ROWS) % count, (torch.arange(_TRIAL_ROWS) + 1) % count], -1)[:, :count]
     shares = torch.rand(chosen.shape, generator=drawn).to(x.dtype)
     expected = few(x, chosen, shares).float()
@@ -213,26 +276,32 @@ def _agrees(experts: Any, activation: Activation) -> bool:
     return bool((found - expected).abs().max() <= _BOUNDS[x.dtype] * expected.abs().max())
 
 
-def _matrix(weight: Tensor, is_mixed: bool) -> Tensor:
+def _gates_first(weight: Tensor, is_mixed: bool) -> Tensor:
     """The weight, or a bias, with all gates before all ups."""
     return torch.cat([weight[::2], weight[1::2]]) if is_mixed else weight
 
 
-def _packed(experts: Any, name: str, is_mixed: bool) -> nn.Parameter:
-    """The weights of that name, packed; the module does not have them any more then."""
+def _matrices(experts: Any, name: str, is_mixed: bool) -> Iterator[Tensor]:
+    """The weights of that name, each [outs, depth]; the module does not have them any more then."""
     weights = getattr(experts, name).detach()
     delattr(experts, name)
-    columns = model_library().paged_columns()
+    for weight in weights:
+        yield _gates_first(weight.t() if experts.is_transposed else weight, is_mixed).contiguous()
+
+
+def _packed(experts: Any, name: str, is_mixed: bool) -> nn.Parameter:
+    columns, count = model_library().paged_columns(), len(getattr(experts, name))
     found = torch.empty(0)
-    for number, weight in enumerate(weights):
-        its = pack(_matrix(weight.t() if experts.is_transposed else weight, is_mixed).contiguous(), columns)
+    for number, weight in enumerate(_matrices(experts, name, is_mixed)):
+        its = pack(weight, columns)
         if not number:
-            found = torch.empty(len(weights), *its.shape, dtype=its.dtype)
+            found = torch.empty(count, *its.shape, dtype=its.dtype)
         found[number] = its
     return nn.Parameter(found, requires_grad=False)
 
 
 def _biases(experts: Any, name: str, is_mixed: bool) -> nn.Parameter:
     return nn.Parameter(
-        torch.stack([_matrix(each, is_mixed) for each in getattr(experts, name).detach().float()]), requires_grad=False
+        torch.stack([_gates_first(each, is_mixed) for each in getattr(experts, name).detach().float()]),
+        requires_grad=False,
     )

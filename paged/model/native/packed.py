@@ -98,7 +98,8 @@ def pack(weight: Tensor, columns: int) -> Tensor:
     """Weights [outs, depth] in panels of `columns` results: float32 [panels, depth, columns], bfloat16 [panels, depth / 2, columns, 2]."""
     outs, depth = weight.shape
     panels = -(-outs // columns)
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, panels * columns - outs))
+    # Of a head as few copies as can be.
+    padded = weight if outs % columns == 0 else torch.nn.functional.pad(weight, (0, 0, 0, panels * columns - outs))
     if weight.dtype == torch.float32:
         return padded.view(panels, columns, depth).transpose(1, 2).contiguous()
     return padded.view(panels, columns, depth // 2, 2).transpose(1, 2).contiguous()
@@ -188,8 +189,9 @@ def pack_linears(module: nn.Module) -> bool:
         return False
     # Tied weights: whose rows an embedding looks up.
     shared = {id(each.weight): path for path, each in module.named_modules() if type(each) is nn.Embedding}
-    for path, linear in list(module.named_modules()):
-        if type(linear) is not nn.Linear or not _can_be_packed(linear):
+    for path in [path for path, each in module.named_modules() if type(each) is nn.Linear]:
+        linear: Any = module.get_submodule(path)
+        if not _can_be_packed(linear):
             continue
         packed = PackedLinear(linear)
         embedding = shared.get(id(linear.weight))

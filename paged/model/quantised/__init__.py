@@ -9,6 +9,7 @@ gptq.py, awq.py, compressed.py
                the tensors of a layer in each format
 stored.py      what tensors of a layer have to be; codes that share a word
 files.py       safetensors of a folder, one tensor at a time
-placing.py     codes to the linear layers that transformers builds
+reading.py     the same, by names and shapes in the module that transformers builds
+placing.py     codes to the layers that transformers builds
 writing.py     a checkpoint of floats written again in codes
 """

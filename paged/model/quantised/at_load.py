@@ -3,20 +3,26 @@
 int8   a scale a result
 int4   a scale a result and group of 32 inputs
 
-Linear layers are, and the output projection if `quantize_head` is set; embeddings, norms and states stay floats.
+Linear layers are, and experts, and the output projection if `quantize_head` is set; embeddings, norms, routers and states stay floats.
+Layers are read one after the other, and each is codes before the next one is read.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
 from paged.model.native.coded import coded_library, replace_linears
+from paged.model.native.experts import can_be_coded, code_experts
+from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.names import BITS, GROUPS, HEAD, check_asked
+from paged.model.quantised.placing import Emptied, linears_of, options_of
+from paged.model.quantised.reading import ModuleFiles
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
 
@@ -36,51 +42,112 @@ def check_quantization(quantization: str | None, where: torch.device, *, with_he
 
 
 def check_layers(module: nn.Module, quantization: str, name: Path) -> None:
-    """Raise UnsupportedModel where a module's linear layers, of the meta device or another, cannot be quantised so: groups that do not divide a layer's
-    inputs; none at all, as in GPT-2; or experts, whose weights are no linear layers."""
-    experts = [path for path, each in module.named_modules() if type(each).__name__.endswith("Experts")]
-    if experts:
-        raise UnsupportedModel(
-            f'{name}: quantization="{quantization}" reads linear layers, and {experts[0]} has experts, which stay floats; leave it out.'
-        )
-    group, linears = GROUPS[quantization], _linears(module)
+    """Raise UnsupportedModel where a module's linear layers and experts, of the meta device or another, cannot be quantised so: groups that do not divide
+    inputs; no linear layers at all, as in GPT-2; or experts that C does not compute."""
+    group, linears, experts = GROUPS[quantization], _linears(module), _experts(module)
+    for path, each in experts.items():
+        if not can_be_coded(each):
+            raise UnsupportedModel(
+                f'{name}: quantization="{quantization}" has no place for the experts of {path} ({type(each).__name__}), which C does not compute: '
+                "they would stay floats; leave it out."
+            )
     if not linears:
         raise UnsupportedModel(
             f'{name}: quantization="{quantization}" reads linear layers, and {type(module).__name__} has none; leave it out.'
         )
-    for path, linear in linears.items():
-        if group is not None and linear.in_features % group:
+    depths = {path: {each.in_features} for path, each in linears.items()}
+    for path, each in experts.items():
+        depths[path] = {each.get_parameter(its).shape[1 if each.is_transposed else 2] for its in _matrix_names(each)}
+    for path, its in depths.items():
+        wrong = sorted(depth for depth in its if group is not None and depth % group)
+        if wrong:
             raise UnsupportedModel(
-                f'{name}: quantization="{quantization}" has groups of {group} inputs, which do not divide the {linear.in_features} of '
-                f'{path}; "int8" has none.'
+                f'{name}: quantization="{quantization}" has groups of {group} inputs, which do not divide the {wrong[0]} of {path}; "int8" has none.'
             )
 
 
-def quantise_linears(module: Any, quantization: str, *, with_head: bool = False) -> None:
-    """Quantise a decoder's linear layers in place, one by one; `with_head`: its output projection, too, to int8, and an embedding that shares its
-    weights. Raises InvalidConfig, which names the layer, for weights that are no finite numbers."""
-    found, head = _linears(module), module.get_output_embeddings() if with_head else None
+class AtLoad:
+    """Layers that become codes at load. Without `files` their floats are in the module already."""
 
-    def make(path: str, linear: nn.Linear) -> QuantisedWeight | None:
-        if path not in found and linear is not head:
-            return None
-        name = HEAD if linear is head else quantization
-        try:
-            return quantise(linear.weight, bits=BITS[name], group_size=GROUPS[name])
-        except InvalidConfig as error:
-            raise InvalidConfig(f"{path}: {error}") from None
+    def __init__(self, quantization: str, *, with_head: bool = False, files: TensorFiles | None = None) -> None:
+        self.quantization, self.with_head = quantization, with_head
+        self._files = files
+        self._read: ModuleFiles | None = None
+        self._emptied = Emptied()
 
-    replace_linears(module, make)
+    def options(self, config: Any) -> dict[str, Any]:
+        """What `from_pretrained` takes so as to load all but the layers that become codes."""
+        return options_of(self, config)
+
+    def take_weights_away(self, module: Any) -> None:
+        """Leave those layers of a module on the meta device without parameters, so that transformers does not read them. What it joins or changes in a way
+        that is not known here stays, and is read in whole."""
+        if self._files is None or any(hasattr(each, "_rescale_layers") for each in module.modules()):
+            return
+        self._read = ModuleFiles(module, self._files)
+        tied = module.all_tied_weights_keys
+        shared = {*tied, *tied.values()}
+        head = module.get_output_embeddings() if self.with_head else None
+        wanted = {
+            path: ["weight"] for path, each in linears_of(module).items() if path in _linears(module) or each is head
+        }
+        wanted |= {path: _matrix_names(each) for path, each in _experts(module).items()}
+        for path, names in wanted.items():
+            keys = [f"{path}.{name}" for name in names]
+            shapes = [tuple(module.get_parameter(key).shape) for key in keys]
+            if not shared & {*keys} and all(map(self._read.has, keys, shapes)):
+                for name in names:
+                    self._emptied.take(module, path, name)
+
+    def restore(self, module: Any) -> None:
+        """Give them parameters again, on the meta device."""
+        self._emptied.give_back(module)
+
+    def replace(self, module: Any) -> None:
+        """Put codes in the place of a module's linear layers and experts, layer after layer. Raises InvalidConfig, which names the layer, for weights that
+        are no finite numbers, BrokenCheckpoint, and UnsupportedModel for experts that C computes otherwise than their module."""
+        found, head = _linears(module), module.get_output_embeddings() if self.with_head else None
+
+        def make(path: str, linear: nn.Linear) -> QuantisedWeight | None:
+            if path not in found and linear is not head:
+                return None
+            weight = self._weight(f"{path}.weight", linear.weight)
+            return _quantised(weight, HEAD if linear is head else self.quantization, path)
+
+        replace_linears(module, make)
+        for path, experts in _experts(module).items():
+            for name in _matrix_names(experts):
+                weight = self._weight(f"{path}.{name}", experts.get_parameter(name))
+                experts.register_parameter(name, nn.Parameter(weight, requires_grad=False))
+            quantised = partial(_quantised, quantization=self.quantization, path=path)
+            module.set_submodule(path, code_experts(experts, path, quantised))
+
+    def _weight(self, key: str, there: Tensor) -> Tensor:
+        """What the files have, in their own dtype, or else what was loaded."""
+        return self._read.read(key) if self._read is not None and there.is_meta else there
 
 
-def widen_others(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give all weights but those that will be quantised this dtype: these come from what the checkpoint has, without a copy in floats of 32 bits."""
-    kept = {id(each.weight) for each in _linears(module).values()}
-    for parameter in module.parameters():
-        if id(parameter) not in kept and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+def _quantised(weight: Tensor, quantization: str, path: str) -> QuantisedWeight:
+    try:
+        return quantise(weight, bits=BITS[quantization], group_size=GROUPS[quantization])
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{path}: {error}") from None
 
 
 def _linears(module: Any) -> dict[str, nn.Linear]:
     head = module.get_output_embeddings()
-    return {path: each for path, each in module.named_modules() if type(each) is nn.Linear and each is not head}
+    return {path: each for path, each in linears_of(module).items() if each is not head}
+
+
+def _experts(module: nn.Module) -> dict[str, Any]:
+    """Modules of experts; those that are made of linear layers are none."""
+    named = {path: each for path, each in module.named_modules() if type(each).__name__.endswith("Experts")}
+    return {path: each for path, each in named.items() if not _is_of_linears(each)}
+
+
+def _is_of_linears(module: nn.Module) -> bool:
+    return all(type(each) is nn.Linear or not [*each.parameters(recurse=False)] for each in module.modules())
+
+
+def _matrix_names(experts: nn.Module) -> list[str]:
+    return [name for name, each in experts.named_parameters(recurse=False) if each.dim() == 3]

@@ -1,8 +1,8 @@
-"""Layers of a checkpoint in codes, put where transformers builds linear layers of them.
+"""Layers in codes, put where transformers builds layers of floats; here those of a checkpoint in codes.
 
 transformers builds the module without memory, and reads tensors into it under names of its own. A quantiser of ours, which it calls between both, takes
-the weights away from the linear layers that are stored as codes: they are neither awaited nor made, and codes go there layer by layer when
-the rest is loaded.
+the weights away from the layers that are to be codes: they are neither awaited nor made, and codes go there layer by layer when the rest is
+loaded.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from paged.errors import BrokenCheckpoint, BuildFailed, UnsupportedModel
-from paged.model.native.coded import coded_library
+from paged.model.native.coded import coded_library, replace_linears
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, settings_of
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.names import BITS, check_stored
+from paged.model.quantised.reading import renamed
 from paged.model.quantised.stored import FLOATS
-from paged.model.quantised.weights import QuantisedWeight
 
 _METHOD = "paged"
 _OF_LAYER = re.compile(r"\.\d+\.")
@@ -30,9 +30,12 @@ _OF_LAYER = re.compile(r"\.\d+\.")
 class Placed:
     """A checkpoint in codes and, once transformers has built the module, which of its layers each linear layer has."""
 
+    with_head = False
+
     def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
         self.checkpoint = checkpoint
         self._names: dict[str, str] = {}
+        self._emptied = Emptied()
 
     @staticmethod
     def of(
@@ -69,7 +72,7 @@ class Placed:
         for each in (config, config.get_text_config()):
             if settings_of(each) is not None:
                 del each.quantization_config
-        return {"config": config, "quantization_config": _quantiser()(self)}
+        return options_of(self, config)
 
     def take_weights_away(self, module: Any) -> None:
         """Leave the linear layers of a module on the meta device that are stored as codes without parameters for weights. Raises BrokenCheckpoint where a layer's
@@ -104,25 +107,16 @@ class Placed:
                 raise BrokenCheckpoint(f"{folder}: {name} has the shape {list(found)}; {list(wanted)} is wanted.")
             self._names[path] = name
         for path in self._names:
-            emptied: Any = linears[path]
-            empty = torch.empty_like(emptied.weight)
-            # It is not to be filled at random.
-            empty._is_hf_initialized = True  # type: ignore[attr-defined]
-            del emptied.weight
-            # No parameter, so that nothing awaits it; others of its module look at its shape.
-            vars(emptied)["weight"] = empty
-            emptied._is_hf_initialized = True
+            self._emptied.take(module, path, "weight")
 
     def restore(self, module: Any) -> None:
         """Make those layers' weights parameters again, on the meta device: shape and dtype are known and nothing else."""
-        for path in self._names:
-            linear: Any = module.get_submodule(path)
-            linear.weight = nn.Parameter(vars(linear).pop("weight"), requires_grad=False)
+        self._emptied.give_back(module)
 
-    def make(self, path: str, linear: nn.Linear) -> QuantisedWeight | None:
-        """The codes of a linear layer of the module, read now; None for one of floats."""
-        name = self._names.get(path)
-        return None if name is None else self.checkpoint.weight_of(name)
+    def replace(self, module: Any) -> None:
+        """Put each layer's codes, read now, in the place of its linear layer in the module. Raises BrokenCheckpoint."""
+        weight_of = self.checkpoint.weight_of
+        replace_linears(module, lambda path, linear: weight_of(self._names[path]) if path in self._names else None)
 
     def _check_unused(self, module: nn.Module, name: str, path: str) -> None:
         """What the module has no place for is left out, as transformers does with floats; what it has another place for is refused."""
@@ -136,21 +130,68 @@ class Placed:
             )
 
 
+class Codes(Protocol):
+    """Where the codes of a module's layers come from."""
+
+    @property
+    def quantization(self) -> str:
+        """As LoadedModel's."""
+        ...
+
+    @property
+    def with_head(self) -> bool:
+        """Whether the output projection is quantised at load, too."""
+        ...
+
+    def options(self, config: Any) -> dict[str, Any]:
+        """What `from_pretrained` takes so as to load all else."""
+        ...
+
+    def take_weights_away(self, module: Any) -> None:
+        """Leave layers of a module on the meta device without parameters for weights, before transformers reads any."""
+        ...
+
+    def restore(self, module: Any) -> None:
+        """Give them parameters again, on the meta device."""
+        ...
+
+    def replace(self, module: Any) -> None:
+        """Put the codes into the module."""
+        ...
+
+
+class Emptied:
+    """Parameters that are taken away from modules on the meta device, so that transformers neither awaits nor makes them."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[str, str]] = []
+
+    def take(self, module: nn.Module, path: str, name: str) -> None:
+        emptied: Any = module.get_submodule(path)
+        empty = torch.empty_like(emptied.get_parameter(name))
+        # It is not to be filled at random.
+        empty._is_hf_initialized = True  # type: ignore[attr-defined]
+        delattr(emptied, name)
+        # No parameter, so that nothing awaits it; others of its module look at its shape.
+        vars(emptied)[name] = empty
+        emptied._is_hf_initialized = True
+        self._taken.append((path, name))
+
+    def give_back(self, module: nn.Module) -> None:
+        """As parameters on the meta device: shape and dtype are known and nothing else."""
+        for path, name in self._taken:
+            owner = module.get_submodule(path)
+            owner.register_parameter(name, nn.Parameter(vars(owner).pop(name), requires_grad=False))
+
+
 def paths_of(module: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
     """{name of a layer in the files: (its path in the module, or that of what it is part of; whether it is one of several parts)}, as transformers renames
     and joins weights at load."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    conversions: Any = get_model_conversion_mapping(module)  # type: ignore[arg-type]
-    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
-    converters = [each for each in conversions if isinstance(each, WeightConverter)]
-    there, prefix = module.state_dict(), getattr(module, "base_model_prefix", None)
-    found = {}
-    for name in names:
-        key, converter = rename_source_key(f"{name}.weight", renamings, converters, prefix, there)
-        found[name] = (key.removesuffix(".weight"), converter is not None)
-    return found
+    found = renamed(module, [f"{name}.weight" for name in names])
+    return {
+        name.removesuffix(".weight"): (key.removesuffix(".weight"), pattern is not None)
+        for name, key, pattern, _ in found
+    }
 
 
 def layers_in(files: TensorFiles) -> list[str]:
@@ -172,29 +213,34 @@ def is_of_layer(path: str) -> bool:
     return bool(_OF_LAYER.search(path))
 
 
+def options_of(codes: Codes, config: Any) -> dict[str, Any]:
+    """The options of `from_pretrained` by which it calls these codes. Without a configuration it would copy them."""
+    return {"config": config, "quantization_config": _quantiser()(codes)}
+
+
 @cache
 def _quantiser() -> Any:
-    """The class of a `quantization_config` by which transformers calls a Placed; made when transformers is there."""
+    """The class of a `quantization_config` by which transformers calls Codes; made when transformers is there."""
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     @register_quantization_config(_METHOD)
     class Config(QuantizationConfigMixin):
-        def __init__(self, placed: Placed) -> None:
+        def __init__(self, codes: Codes) -> None:
             self.quant_method: Any = _METHOD
-            self.placed = placed
+            self.codes = codes
 
     @register_quantizer(_METHOD)
     class Quantiser(HfQuantizer):
         def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> Any:
             config: Any = self.quantization_config
-            config.placed.take_weights_away(model)
+            config.codes.take_weights_away(model)
             return model
 
         def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
             config: Any = self.quantization_config
-            config.placed.restore(model)
+            config.codes.restore(model)
             self.remove_quantization_config(model)
             return model
 

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from paged.errors import InvalidConfig
 
+# Numbers that are quantised at once.
+_AT_ONCE = 2**20
+
 
 @dataclass(frozen=True)
 class QuantisedWeight:
@@ -63,14 +66,18 @@ def quantise(
         raise InvalidConfig(f"groups of {group_size} do not divide the {depth} inputs of a linear layer.")
     if not torch.isfinite(weight).all():
         raise InvalidConfig("a weight to quantise is NaN or infinite.")
-    half = 2 ** (bits - 1)
-    grouped = weight.detach().float().view(outs, -1, group_size)
-    least, most = grouped.amin(-1), grouped.amax(-1)
-    scales = torch.where(most > -least, most, least) / -half
-    scales = scales.to(scale_dtype).float()
-    codes = (grouped / torch.where(scales == 0, 1, scales).unsqueeze(-1)).round_() + half
+    half, groups = 2 ** (bits - 1), depth // group_size
+    codes, scales = torch.empty(outs, depth, dtype=torch.uint8), torch.empty(outs, groups)
+    # A few rows at a time, so that a layer's floats are not held several times.
+    for rows in torch.arange(outs).split(max(1, _AT_ONCE // depth)):
+        its = slice(int(rows[0]), int(rows[-1]) + 1)
+        grouped = weight[its].detach().float().view(len(rows), groups, group_size)
+        least, most = grouped.amin(-1), grouped.amax(-1)
+        steps = (torch.where(most > -least, most, least) / -half).to(scale_dtype).float()
+        found = (grouped / torch.where(steps == 0, 1, steps).unsqueeze(-1)).round_().add_(half).clamp_(0, 2 * half - 1)
+        codes[its], scales[its] = found.to(torch.uint8).view(len(rows), depth), steps
     return QuantisedWeight(
-        codes=codes.clamp_(0, 2 * half - 1).to(torch.uint8).view(outs, depth),
+        codes=codes,
         scales=scales,
         zeros=torch.full_like(scales, half, dtype=torch.uint8),
         bits=bits,
