@@ -160,6 +160,9 @@ INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, siz
 }
 
 #if HAS_MATRIX
+/* Whether rows with codes are so few that a matrix unit, which waits for codes to be paired, takes longer. */
+INLINE int is_few(size_t rows, int stored) { return IS_QUANTISED(stored) && rows <= ROWS; }
+
 /* Two numbers that bfloat16 holds, as every code is, in a word. */
 INLINE ivec paired(vec low, vec high) { return (ivec)(((uvec)low >> 16) | ((uvec)high & 0xffff0000u)); }
 
@@ -187,11 +190,82 @@ INLINE void pair_values(const tile_rows *values, size_t size, size_t depth, int3
         }
 }
 
+/* A row's query, not scaled, as bfloat16, or as floats of that. */
+INLINE void narrow_query(const char *query, size_t size, size_t depth, enum element element, void *to, int is_few, int stored) {
+    float line[PAGED_MOST_HEAD_SIZE];
+    for (size_t d = 0; d < depth; d += LANES) *(vec *)(line + d) = part_of(query, d, size, (int)element);
+    if (IS_QUANTISED(stored)) transform(line, size);
+    for (size_t d = 0; d < depth; d += LANES)
+        if (is_few)
+            *(vec *)((float *)to + d) = rounded(*(const vec *)(line + d));
+        else
+            store_narrow((bf16 *)to + d, *(const vec *)(line + d));
+}
+
+/* The sums of the even and of the odd numbers of DEEP, as a matrix unit takes them, onto those before. */
+#define ADD_BOTH(rows, wide)                       \
+    UNROLL for (int r = 0; r < rows; r++)          \
+        UNROLL for (int j = 0; j < wide; j++) sums[r][j] += both[0][r][j] + both[1][r][j]
+
+/* What matrix_scores gives, to the bit, of few rows with K of turned words: a matrix unit would wait for them. x are floats. */
+INLINE void few_matrix_scores(const int rows, const int32_t *words, size_t count, size_t depth, const float *x, float *to, int stored) {
+    const size_t codes = codes_of(stored);
+    for (size_t first = 0; first < count; first += 2 * LANES) {
+        vec sums[ROWS][2] = {0};
+        for (size_t part = 0; part < depth; part += DEEP) {
+            vec both[2][ROWS][2] = {0};
+            for (size_t d = part; d < part + DEEP; d += codes)
+                UNROLL for (size_t i = 0; i < codes; i++) {
+                    vec line[2];
+                    UNROLL for (int j = 0; j < 2; j++) line[j] = unpacked(*(const ivec *)(words + d / codes * TILE + first + j * LANES), i, stored);
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        const vec factor = spread(x[r * depth + d + i]);
+                        UNROLL for (int j = 0; j < 2; j++) both[i % 2][r][j] = fused(factor, line[j], both[i % 2][r][j]);
+                    }
+                }
+            ADD_BOTH(rows, 2);
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < 2; j++) *(vec *)(to + r * TILE + first + j * LANES) = sums[r][j];
+    }
+}
+
+/* What matrix_totals gives, to the bit, of few rows, from `column` on. x are floats of bfloat16. */
+INLINE void few_matrix_totals(const int rows, const int wide, const float *x, const tile_rows *values, size_t column, float *to, size_t to_stride,
+                              const float *kept, int stored) {
+    vec sums[ROWS][2];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < wide; j++) sums[r][j] = *(const vec *)(to + r * to_stride + column + j * LANES) * kept[r];
+    for (size_t part = 0; part < TILE; part += DEEP) {
+        vec both[2][ROWS][2] = {0};
+        for (size_t p = part; p < part + DEEP; p += 2)
+            UNROLL for (int odd = 0; odd < 2; odd++) {
+                vec line[2];
+                UNROLL for (int j = 0; j < wide; j++) {
+                    const size_t at = row_bytes(column + j * LANES, stored);
+                    if (at % 64 == 0) __builtin_prefetch(values->next[p + odd] + at, 0, 3);
+                    line[j] = load_stored(values->now[p + odd], column + j * LANES, stored);
+                }
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const vec factor = spread(x[r * TILE + p + odd]);
+                    UNROLL for (int j = 0; j < wide; j++) both[odd][r][j] = fused(factor, line[j], both[odd][r][j]);
+                }
+            }
+        ADD_BOTH(rows, wide);
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < wide; j++) *(vec *)(to + r * to_stride + column + j * LANES) = sums[r][j];
+}
+
 /* Scores of rows with a tile of K, without their scale. */
 INLINE void matrix_scores(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys, size_t count, size_t depth,
                           float *weights, int stored) {
     int32_t *const words = (int32_t *)room->keys;
     turn_words(keys, count, row_bytes(call->key_size, stored), IS_QUANTISED(stored) ? depth / codes_of(stored) : depth / 2, words);
+    if (is_few(rows, stored)) {
+        WITH_CONSTANT(rows, few_matrix_scores, words, count, depth, room->queries + own * depth, weights, stored)
+        return;
+    }
     if (IS_QUANTISED(stored)) unpack_pairs(words, depth, stored);
     matrix_product(&room->shape, rows, (const bf16 *)room->queries + own * depth, depth, words, TILE, depth, weights, TILE, TILE, 1);
 }
@@ -199,6 +273,16 @@ INLINE void matrix_scores(const paged_attention_call *call, room *room, size_t o
 /* A tile of V, weighed, on top of `kept` times the totals. Weights are narrowed where they lie. */
 INLINE void matrix_totals(room *room, size_t rows, const tile_rows *values, size_t size, size_t depth, float *weights, float *totals,
                           const float *kept, int stored) {
+    if (is_few(rows, stored) && size == depth) {
+        for (size_t i = 0; i < rows * TILE; i += LANES) *(vec *)(weights + i) = rounded(*(const vec *)(weights + i));
+        for (size_t c = 0; c < size; c += 2 * LANES)
+            if (size - c >= 2 * LANES) {
+                WITH_CONSTANT(rows, few_matrix_totals, 2, weights, values, c, totals, depth, kept, stored)
+            } else {
+                WITH_CONSTANT(rows, few_matrix_totals, 1, weights, values, c, totals, depth, kept, stored)
+            }
+        return;
+    }
     for (size_t r = 0; r < rows; r++) {
         vec line[TILE / LANES];
         UNROLL for (int j = 0; j < TILE / LANES; j++) line[j] = *(const vec *)(weights + r * TILE + j * LANES);
@@ -210,14 +294,6 @@ INLINE void matrix_totals(room *room, size_t rows, const tile_rows *values, size
     pair_values(values, size, depth, (int32_t *)room->values, stored);
     /* The whole tile, of which nothing is read behind its end: a number has one order of additions, and 0 one sign. */
     matrix_product(&room->shape, rows, (const bf16 *)weights, 2 * TILE, (const int32_t *)room->values, depth, TILE, totals, depth, depth, 0);
-}
-
-/* A row's query, not scaled. */
-INLINE void narrow_query(const char *query, size_t size, size_t depth, enum element element, bf16 *to, int stored) {
-    float line[PAGED_MOST_HEAD_SIZE];
-    for (size_t d = 0; d < depth; d += LANES) *(vec *)(line + d) = part_of(query, d, size, (int)element);
-    if (IS_QUANTISED(stored)) transform(line, size);
-    for (size_t d = 0; d < depth; d += LANES) store_narrow(to + d, *(const vec *)(line + d));
 }
 #endif
 
@@ -414,7 +490,10 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         const size_t at = token * call->query_stride + its * key_size;
         const char *query = (const char *)call->queries + at * bytes_of(call->query_element);
 #if HAS_MATRIX
-        if (by_matrix) narrow_query(query, key_size, key_depth, call->query_element, (bf16 *)room->queries + r * key_depth, stored);
+        if (by_matrix) {
+            void *const to = is_few(rows, stored) ? (void *)(room->queries + r * key_depth) : (bf16 *)room->queries + r * key_depth;
+            narrow_query(query, key_size, key_depth, call->query_element, to, is_few(rows, stored), stored);
+        }
 #endif
         if (!by_matrix) {
             for (size_t d = 0; d < key_depth; d += LANES)
@@ -467,6 +546,9 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
         const size_t at = token * call->out_stride + its * size;
         const float factor = 1.0f / sum_of(room->weight[r]);
+        /* A tile that is not seen takes the sign of a zero. */
+        if (by_matrix)
+            for (size_t d = 0; d < depth; d += LANES) *(vec *)(room->totals + r * depth + d) += 0.0f;
         if (IS_QUANTISED(stored)) transform(room->totals + r * depth, size);
         size_t d = 0;
         for (; d + LANES <= size; d += LANES)
@@ -526,6 +608,9 @@ void paged_attention(const paged_attention_call *call) {
         room room;
 #if HAS_MATRIX
         room.shape = (matrix_shape){0, 0};
+        /* As a matrix unit has it: what is smaller than the least normal number counts as 0. */
+        const unsigned before = _mm_getcsr();
+        if (do_piece != ways[call->stored]) _mm_setcsr(before | 0x8040);
 #endif
         /* The sequence of the piece that was done last: pieces come in rising order. */
         size_t i = 0, pieces_before = 0;
@@ -542,5 +627,8 @@ void paged_attention(const paged_attention_call *call) {
             if (room.shape.high) release_matrix(&room.shape);
 #endif
         }
+#if HAS_MATRIX
+        _mm_setcsr(before);
+#endif
     }
 }

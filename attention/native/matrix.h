@@ -111,6 +111,9 @@ INLINE void matrix_product(matrix_shape *shape, size_t rows, const bf16 *x, size
     }
 }
 
+/* LANES numbers that are rounded to bfloat16, to the nearest, halves to even. */
+INLINE vec rounded(vec v) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)), 16); }
+
 /* LANES numbers as bfloat16, to the nearest, halves to even. */
 INLINE void store_narrow(bf16 *to, vec v) {
     *(__m256i_u *)to = (__m256i)_mm512_cvtneps_pbh((__m512)v);
