@@ -72,9 +72,12 @@ class PrefixIndex:
         """Report to `log` from now on."""
         self.log = log
 
-    def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
+    def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"") -> Path:
+        """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
         path = self.paths[row] = Path(root, reads=reads, writes=writes) if reads or writes else NO_CONTENT
-        if writes:
+        if key:
+            self.open_run(row, path, key)
+        elif writes:
             self._mark(row, path)
         return path
 
@@ -282,7 +285,7 @@ class PrefixIndex:
         """Confirm the nodes of closed runs that the batch computed."""
         runs = self.pending.pop(batch, ())
         for run in runs:
-            del run.pending[batch]
+            run.decide(batch)
         if self.log is not None:
             self.log.changed(runs)
 
@@ -291,7 +294,7 @@ class PrefixIndex:
         # A child's id is higher than its parent's.
         runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
         for run in runs:
-            length = run.pending.pop(batch)
+            length = run.decide(batch)
             if not run.length:
                 # It went with the last of its children.
                 continue
@@ -347,7 +350,7 @@ class PrefixIndex:
         for batch, share in self._flights.shares_of(row):
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
-                run.pending[batch] = max(first, 0)
+                run.await_batch(batch, max(first, 0))
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
@@ -362,10 +365,8 @@ class PrefixIndex:
         """Let used blocks, by place, be the end of a closed path for the tokens of a partial block; the one before goes."""
         if (before := self.ends.get(path.prefix)) is not None:
             self._drop_end(before)
-        nowhere: list[Blocks | None] = [None] * self._num_places
-        end = Run(
-            self._next_run, path.prefix, path.run, path.at, -1, self.batch, 1, tokens, blocks=nowhere, is_end=True
-        )
+        end = Run(self._next_run, path.prefix, path.run, path.at, -1, self.batch, self._num_places)
+        end.become_end(tokens)
         self._next_run += 1
         self.ends[end.key] = end
         if path.run is not None:
@@ -474,7 +475,7 @@ class PrefixIndex:
     def open_run(self, row: int, path: Path, key: bytes) -> None:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
-        run = Run(self._next_run, key, parent, at, row, self.batch, blocks=[None] * self._num_places)
+        run = Run(self._next_run, key, parent, at, row, self.batch, self._num_places)
         self._next_run += 1
         self.runs[key] = run
         if self.log is not None:

@@ -133,7 +133,7 @@ class Books:
         self.blocks_for = manager.layout.pages_for
 
     def running_rows(self) -> Rows:
-        return self.queues.running_rows.array(self.queues.running)
+        return self.queues.running.rows()
 
     def rows_in(self) -> Rows:
         """Return the running rows, and then those of loading, paused and swapped requests."""
