@@ -67,7 +67,9 @@ class Run:
     evicted: dict[int, int] = _NONE
     is_end = False
 
-    def __init__(self, id: int, key: bytes, parent: Run | None, at: int, row: int, born: int, num_places: int) -> None:
+    def __init__(
+        self, id: int, key: bytes, parent: Run | None, at: int, row: int, born: int, num_places: int = NUM_PLACES
+    ) -> None:
         self.id, self.key, self.parent, self.at, self.row, self.born = id, key, parent, at, row, born
         self.blocks: list[Blocks | None] = [None] * num_places
         self.digests: list[bytes] = []

@@ -167,8 +167,11 @@ class Scheduler(Uncopyable):
             raise errors.WaitingFull(limits.max_waiting)
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
-        order, key = state.order.key_of(request, arrival, self._num_added), state.manager.content.first_key(prompt, root)
-        new = state_of(request, prompt, root, key, order, max_total=longest)
+        order, key = (
+            state.order.key_of(request, arrival, self._num_added),
+            state.manager.content.first_key(prompt, root),
+        )
+        new = state_of(request, prompt, root, order, longest, first_key=key)
         self._num_added += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)

@@ -271,7 +271,8 @@ class Foresight:
         """Return held and coming slots of admitted sequences, int64 [n + 1] each, the quantile of the guesses, and the
         guess for a sequence that has written nothing. The last place is for a newcomer."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
-        moment = books.manager.batch, books.queues.running.num, books.queues.away.num, len(books.bounded), self.quantile
+        queues, quantile = books.queues, self.quantile
+        moment = books.manager.batch, queues.running.num, queues.away.num, len(books.bounded), quantile
         if moment != self._moment:
             # Any row holds the newcomer's place.
             rows = np.concatenate([books.rows_in(), _ANY_ROW])
@@ -298,8 +299,8 @@ class Foresight:
         return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
 
     def _quantile_now(self) -> float:
-        """The quantile for the number of rows, more careful while few outputs have ended."""
+        """The adapted quantile for the number of rows, more careful while few outputs have ended."""
         policy, careful = self._policy, math.sqrt(ROWS / max(1, self._books.queues.num_in))
-        quantile, most = self._within(MIDDLE + (self.quantile - MIDDLE) * careful), policy.quantile_range[1]
+        quantile, most = self._within(MIDDLE + (self._quantile - MIDDLE) * careful), policy.quantile_range[1]
         num, enough = self._lengths.num_noted, policy.known_outputs
         return quantile if num >= enough else most - (most - quantile) * num / enough

@@ -374,7 +374,13 @@ class RequestState(Counted, eq=False, gc=False):
 
 
 def state_of(
-    request: Request, prompt: Tokens, root: bytes, key: bytes, order: tuple[int, float, int], *, max_total: int
+    request: Request,
+    prompt: Tokens,
+    root: bytes,
+    order: tuple[int, float, int],
+    max_total: int,
+    *,
+    first_key: bytes = b"",
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
     num, eos, stops, loads = request.num_sequences, request.eos_token_id, request.stop_token_ids, request.num_computed
@@ -384,5 +390,19 @@ def state_of(
     loading, known, rows, most = None if loads else 0, [prompt] * num, [-1] * num, [max_total] * num
     high, appended, sampled = [0] * num, [0] * num, [False] * num
     return RequestState(
-        request, root, order, stops, len(prompt), known, rows, num, loading, most, high, appended, sampled, key, is_plain
+        request,
+        root,
+        order,
+        stops,
+        len(prompt),
+        known,
+        rows,
+        num,
+        loading,
+        most,
+        high,
+        appended,
+        sampled,
+        first_key,
+        is_plain,
     )

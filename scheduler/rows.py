@@ -26,7 +26,7 @@ class RowColumns:
     """Columns by row; they grow with the memory layer's.
 
     max_total   int64: tokens at which the sequence has its full length
-    min_total   int64: tokens before which no stop id counts
+    min_total   int64: tokens before which no stop id counts; stale where there are none
     prompt_total, expected_total  int64: tokens that are not outputs, and expected in the end (0: not known)
     stops       int32 [rows, k]: EOS and stop ids, -1 where there are fewer or too many; k is what present rows need
     many_stops  int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
@@ -71,7 +71,6 @@ class RowColumns:
         self.sum_max_total += max_total
         self.max_total[row] = max_total
         self.prompt_total[row] = before = state.prompt_len + state.appended[sequence]
-        self.min_total[row] = before + request.min_tokens
         self.expected_total[row] = 0 if request.expected_tokens is None else before + request.expected_tokens
         self.owner[row] = state
         self.id[row] = request.id
@@ -80,6 +79,7 @@ class RowColumns:
             self.not_sampling.add(row)
         if not stops:
             return
+        self.min_total[row] = before + request.min_tokens
         self.num_with_stops += 1
         if len(stops) <= _MOST_IN_COLUMN:
             if len(stops) > self.stops.shape[1]:
