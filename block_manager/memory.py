@@ -20,7 +20,6 @@ from .layout import Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import Path
 from .sharing import Content, Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
@@ -96,7 +95,9 @@ class Memory:
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
         hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up."""
-        row, path = self._open(tokens, root, keep_at, reads=reads, writes=writes)
+        caches = self.prefix_caching
+        row = self._open(tokens, keep_at)
+        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches)
         if not path.reads:
             return row
         try:
@@ -108,39 +109,38 @@ class Memory:
             self.sharing.count_lookup(len(tokens), found)
         return row
 
-    def _open(
-        self, tokens: NDArray[np.int32], root: bytes, keep_at: Sequence[int], *, reads: bool = True, writes: bool = True
-    ) -> tuple[int, Path]:
-        """Open a row that knows these tokens, and its path."""
+    def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
+        """Open a row that knows these tokens."""
         row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
             self._longest = num_tokens
-        caches = self.prefix_caching
-        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches)
         if self.sides is not None:
             self.sides.begin(row, num_tokens, keep_at)
-        return row, path
+        return row
 
     def admit(
-        self, tokens: NDArray[np.int32], root: bytes, most: int, keep_at: Sequence[int] = ()
+        self, tokens: NDArray[np.int32], root: bytes, key: bytes, most: int, *, keep_at: Sequence[int] = ()
     ) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. Promises them:
-        `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
-        """
+        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. `key`: the tokens'
+        `Content.first_key`. Promises blocks: `draw_promised` comes before tables are read and before other calls.
+        Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
-        key = root + tokens[:size].tobytes() if self.prefix_caching else b""
-        if not key or (key not in index.runs and num_tokens >= size and most >= size):
+        if not self.prefix_caching:
+            row = self._open(tokens, keep_at)
+            index.open_path(row, root, reads=False, writes=False)
+        elif key not in index.runs and num_tokens >= size and most >= size:
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
-            row, path = self._open(tokens, root, keep_at)
-            if key:
-                index.open_run(row, path, key)
-                self.sharing.count_lookup(num_tokens, 0)
+            row = self._open(tokens, keep_at)
+            index.open_path(row, root, key=key)
+            self.sharing.count_lookup(num_tokens, 0)
         else:
             if key in index.runs:
                 self.growth.evict_promised()
             row = self.add_counted(tokens, root, keep_at=keep_at)
             computed = self.tables.num_computed.item(row)
-        end = min(computed + most, num_tokens)
+        end = computed + most
+        if end > num_tokens:
+            end = num_tokens
         if not self.layout.is_plain:
             # What a long chunk has in windows goes back only when it is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
@@ -581,7 +581,7 @@ class Memory:
             read = self.flights.composed.reads.pop(row, None)
             for block in read.blocks if read is not None else ():
                 self.device.release(np.array([block]))
-        if tables.is_swapped[row]:
+        if tables.is_swapped.item(row):
             self.tiers.trim(row, 0)
         if self.layout.sides:
             self.growth.give_back_sides(row, 0)

@@ -57,7 +57,7 @@ class DecodesFirst(Composition):
 def compose_running(state: State, step: Step) -> None:
     """Place the running rows as budget, seats and memory allow, decodes first. Their blocks may stay promised."""
     manager, outstanding, rows = state.manager, state.outstanding, state.books.running_rows()
-    decodes = state.running_rows.take_steady()
+    decodes = state.running.take_steady()
     todo: Counts | None = None
     after = -1
     if outstanding.batches:

@@ -210,7 +210,7 @@ class Outstanding:
 
     def hold_loading(self, request: RequestState) -> None:
         """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""
-        if not request.num_loading or all(batch.number != request.load_batch for batch in self.batches):
+        if all(batch.number != request.load_batch for batch in self.batches):
             return
         for row in request.live_rows:
             blocks = self._manager.rows.table(row).astype(np.int64)
