@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from paged.attention.native.backend import ELEMENTS, HEADERS
 from paged.attention.native.build import library
 from paged.errors import BuildFailed
+from paged.model.native.large_pages import on_large_pages
 
 _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.
@@ -154,7 +155,7 @@ class PackedLinear(NativeLinear):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias)
         columns = model_library().paged_columns()
-        self.packed = nn.Parameter(pack(linear.weight.detach(), columns), requires_grad=False)
+        self.packed = nn.Parameter(on_large_pages(pack(linear.weight.detach(), columns)), requires_grad=False)
 
     @property
     def weight(self) -> Tensor:
