@@ -73,37 +73,6 @@ def test_moves_that_did_not_run_go_into_the_next_batch(make_scheduler, make_engi
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-def test_cancels_at_random_places_change_no_word(make_scheduler, make_engine, request_of):
-    prompts = [[(number * position) % 3 for position in range(4 + 2 * number)] for number in range(6)]
-
-    def outputs(cancel_every, moved, num_blocks):
-        scheduler = make_scheduler(num_blocks, 4, host_blocks=6, max_tokens_per_step=12, max_sequences=4)
-        engine = make_engine(scheduler)
-        for number, prompt in enumerate(prompts):
-            engine.add(request_of(f"r{number}", prompt, max_tokens=8))
-        for count in range(1, 1000):
-            if not scheduler.has_unfinished:
-                return engine.outputs
-            batch = scheduler.schedule()
-            if batch.is_empty:
-                continue
-            if cancel_every and count % cancel_every == 0:
-                engine.see_tables(batch)
-                if moved:
-                    engine.move(batch.moves)
-                scheduler.cancel(batch, moved=moved)
-            else:
-                engine.update(batch, engine.forward(batch))
-            assert scheduler.check() == []
-        raise AssertionError("no end")
-
-    plain = outputs(0, False, 60)
-    for num_blocks in (7, 9):
-        for cancel_every in (2, 3):
-            for moved in (True, False):
-                assert outputs(cancel_every, moved, num_blocks) == plain
-
-
 def test_an_engine_that_does_not_end_empty_batches_still_hears_of_every_end(make_scheduler, step):
     scheduler = make_scheduler(3, 1, {"a": [0]})
     scheduler.append("a", [1, 2, 2, 1, 2])

@@ -61,29 +61,6 @@ def test_C6_a_row_whose_sibling_is_gone_writes_in_place(compute, filled):
     assert manager.table(parent).tolist() == table
 
 
-def test_C9_rows_that_share_reserved_slots_never_write_the_same_one(compute, filled):
-    manager, parent = filled(20, 4, range(6))
-    manager.reserve([parent], [4])
-    child = manager.fork(parent)
-    for row, first in ((parent, 100), (child, 200)):
-        manager.append(row, range(first, first + 8))
-        compute(manager, row)
-    mine, its = (set(manager.slots(row, 6, 14).tolist()) for row in (parent, child))
-    assert not mine & its
-    assert manager.slots(parent, 0, 4).tolist() == manager.slots(child, 0, 4).tolist()
-
-
-def test_C11_a_fork_of_a_row_in_flight_shares_what_its_batch_computes_and_falls_back_with_it(make_manager):
-    manager = make_manager(6, 4)
-    row = manager.add(range(6))
-    manager.allocate([row], [6])
-    child = manager.fork(row)
-    assert manager.table(child).tolist() == manager.table(row).tolist()
-    assert (manager.rows.num_launched[child], manager.rows.num_computed[child]) == (6, 0)
-    manager.cancel()
-    assert (manager.rows.num_launched[child], manager.device.num_used, manager.check()) == (0, 0, [])
-
-
 def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(make_manager):
     manager = make_manager(6, 2)
     row = manager.add([1])
@@ -97,20 +74,6 @@ def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(m
     moves = manager.allocate([child], [1])
     assert moves.device_to_device.tolist() == [[block, manager.table(child)[0]]]
     assert manager.lookup([1, 2, 0]).num_tokens == 2
-
-
-def test_C14_a_copy_stands_when_its_step_is_cancelled(compute, filled):
-    # As every move of a cancelled step: who has not run it runs it before the next one, which makes no second copy.
-    manager, parent = filled(6, 4, range(6))
-    child = manager.fork(parent)
-    manager.append(child, [50])
-    copy = manager.allocate([child], [1])
-    assert copy.device_to_device.tolist() == [[1, 2]]
-    manager.cancel()
-    assert (manager.rows.num_computed[child], manager.rows.num_scheduled[child]) == (6, 0)
-    assert (manager.table(parent).tolist(), manager.table(child).tolist()) == ([0, 1], [0, 2])
-    assert compute(manager, child).is_empty
-    assert manager.device.num_used == 3
 
 
 def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_parent(make_manager):
@@ -144,18 +107,6 @@ def test_C2_a_fork_stands_on_the_content_that_its_parent_stands_on(length, fille
     manager, row = filled(8, 4, range(length))
     assert manager.block_hashes(manager.fork(row)) == manager.block_hashes(row)
     assert len(manager.block_hashes(row)) == length // 4
-
-
-def test_C9_forks_that_left_and_returned_together_share_their_partial_block_until_one_writes(filled):
-    manager, row = filled(8, 4, range(6), host_blocks=4)
-    child = manager.fork(row)
-    assert len(manager.swap_out([row, child]).device_to_host) == 2
-    manager.swap_in([row, child])
-    assert manager.table(row).tolist() == manager.table(child).tolist()
-    manager.append(row, [7])
-    moves = manager.allocate([row], [1])
-    assert moves.device_to_device.tolist() == [[int(manager.table(child)[1]), int(manager.table(row)[1])]]
-    manager.confirm()
 
 
 def forked_in_flight(manager):

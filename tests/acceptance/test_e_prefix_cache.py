@@ -125,17 +125,6 @@ def test_E13_a_second_sequence_is_admitted_iff_what_is_not_shared_fits(make_mana
     assert manager.admission(blocks - hit) is (Admission.OK if fits else Admission.LATER)
 
 
-def test_E14_the_least_recently_freed_content_goes_first_and_a_hit_renews_it(make_manager, fill):
-    manager = make_manager(3, 4)
-    prompts = [[content] * 4 for content in (1, 2, 3)]
-    for prompt in prompts:
-        manager.free([fill(manager, prompt)])
-    # A hit on the oldest, given back: now the second is the oldest.
-    manager.free([manager.add([1] * 4 + [0])])
-    manager.free([fill(manager, [9])])
-    assert [manager.lookup([*prompt, 0]).num_tokens for prompt in prompts] == [4, 0, 4]
-
-
 @pytest.mark.parametrize("num_outputs", [1, 5, 9, 11])
 def test_E15_of_two_identical_requests_the_second_shares_what_the_first_computes(
     make_scheduler, request_of, step, run, num_outputs

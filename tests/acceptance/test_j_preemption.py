@@ -205,20 +205,6 @@ def test_J20_pressure_changes_no_word(make_scheduler, make_engine, request_of, p
         assert scheduler.manager.device.num_used == 0
 
 
-def test_J21_every_token_is_accounted_for(make_scheduler, request_of, run):
-    scheduler = make_scheduler(7, 4, policy="vllm", prefix_caching=False)
-    lengths = [5, 8, 9, 6]
-    for number, length in enumerate(lengths):
-        scheduler.add(request_of(f"r{number}", length, max_tokens=8))
-    steps = run(scheduler)
-    stats = scheduler.stats()
-    assert stats.computed_tokens == sum(step.batch.num_scheduled_tokens for step in steps)
-    # Every prompt once, every output but the last one of each request, and what was lost on the way.
-    assert stats.computed_tokens == sum(lengths) + 7 * len(lengths) + stats.recomputed_tokens
-    assert stats.recomputed_tokens > 0
-    assert stats.output_tokens == 8 * len(lengths)
-
-
 @pytest.mark.parametrize(("seconds", "kind"), [(1e-9, "swap"), (1e9, "recompute")])
 def test_J22_the_cheaper_way_is_taken(make_scheduler, make_engine, seconds, kind):
     scheduler = make_scheduler(6, 4, host_blocks=6, costs=Costs(seconds_per_swapped_block=seconds))
