@@ -1,7 +1,5 @@
 """The pool and its free list: what is handed out, in which order, and what comes back."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged.errors import DuplicateRow, OutOfBlocks, UnknownRow

@@ -1,7 +1,5 @@
 """Block tables and slots: how many blocks a row takes, and where its tokens lie."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import PagedError

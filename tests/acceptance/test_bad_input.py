@@ -1,7 +1,5 @@
 """Bad input: a typed error that names the value and the limit, before anything changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

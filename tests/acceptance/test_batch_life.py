@@ -1,7 +1,5 @@
 """A batch's life: what is in flight, what an end makes of it, and what a cancel takes back."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Policy, Request, Scheduler

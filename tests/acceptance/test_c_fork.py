@@ -1,7 +1,5 @@
 """Fork and copy-on-write: a fork costs nothing, the first write to a shared partial block costs one copy."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged.errors import OutOfBlocks

@@ -1,7 +1,5 @@
 """Content keys and hashes: what tells two blocks apart, and what must not."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

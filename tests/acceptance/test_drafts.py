@@ -1,7 +1,5 @@
 """Drafts: guesses ride along with the token before them, are the first to go, and are never content."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The prefix cache: what is a hit, what a hit costs, and what is forgotten first."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Admission

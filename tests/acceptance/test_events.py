@@ -1,7 +1,5 @@
 """What the cache stored and removed, for whoever keeps an index of it: replayed from empty, it is exactly what the cache holds."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

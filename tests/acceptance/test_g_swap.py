@@ -1,7 +1,5 @@
 """Swap: a row's blocks go to the host and come back, and nothing else changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Content that leaves the device stays on the host and comes back on a hit, where that costs less than computing it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Preemption and resumption: who gives memory back, what is computed again, and that nobody can tell from the words."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import POLICIES, Costs

@@ -1,7 +1,5 @@
 """Steps scheduled before the update of those before them: each sentence of what order promises, by a program of a few calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Policy

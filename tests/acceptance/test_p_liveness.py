@@ -1,7 +1,5 @@
 """Liveness: the ways in which schedulers of the field have hung, starved or thrashed."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import POLICIES

@@ -1,7 +1,5 @@
 """Layers of several kinds in one pool of pages: states beside windows and full layers, refusals, and what a whole life leaves behind."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Swap of layers of several kinds: of each group what the row still needs goes to the host and comes back, page by page, and its states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

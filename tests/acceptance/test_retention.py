@@ -1,7 +1,5 @@
 """Content that is to stay: kept longer than other content, until a time; and rows that keep out of the cache."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Request, Retention

@@ -2,8 +2,6 @@
 how they were cut, though every page that a row gives back is poisoned and taken by another.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from types import SimpleNamespace
