@@ -1,43 +1,6 @@
 """A batch's life: what is in flight, what an end makes of it, and what a cancel takes back."""
 
-import pytest
-
 from paged import Policy, Request, Scheduler
-
-
-@pytest.mark.parametrize("moved", [True, False])
-def test_a_cancelled_batch_gives_its_blocks_back_and_is_scheduled_again(make_scheduler, make_engine, moved):
-    scheduler = make_scheduler(8, 4)
-    engine = make_engine(scheduler, {"a": (6, 6)})
-    engine.step()
-    used = scheduler.manager.device.num_used
-    for _ in range(3):
-        batch = scheduler.schedule()
-        engine.see_tables(batch)
-        if moved:
-            engine.move(batch.moves)
-        scheduler.cancel(batch, moved=moved)
-        assert (scheduler.check(), scheduler.manager.device.num_used) == ([], used)
-        assert int(scheduler.manager.rows.num_scheduled.sum()) == 0
-    assert len(engine.run()["a/0"]) == 6
-
-
-def test_rows_that_shared_a_withdrawn_block_compute_it_themselves(make_scheduler, make_engine, request_of):
-    scheduler = make_scheduler(20, 4)
-    engine = make_engine(scheduler)
-    for name in ("a", "b", "c"):
-        engine.add(request_of(name, [*range(8), ord(name)], max_tokens=4))
-    batch = scheduler.schedule()
-    engine.see_tables(batch)
-    assert batch.num_tokens.tolist() == [9, 1, 1]
-    scheduler.cancel(batch)
-    assert scheduler.check() == []
-    again = scheduler.schedule()
-    # Somebody computes the 8 tokens again, the others share them again.
-    assert sorted(again.num_tokens.tolist()) == [1, 1, 9]
-    engine.update(again, engine.forward(again))
-    engine.run()
-    assert {len(tokens) for tokens in engine.outputs.values()} == {4}
 
 
 def test_moves_that_did_not_run_go_into_the_next_batch(make_scheduler, make_engine):

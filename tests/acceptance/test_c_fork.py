@@ -2,8 +2,6 @@
 
 import pytest
 
-from paged.errors import OutOfBlocks
-
 CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)]
 
 
@@ -74,19 +72,6 @@ def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(m
     assert manager.lookup([1, 2, 0]).num_tokens == 2
 
 
-def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_parent(make_manager):
-    manager = make_manager(10, 4)
-    leader = manager.add(range(10))
-    manager.allocate([leader], [10])
-    sharer = manager.add([*range(8), 50])
-    assert manager.rows.num_computed[sharer] == 8
-    child = manager.fork(sharer)
-    manager.cancel()
-    for row in (sharer, child):
-        assert (manager.rows.num_computed[row], manager.table(row).tolist()) == (0, [])
-    assert manager.device.num_available == 10
-
-
 def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_manager):
     manager = make_manager(num_blocks=8, block_size=1, host_blocks=8)
     leader = manager.add([0, 1, 2, 3])
@@ -98,58 +83,3 @@ def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_m
     assert row == follower
     child = manager.fork(row)
     manager.swap_out([child])
-
-
-@pytest.mark.parametrize("length", [3, 4, 6, 8, 9])
-def test_C2_a_fork_stands_on_the_content_that_its_parent_stands_on(length, filled):
-    manager, row = filled(8, 4, range(length))
-    assert manager.block_hashes(manager.fork(row)) == manager.block_hashes(row)
-    assert len(manager.block_hashes(row)) == length // 4
-
-
-def forked_in_flight(manager):
-    """Two rows that share a second block, which a batch that is out fills; six of its eight tokens are computed."""
-    row = manager.add(range(8))
-    manager.allocate([row], [6])
-    manager.confirm()
-    manager.allocate([row], [2])
-    return row, manager.fork(row)
-
-
-@pytest.mark.parametrize(("away", "caching"), [(False, True), (False, False), (True, False)])
-def test_C9_a_block_that_is_partial_again_after_a_cancel_is_copied_before_one_of_two_writes(
-    make_manager, away, caching
-):
-    manager = make_manager(8, 4, host_blocks=4, prefix_caching=caching)
-    row, child = forked_in_flight(manager)
-    if away:
-        manager.swap_out([row, child])
-    manager.cancel()
-    if away:
-        manager.swap_in([row, child])
-    assert manager.rows.num_launched[[row, child]].tolist() == [6, 6]
-    assert manager.table(row).tolist() == manager.table(child).tolist()
-    moves = manager.allocate([row], [2])
-    assert moves.device_to_device.tolist() == [[int(manager.table(child)[1]), int(manager.table(row)[1])]]
-    manager.confirm()
-
-
-@pytest.mark.parametrize("keep", [0, 1])
-def test_C9_a_host_block_that_was_to_be_content_is_given_up_whole_by_rows_that_are_away(make_manager, keep):
-    manager = make_manager(8, 4, host_blocks=4)
-    row, child = forked_in_flight(manager)
-    manager.swap_out([row, child], keep)
-    manager.cancel()
-    assert manager.rows.num_launched[[row, child]].tolist() == [4, 4]
-    manager.swap_in([row, child])
-    assert (manager.device.num_used, manager.host.num_used) == (1, 0)
-
-
-def test_C8_copies_for_several_that_fit_only_one_by_one_change_nothing(unchanged, filled):
-    manager, row = filled(3, 4, range(6))
-    rows = [row, manager.fork(row), manager.fork(row)]
-    for each in rows:
-        manager.append(each, [each])
-    # Two of the three need a copy, and one block is free.
-    with unchanged(manager), pytest.raises(OutOfBlocks):
-        manager.allocate(rows, [1, 1, 1])

@@ -93,18 +93,6 @@ def test_E11_the_cache_is_reset_only_while_no_block_is_used(fill, filled):
     assert manager.block_hashes(fill(manager, range(3))) == []
 
 
-def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_manager, fill, unchanged):
-    # 10 blocks: 3 shared and used, 3 cached and free, 4 free. The row hits all 6, so only 4 are left for its 5 new ones.
-    manager = make_manager(10, 16)
-    fill(manager, range(48))
-    manager.free([fill(manager, range(96))])
-    assert manager.device.num_available == 7
-    row = manager.add(range(96 + 5 * 16))
-    assert (manager.rows.num_computed[row], manager.device.num_available) == (96, 4)
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
-        manager.allocate([row], [80])
-
-
 @pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 8, 10])
 @pytest.mark.parametrize("share", [0, 0.3, 0.5, 0.7, 1])
@@ -203,19 +191,6 @@ def test_E20_other_content_of_the_same_size_replaces_the_old_and_the_cache_keeps
     new = manager.cached_contents()
     assert len(new) == count
     assert not old & new
-
-
-@pytest.mark.parametrize("count", [2, 3, 10])
-def test_E20_the_same_prompt_again_replaces_its_last_block_alone(make_manager, fill, count):
-    manager = make_manager(count, 4)
-    manager.free([fill(manager, range(4 * count))])
-    old = manager.cached_contents()
-    row = manager.add(range(4 * count))
-    assert manager.rows.num_computed[row] == 4 * (count - 1)
-    manager.allocate([row], [4])
-    assert len(manager.cached_contents()) == count - 1
-    manager.confirm()
-    assert manager.cached_contents() == old
 
 
 def test_E21_a_block_that_fills_with_known_content_switches_to_the_known_block(make_manager, fill, compute):

@@ -46,14 +46,6 @@ def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
     manager.free([row])
 
 
-def test_a_block_that_the_host_has_already_is_not_copied_again(make_manager, serve):
-    manager = make_manager(3, 4, host_blocks=9, host_caching=True)
-    for tokens in (A, B, A, B):
-        moves = serve(manager, tokens)
-    # The whole prompt is looked up but for its last block, which is computed anew.
-    assert (len(moves.host_to_device), manager.stats().offloaded_blocks) == (2, 6)
-
-
 def test_what_costs_more_to_load_than_to_compute_is_computed(make_scheduler, request_of, step):
     dear = Costs(seconds_per_swapped_block=1.0, seconds_per_token=1e-6)
     for costs, loaded in ((None, 8), (dear, 0)):

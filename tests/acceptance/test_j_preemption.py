@@ -177,8 +177,7 @@ def test_J19_a_preemption_is_counted_once_in_total_and_for_its_request(make_sche
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("host_blocks", [0, 3, 40])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("host_blocks", "caching"), [(0, True), (3, False), (40, True)])
 def test_J20_pressure_changes_no_word(make_scheduler, make_engine, request_of, policy, host_blocks, caching):
     prompts = [[token % 3 for token in range(number, number + 5 + 3 * number)] for number in range(7)]
     alone = {}

@@ -96,16 +96,6 @@ def test_wrong_wishes_are_refused(make_manager, serve, options, sentence):
         manager.retain(A, **options)
 
 
-def test_a_row_that_does_not_read_computes_what_is_there_and_shares_it_then(make_manager, serve, compute):
-    manager = make_manager(8, 4)
-    serve(manager, A)
-    row = manager.add([*A, 1], reads=False)
-    assert manager.rows.num_computed[row] == 0
-    compute(manager, row)
-    assert (manager.table(row)[:2].tolist(), manager.stats().queries) == ([0, 1], 1)
-    manager.free([row])
-
-
 def test_a_request_says_how_its_content_is_kept(make_scheduler, run):
     scheduler = make_scheduler(6, 4)
     kept = Retention(priority=2, lasts=100.0)
