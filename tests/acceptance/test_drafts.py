@@ -1,7 +1,5 @@
 """Drafts: guesses ride along with the token before them, are the first to go, and are never content."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -50,14 +48,6 @@ def test_accepted_drafts_are_computed_and_the_slots_of_rejected_ones_are_written
     stats = scheduler.stats()
     assert (stats.drafted_tokens, stats.accepted_tokens) == (2, len(tokens) - 1)
     assert scheduler.check() == []
-
-
-def test_a_block_that_held_rejected_drafts_alone_goes_back(make_scheduler, request_of):
-    scheduler = started(make_scheduler(8, 4), request_of)
-    batch = scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]})
-    assert scheduler.manager.device.num_used == 3
-    scheduler.update(batch, [9])
-    assert (scheduler.manager.device.num_used, scheduler.check()) == (2, [])
 
 
 def test_drafts_are_the_first_to_go_when_the_budget_is_short(make_scheduler, request_of):
@@ -123,14 +113,6 @@ def test_a_row_with_undecided_drafts_is_not_in_the_next_batch(make_scheduler, re
     assert (first.ids.tolist(), second.ids.tolist()) == (["a", "b"], ["b"])
     scheduler.update(first, [1, 9, 8], [2, 1])
     assert scheduler.schedule().ids.tolist() == ["a", "b"]
-
-
-def test_a_cancelled_batch_leaves_nothing_of_its_drafts(make_scheduler, request_of):
-    scheduler = started(make_scheduler(20, 4), request_of)
-    before = scheduler.manager.device.num_used
-    scheduler.cancel(scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]}))
-    assert (scheduler.manager.device.num_used, scheduler.check()) == (before, [])
-    assert scheduler.stats().drafted_tokens == 0
 
 
 def test_arrays_by_row_say_the_same_as_a_mapping(make_scheduler):

@@ -3,8 +3,6 @@
 A step has 32 places in all, tokens and padding, as the engine always has it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

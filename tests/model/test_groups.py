@@ -2,8 +2,6 @@
 how they were cut, though every page that a row gives back is poisoned and taken by another.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ from paged.model.hook import _mask, under_way
 from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
+from paged.model.states.plan import check_plan
 
 ARCHITECTURES = [
     "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
@@ -28,7 +27,7 @@ WITH_STATES = [
     "falcon_h1", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "minimax", "qwen3_5_text", "qwen3_next",
     "recurrent_gemma", "rwkv", "zaya",
 ]  # fmt: skip
-STATES_IN_CI = ("falcon_h1", "jamba", "lfm2", "mamba2", "qwen3_next")
+STATES_IN_CI = ("falcon_h1", "jamba", "lfm2", "mamba", "mamba2", "minimax", "qwen3_next", "rwkv")
 MAX_TOKENS = 12
 
 
@@ -183,6 +182,13 @@ def test_the_plan_keeps_what_the_configuration_says(architecture, loaded):
         # Units of states are rounded up.
         kept = sum(each.kept_bytes(length) for each in said)
         assert kept <= plan.kept_bytes(length) <= 1.02 * kept
+
+
+def test_state_layers_that_keep_other_than_the_configuration_says_are_refused(loaded, tmp_path):
+    model = loaded("lfm2")
+    check_plan(model.state_layers, model.module.config, tmp_path)
+    with pytest.raises(UnsupportedModel, match="its state layers keep other than their configuration says"):
+        check_plan(model.state_layers[:-1], model.module.config, tmp_path)
 
 
 def test_a_decoder_of_llama_s_family_with_windows_alone_is_one_call(loaded, monkeypatch):

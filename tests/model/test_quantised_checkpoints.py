@@ -1,7 +1,5 @@
 """Checkpoints in the formats that users have: made by the libraries that write them (tools/make_quantised_checkpoints.py), read, run and refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
