@@ -170,24 +170,28 @@ def test_a_step_goes_on_from_those_that_are_out_alone():
 
 def test_what_a_step_told_that_never_began_is_told_again():
     engine = Engine(load_model("hybrid"), **TIGHT["hybrid"])
-    begin, inputs = engine.worker.begin, engine._steps._inputs
+    engine.add_request(TEXT, SamplingParams(max_tokens=4))
+    inputs, batch = StepInputs(engine.manager.block_size), engine.scheduler.schedule()
+    first, second = inputs.of(batch), inputs.of(batch)
+    assert all(len(each.rows) for each in first.tables) and not any(len(each.rows) for each in second.tables)
+    inputs.take_back(first)
+    assert msgspec.structs.replace(inputs.of(batch), number=first.number).encoded() == first.encoded()
 
-    def fails(step):
-        engine.worker.begin = begin
-        raise MemoryError("no memory for a table")
 
-    engine.worker.begin = fails
-    engine.add_request(TEXT, SamplingParams(max_tokens=4), id="a")
+def test_an_engine_whose_worker_fails_to_begin_tells_it_all_again():
+    engine = Engine(load_model("hybrid"), **TIGHT["hybrid"])
+    begin, told = engine.worker.begin, []
+
+    def fails_once(step):
+        told.append(step)
+        if len(told) == 1:
+            raise MemoryError("no memory for a table")
+        begin(step)
+
+    engine.worker.begin = fails_once
+    take_back, taken = engine._steps._inputs.take_back, []
+    engine._steps._inputs.take_back = lambda step: (taken.append(step), take_back(step))
+    engine.add_request(TEXT, SamplingParams(max_tokens=4))
     with pytest.raises(EngineFailed):
         engine.step()
-    engine.add_request(TEXT, SamplingParams(max_tokens=4), id="b")
-    outputs = {}
-    while engine.has_unfinished:
-        for output in engine.step():
-            outputs.setdefault(output.id, []).extend(output.token_ids)
-    alone = Engine(load_model("hybrid"), **TIGHT["hybrid"])
-    alone.add_request(TEXT, SamplingParams(max_tokens=4), id="b")
-    expected = []
-    while alone.has_unfinished:
-        expected += [token for output in alone.step() for token in output.token_ids]
-    assert outputs["b"] == expected and isinstance(inputs, StepInputs)
+    assert taken == told
