@@ -9,6 +9,7 @@ from paged.block_manager import GroupTables
 from paged.model.step_input import StepInput, TableChanges
 from paged.scheduler import Batch
 
+NO_SOURCES: NDArray[np.int64] = np.empty((0, 3), np.int64)
 # No page, and no sign of one: nothing was told of this entry.
 _UNTOLD = -2
 
@@ -25,7 +26,6 @@ class StepInputs:
     def of(self, batch: Batch, oldest: int | None = None) -> StepInput:
         """The step of a batch that was just scheduled, while its tables are as it left them. `oldest`: number of the oldest batch that is out;
         None: this one is alone."""
-        places = (batch.source_batches >= 0).nonzero()[0]
         reads: NDArray[np.int32] | None = None
         if batch.groups is None:
             tables: tuple[TableChanges, ...] = (
@@ -43,7 +43,7 @@ class StepInputs:
             num_drafts=batch.num_drafts,
             samples=batch.samples,
             token_ids=batch.token_ids,
-            sources=np.stack([places, batch.source_batches[places], batch.source_places[places]], axis=1),
+            sources=_sources_of(batch),
             tables=tables,
             moves=batch.moves,
             reads=reads,
@@ -71,3 +71,10 @@ class StepInputs:
         places, columns = is_new.nonzero()
         told[rows[places], columns] = now[places, columns]
         return TableChanges(rows[places], columns, now[places, columns])
+
+
+def _sources_of(batch: Batch) -> NDArray[np.int64]:
+    places = (batch.source_batches >= 0).nonzero()[0]
+    if not len(places):
+        return NO_SOURCES
+    return np.stack([places, batch.source_batches[places], batch.source_places[places]], axis=1)

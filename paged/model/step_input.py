@@ -34,7 +34,7 @@ class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     number      counts the steps of a scheduler
     oldest      the oldest step that is out: none goes on from one before it any more
     rows        int64 [n]; index of each into the block tables
-    num_tokens  int64 [n]; tokens of each in this step, drafts included
+    num_tokens  int64 [n]; tokens of each in this step, drafts included: at least one
     seq_lens    int64 [n]; tokens of each after it
     num_drafts  int64 [n]; how many of its last tokens are drafts
     samples     bool [n]; whether a token is sampled after the row's last one
@@ -81,6 +81,10 @@ def _check(step: StepInput) -> None:
             raise InvalidStep(
                 f"{name} of step {step.number} has shape {getattr(step, name).shape}; rows has {num_rows}."
             )
+    if step.num_tokens.min(initial=1) < 1:
+        raise InvalidStep(
+            f"num_tokens of step {step.number} has {step.num_tokens.min()}; a row of a step has at least one."
+        )
     if step.num_tokens.sum() != num_tokens:
         raise InvalidStep(
             f"num_tokens of step {step.number} add up to {step.num_tokens.sum()}; token_ids has {num_tokens}."

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged.attention import StepTokens
-from paged.base.growing import rising_from
+from paged.base.growing import rising, rising_from
 from paged.errors import InvalidStep
 from paged.model.runner import Read, Runner
 from paged.model.step_input import StepInput, TableChanges
@@ -30,8 +30,10 @@ class Step(NamedTuple):
     @property
     def is_sampled(self) -> NDArray[np.bool_]:
         """Bool [T]: the tokens that a row samples after: its last, each draft, and the one before them."""
-        found = np.zeros(len(self.token_ids), np.bool_)
         samples = self.input.samples
+        if len(samples) == len(self.token_ids):
+            return samples
+        found = np.zeros(len(self.token_ids), np.bool_)
         counts = self.input.num_drafts[samples] + 1
         found[rising_from(self.tokens.query_start_loc[1:][samples] - counts, counts)] = True
         return found
@@ -91,15 +93,20 @@ class Worker:
         self._sampled[step.number] = tokens
 
     def _tokens_of(self, step: StepInput) -> StepTokens:
-        starts = step.seq_lens - step.num_tokens
-        positions = rising_from(starts, step.num_tokens)
-        query_start_loc = np.concatenate([[0], step.num_tokens.cumsum()])
+        starts, num_rows = step.seq_lens - step.num_tokens, len(step.rows)
+        if len(step.token_ids) == num_rows:
+            # Each row has one token, as in a decode.
+            positions, query_start_loc, owners = starts, rising(num_rows + 1), rising(num_rows)
+        else:
+            positions = rising_from(starts, step.num_tokens)
+            query_start_loc = np.concatenate([[0], step.num_tokens.cumsum()])
+            owners = rising(num_rows).repeat(step.num_tokens)
         block_size = self.runner.pool.block_size
         num_columns = -(-int(step.seq_lens.max(initial=1)) // block_size)
         tables = [each[step.rows, :num_columns] for each in self._tables]
         if tables[0].ndim == 2:
-            owners, columns = np.arange(len(step.rows)).repeat(step.num_tokens), positions // block_size
-            slots = tables[0][owners, columns].astype(np.int64) * block_size + positions % block_size
+            columns, within = np.divmod(positions, block_size)
+            slots = tables[0][owners, columns].astype(np.int64) * block_size + within
             return StepTokens(positions, slots, query_start_loc, step.seq_lens, tables[0], block_size)
         states, of_states = None, self.runner.pool.state_group
         if of_states is not None:

@@ -147,6 +147,7 @@ def test_a_step_comes_back_as_it_went():
         (msgspec.msgpack.encode({"number": 7}), "oldest"),
         (step_of(rows=np.arange(2, dtype=np.int32)).encoded(), "int32 stands where one of int64"),
         (step_of(samples=np.ones(3, np.bool_)).encoded(), r"samples of step 7 has shape \(3,\); rows has 2"),
+        (step_of(num_tokens=np.array([3, 0])).encoded(), "num_tokens of step 7 has 0"),
         (step_of(token_ids=np.zeros(4, np.int32)).encoded(), "add up to 3; token_ids has 4"),
         (step_of().encoded().replace(b"rows", b"rowz"), "rows"),
     ],
