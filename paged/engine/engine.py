@@ -45,6 +45,7 @@ from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
+from paged.model.worker import Worker
 from paged.sampling.params import SamplingParams
 from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
@@ -138,7 +139,8 @@ class Engine:
         elif config.decoding.speculate is not None:
             self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
         self._searches = Searches(self.scheduler, self._sampling, self._drafter)
-        self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._drafter)
+        self.worker = Worker(self.runner)
+        self._steps = Steps(self.scheduler, self.worker, self._sampling, clock, self._drafter)
         # Made when an answer's form is asked for.
         self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}

@@ -27,6 +27,7 @@ from paged.attention import StepTokens
 from paged.attention.kv_dtypes import AUTO
 from paged.attention.native.backend import ELEMENTS
 from paged.engine.engine import Engine
+from paged.engine.step_inputs import StepInputs
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
 from paged.model.native.coded import Codes, QuantisedLinear, aligned, coded_library
@@ -51,7 +52,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """Microseconds of the wall clock, over the steps.
 
     context         prompt tokens of each row
-    inputs_us       what the runner does before and behind the forward pass
+    inputs_us       what the worker does before and behind the forward pass
     update_us       the scheduler's update; outputs_us all that is left: text, what is handed out, the engine's own books
     attention_us    of all layers, products_us of all linear layers, and rest_us: parts of the median forward_us, by their shares of the
                     last step's pass, made again; None where the pass is not one call
@@ -210,7 +211,9 @@ def _watched(engine: Engine, watch: _Stopwatch) -> Iterator[None]:
     """The parts of its steps. A forward pass is one call into C, or as many of the module as there are tiles."""
     watched = [
         (engine.scheduler, "schedule", "schedule"),
-        (engine.runner, "logits", "runner"),
+        (engine.worker, "begin", "worker"),
+        (engine.worker, "ready", "worker"),
+        (engine.worker, "logits", "worker"),
         (engine.model.module, "forward", "module"),
         (engine._sampling, "choose", "sampling"),
         (engine.scheduler, "update", "update"),
@@ -227,7 +230,7 @@ def _parts_of(seconds: dict[str, float], step: float) -> dict[str, float]:
     forward = seconds.get("call", 0.0) + seconds.get("module", 0.0)
     named = {
         "schedule": seconds["schedule"],
-        "inputs": seconds["runner"] - forward,
+        "inputs": seconds["worker"] - forward,
         "forward": forward,
         "sampling": seconds["sampling"],
         "update": seconds["update"],
@@ -247,7 +250,7 @@ class _Again:
     def __init__(self, engine: Engine, batch: Batch) -> None:
         self._runner = engine.runner
         self._ids = batch.token_ids
-        self._step = self._runner.step_of(batch)
+        self._step = engine.worker.ready(StepInputs(engine.manager.block_size).of(batch)).tokens
         self._no_attention = replace(
             self._step,
             query_start_loc=np.zeros(1, np.int64),
