@@ -11,6 +11,8 @@ CODE_BITS = {"int8": 8, "int4": 4}
 """The KV dtypes that are codes with scales, and the bits of a code."""
 KV_DTYPES = (AUTO, *CODE_BITS)
 SCALE_BYTES = 2
+SKIPPED = {"sliding_window": "window", "chunk": "chunk"}
+"""Names of layers whose K and V may stay in the dtype of the model beside others in codes, and their kinds."""
 
 
 def code_bytes(kv_dtype: str, size: int) -> int:

@@ -44,12 +44,14 @@ class Flight:
     is_fork  bool [n]: shares that forks inherited; None where there are none
     """
 
+    # Of the class until a batch has its own.
+    rows = starts = ends = _NOTHING
+    held: NDArray[np.int64] | None = None
+    is_fork: NDArray[np.bool_] | None = None
+    has_drafts = False
+
     def __init__(self, number: int) -> None:
         self.number = number
-        self.rows = self.starts = self.ends = _NOTHING
-        self.held: NDArray[np.int64] | None = None
-        self.is_fork: NDArray[np.bool_] | None = None
-        self.has_drafts = False
         # By row, those that read their states from other blocks than they write; who takes one out releases its blocks.
         self.reads: dict[int, StateRead] = {}
         # Shares placed one by one and not packed yet, by row.

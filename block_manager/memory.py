@@ -20,7 +20,6 @@ from .layout import Layout
 from .moves import NO_MOVES, Moves
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import Path
 from .sharing import Content, Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
@@ -96,7 +95,9 @@ class Memory:
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
         hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up."""
-        row, path = self._open(tokens, root, keep_at, reads=reads, writes=writes)
+        caches = self.prefix_caching
+        row = self._open(tokens, keep_at)
+        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches)
         if not path.reads:
             return row
         try:
@@ -108,39 +109,38 @@ class Memory:
             self.sharing.count_lookup(len(tokens), found)
         return row
 
-    def _open(
-        self, tokens: NDArray[np.int32], root: bytes, keep_at: Sequence[int], *, reads: bool = True, writes: bool = True
-    ) -> tuple[int, Path]:
-        """Open a row that knows these tokens, and its path."""
+    def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
+        """Open a row that knows these tokens."""
         row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
             self._longest = num_tokens
-        caches = self.prefix_caching
-        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches)
         if self.sides is not None:
             self.sides.begin(row, num_tokens, keep_at)
-        return row, path
+        return row
 
     def admit(
-        self, tokens: NDArray[np.int32], root: bytes, most: int, keep_at: Sequence[int] = ()
+        self, tokens: NDArray[np.int32], root: bytes, key: bytes, most: int, *, keep_at: Sequence[int] = ()
     ) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. Promises them:
-        `draw_promised` comes before tables are read and before other calls. Returns (row, tokens found, tokens placed).
-        """
+        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. `key`: the tokens'
+        `Content.first_key`. Promises blocks: `draw_promised` comes before tables are read and before other calls.
+        Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
-        key = root + tokens[:size].tobytes() if self.prefix_caching else b""
-        if not key or (key not in index.runs and num_tokens >= size and most >= size):
+        if not self.prefix_caching:
+            row = self._open(tokens, keep_at)
+            index.open_path(row, root, reads=False, writes=False)
+        elif key not in index.runs and num_tokens >= size and most >= size:
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
-            row, path = self._open(tokens, root, keep_at)
-            if key:
-                index.open_run(row, path, key)
-                self.sharing.count_lookup(num_tokens, 0)
+            row = self._open(tokens, keep_at)
+            index.open_path(row, root, key=key)
+            self.sharing.count_lookup(num_tokens, 0)
         else:
             if key in index.runs:
                 self.growth.evict_promised()
             row = self.add_counted(tokens, root, keep_at=keep_at)
             computed = self.tables.num_computed.item(row)
-        end = min(computed + most, num_tokens)
+        end = computed + most
+        if end > num_tokens:
+            end = num_tokens
         if not self.layout.is_plain:
             # What a long chunk has in windows goes back only when it is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
@@ -375,12 +375,15 @@ class Memory:
 
     def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
         """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
-        found = list[int]()
-        for number, group in enumerate(self.layout.groups):
-            *_, blocks = self._entries(number, np.array(rows, np.int64))
-            others = (block for table, block in beside if table == self.layout.table_of[number])
-            found.append(len({*blocks.tolist(), *others}) * group.pages)
-        return found
+        entries = (self._entries(number, np.array(rows, np.int64)) for number in range(len(self.layout.groups)))
+        return [self._pages_held(number, blocks, beside) for number, (*_, blocks) in enumerate(entries)]
+
+    def _pages_held(self, group: int, blocks: NDArray[np.int32], beside: Sequence[tuple[int, int]]) -> int:
+        """Pages of these blocks of a group, and of those `beside` tables that are of it."""
+        is_held = np.zeros(self.num_blocks, np.bool_)
+        is_held[blocks] = True
+        is_held[[block for table, block in beside if table == self.layout.table_of[group]]] = True
+        return int(np.count_nonzero(is_held)) * self.layout.groups[group].pages
 
     def _entries(self, group: int, rows: Rows) -> tuple[Rows, NDArray[np.int64], NDArray[np.int32]]:
         """Row, column and block of all that these rows' tables have of a group, [n] each."""
@@ -395,7 +398,9 @@ class Memory:
     def num_filled(self, group: int) -> int:
         """Slots of blocks in tables that hold a computed token which the group, no states, has to keep; a shared block counts
         once."""
-        rows, columns, blocks = self._entries(group, self.tables.live_rows)
+        return self._slots_filled(group, *self._entries(group, self.tables.live_rows))
+
+    def _slots_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
         computed, begins = self.tables.num_computed[rows], columns * self.block_size
         begin = np.maximum(begins, self.layout.groups[group].front(computed))
         filled = np.zeros(self.num_blocks, np.int64)
@@ -408,11 +413,13 @@ class Memory:
             return ()
         cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
         cached = [self.device.num_cached - sum(cached), *cached]
-        used = self.pages_by_group(self.tables.live_rows.tolist(), self._beside_tables())
-        found = []
+        beside, found = self._beside_tables(), list[GroupStats]()
         for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
-            kept = used[number] if group.kind == "state" else self.num_filled(number) * group.pages / self.block_size
-            found.append(GroupStats(group, used[number], cached[at], passed[at], lost[at], used[number] - kept))
+            entries = self._entries(number, self.tables.live_rows)
+            used = self._pages_held(number, entries[2], beside)
+            is_state = group.kind == "state"
+            kept = used if is_state else self._slots_filled(number, *entries) * group.pages / self.block_size
+            found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept))
         return tuple(found)
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:
@@ -444,6 +451,8 @@ class Memory:
         launched = tables.content_end(row)
         num_blocks = -(-launched // self.block_size)
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
+        if self.sides is not None:
+            tables.want(child, tables.wanted[:, row].tolist())
         self.index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
@@ -572,7 +581,7 @@ class Memory:
             read = self.flights.composed.reads.pop(row, None)
             for block in read.blocks if read is not None else ():
                 self.device.release(np.array([block]))
-        if tables.is_swapped[row]:
+        if tables.is_swapped.item(row):
             self.tiers.trim(row, 0)
         if self.layout.sides:
             self.growth.give_back_sides(row, 0)

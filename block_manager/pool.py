@@ -21,8 +21,8 @@ from .runs import DEVICE, Blocks, Run, Span, upwards
 
 # Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
 Segment = tuple[int, Blocks, Span | None, int]
-# Blocks in eviction order, their nodes if known, and the step that released them.
-Taken = tuple[Blocks, Span | None, int]
+# Blocks in eviction order, and their nodes if known.
+Taken = tuple[Blocks, Span | None]
 
 # The bit of a used block's state that marks a node in it.
 _CONTENT = 1 << 40
@@ -159,12 +159,16 @@ class Pool:
 
     def _evicted(self, num_pages: int) -> Blocks:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
-        taken = self._take_cached(num_pages)
-        blocks = taken[0][0] if len(taken) == 1 else np.concatenate([evicted for evicted, _, _ in taken])
-        for evicted, _, released in taken:
-            count = self._num_pages(evicted)
-            self.num_evicted += count
-            self.idle_steps += count * (self._step - released)
+        taken: list[Taken] = []
+        for queue in self.queues:
+            if num_pages > 0 and queue.num_cached:
+                parts, num, released = queue.take(num_pages, self._width)
+                taken += parts
+                num_pages -= num
+                self.num_cached -= num
+                self.num_evicted += num
+                self.idle_steps += num * self._step - released
+        blocks = taken[0][0] if len(taken) == 1 else np.concatenate([evicted for evicted, _ in taken])
         if self._forget is not None:
             self._forget(taken, blocks)
         if self.level is not None:
@@ -205,18 +209,6 @@ class Pool:
         top = self.num_free
         self.num_free = top - count
         return self._stack[top - count : top][::-1].copy()
-
-    def _take_cached(self, num_pages: int) -> list[Taken]:
-        """Remove the next cached blocks that have so many pages, one part a segment; they must be there."""
-        taken: list[Taken] = []
-        for queue in self.queues:
-            if num_pages > 0 and queue.num_cached:
-                for part in queue.take(num_pages, self._width):
-                    taken.append(part)
-                    its_pages = self._num_pages(part[0])
-                    num_pages -= its_pages
-                    self.num_cached -= its_pages
-        return taken
 
     def hold(self, blocks: Blocks) -> None:
         """Add one reference to each of these distinct blocks, which are used or cached."""
@@ -261,10 +253,11 @@ class Pool:
                     self.state[blocks] = 0
                     self._put_free(blocks)
                 else:
-                    self._put_cached(blocks, (run, 0, len(blocks)))
+                    self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
+                    self.queues[0].put(blocks, (run, 0, len(blocks)), self._step)
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
-                self._put_cached(blocks, is_next=is_next)
+                self._put_cached(blocks, is_next)
                 return
         if may_repeat and int((held & _REFERENCES).max()) > 1:
             places = np.sort(np.unique(blocks, return_index=True)[1])
@@ -284,7 +277,7 @@ class Pool:
         if len(free):
             self._put_free(free)
         if len(cached):
-            self._put_cached(cached, is_next=is_next)
+            self._put_cached(cached, is_next)
 
     def _put_free(self, blocks: Blocks) -> None:
         """Add blocks without content, last one first: the first is drawn next."""
@@ -294,15 +287,15 @@ class Pool:
         self.num_free = top + len(blocks)
         self._stack[top : self.num_free] = blocks[::-1]
 
-    def _put_cached(self, blocks: Blocks, nodes: Span | None = None, *, is_next: bool = False) -> None:
-        """Add blocks with content, last one first, at their levels. `nodes`: all of them, of a run that is not retained."""
+    def _put_cached(self, blocks: Blocks, is_next: bool) -> None:
+        """Add blocks with content, last one first, at their levels."""
         self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
-        if self.level is None or nodes is not None:
-            self.queues[0].put(blocks, nodes, self._step, is_next=is_next)
+        if self.level is None:
+            self.queues[0].put(blocks, None, self._step, is_next)
             return
         levels = self.level[blocks]
         for level in np.unique(levels).tolist():
-            self.queues[level].put(blocks[levels == level], None, self._step, is_next=is_next)
+            self.queues[level].put(blocks[levels == level], None, self._step, is_next)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
         """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
@@ -346,7 +339,8 @@ class Pool:
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks; none may be used."""
-        cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _, _ in self._take_cached(self.num_cached))])
+        taken = [part for queue in self.queues for part in queue.take(self.num_blocks, self._width)[0]]
+        cached, self.num_cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _ in taken)]), 0
         self.state[cached] = 0
         self._put_free(cached[::-1])
         self.run[:] = None
@@ -379,7 +373,7 @@ class CachedQueue:
         self._segments: deque[Segment] = deque()
         self._num_entries = 0
 
-    def put(self, blocks: Blocks, nodes: Span | None, step: int, *, is_next: bool = False) -> None:
+    def put(self, blocks: Blocks, nodes: Span | None, step: int, is_next: bool = False) -> None:
         """Append blocks, the last one evicted first, and their nodes if these are one span, or put them in front of all
         (`is_next`). Keeps the array."""
         number, count = next(self._numbers), len(blocks)
@@ -394,29 +388,36 @@ class CachedQueue:
         if self._num_entries > 2 * self.num_cached + 64:
             self._sweep(2 * count)
 
-    def take(self, wanted: int, width: NDArray[np.int16] | None = None) -> list[Taken]:
-        """Remove the first blocks that have `wanted` pages, or all. `width`: pages of each block; None: one."""
+    def take(self, wanted: int, width: NDArray[np.int16] | None) -> tuple[list[Taken], int, int]:
+        """Remove the first blocks that have `wanted` pages, or all, one part a segment. Return them, their pages, and the
+        sum over these of the steps that released them. `width`: pages of each block; None: one."""
         taken: list[Taken] = []
-        while wanted > 0 and self.num_cached:
+        left, released = wanted, 0
+        while left > 0 and self.num_cached:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, nodes, when = self._swept.popleft()
-            live, nodes = self._live(number, blocks, nodes)
+            live = blocks
+            if self._num_entries != self.num_cached:
+                live, nodes = self._live(number, blocks, nodes)
             self._num_entries -= len(blocks)
-            fits = wanted if width is None else int(width[live].cumsum().searchsorted(wanted)) + 1
-            if len(live) > fits:
+            num = len(live)
+            fits = left if width is None else int(width[live].cumsum().searchsorted(left)) + 1
+            if num > fits:
                 rest = None
                 if nodes is not None:
                     run, first, stop = nodes
                     nodes, rest = (run, stop - fits, stop), (run, first, stop - fits)
                 self._swept.appendleft((number, live[fits:], rest, when))
-                self._num_entries += len(live) - fits
-                live = live[:fits]
-            if len(live):
-                taken.append((live, nodes, when))
-            self.num_cached -= len(live)
-            wanted -= len(live) if width is None else int(width[live].sum())
-        return taken
+                self._num_entries += num - fits
+                live, num = live[:fits], fits
+            if num:
+                taken.append((live, nodes))
+                self.num_cached -= num
+                pages = num if width is None else int(width[live].sum())
+                left -= pages
+                released += pages * when
+        return taken, wanted - left, released
 
     def blocks(self) -> Blocks:
         """The blocks in eviction order, int64 [num_cached]; a copy."""
@@ -499,7 +500,7 @@ class Retentions:
         while self._ends and self._ends[0][0] <= self.now:
             _, number, runs = heapq.heappop(self._ends)
             for run in runs:
-                run.retained.pop(number, None)
+                run.lapse(number)
                 self.apply_to(run)
         self.next_end = self._ends[0][0] if self._ends else np.inf
 
@@ -510,8 +511,8 @@ class Retentions:
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it
         closes. `renewed`, (last node, level): blocks up to it at this level become newest, so that no child outlives
-        its parent."""
-        for pool, there in zip(self._pools, run.blocks, strict=True):
+        its parent. Windows and states are older than the full blocks that they are of no use without."""
+        for pool, there in reversed(list(zip(self._pools, run.blocks, strict=True))):
             if there is None:
                 continue
             offsets = (there >= 0).nonzero()[0]

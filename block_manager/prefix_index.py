@@ -72,9 +72,12 @@ class PrefixIndex:
         """Report to `log` from now on."""
         self.log = log
 
-    def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True) -> Path:
+    def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"") -> Path:
+        """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
         path = self.paths[row] = Path(root, reads=reads, writes=writes) if reads or writes else NO_CONTENT
-        if writes:
+        if key:
+            self.open_run(row, path, key)
+        elif writes:
             self._mark(row, path)
         return path
 
@@ -90,8 +93,11 @@ class PrefixIndex:
         path, tables = self.paths[row], self._tables
         run, start = path.open, path.published
         if run is not None and path.guard < 0 and not run.retained:
-            stop = tables.num_computed.item(row) // self._block_size
-            if stop > start and tables.content_end(row) // self._block_size == stop:
+            computed = tables.num_computed.item(row)
+            stop = computed // self._block_size
+            if stop > start and (
+                tables.num_launched.item(row) == computed or tables.content_end(row) // self._block_size == stop
+            ):
                 blocks = tables.blocks[0, row, start:stop].astype(np.int64)
                 self._keep(run, row, start, blocks)
                 del self.paths[row]
@@ -282,7 +288,7 @@ class PrefixIndex:
         """Confirm the nodes of closed runs that the batch computed."""
         runs = self.pending.pop(batch, ())
         for run in runs:
-            del run.pending[batch]
+            run.decide(batch)
         if self.log is not None:
             self.log.changed(runs)
 
@@ -291,13 +297,13 @@ class PrefixIndex:
         # A child's id is higher than its parent's.
         runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
         for run in runs:
-            length = run.pending.pop(batch)
+            length = run.decide(batch)
             if not run.length:
                 # It went with the last of its children.
                 continue
             if length < run.length:
                 self._give_up(run, length)
-                self._shorten(run, length)
+            self._shorten(run, length)
             self._trim(run)
         if self.log is not None:
             self.log.changed(runs)
@@ -347,7 +353,7 @@ class PrefixIndex:
         for batch, share in self._flights.shares_of(row):
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
-                run.pending[batch] = max(first, 0)
+                run.await_batch(batch, max(first, 0))
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
@@ -362,10 +368,8 @@ class PrefixIndex:
         """Let used blocks, by place, be the end of a closed path for the tokens of a partial block; the one before goes."""
         if (before := self.ends.get(path.prefix)) is not None:
             self._drop_end(before)
-        nowhere: list[Blocks | None] = [None] * self._num_places
-        end = Run(
-            self._next_run, path.prefix, path.run, path.at, -1, self.batch, 1, tokens, blocks=nowhere, is_end=True
-        )
+        end = Run(self._next_run, path.prefix, path.run, path.at, -1, self.batch, self._num_places)
+        end.become_end(tokens)
         self._next_run += 1
         self.ends[end.key] = end
         if path.run is not None:
@@ -474,7 +478,7 @@ class PrefixIndex:
     def open_run(self, row: int, path: Path, key: bytes) -> None:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
-        run = Run(self._next_run, key, parent, at, row, self.batch, blocks=[None] * self._num_places)
+        run = Run(self._next_run, key, parent, at, row, self.batch, self._num_places)
         self._next_run += 1
         self.runs[key] = run
         if self.log is not None:
@@ -507,15 +511,15 @@ class PrefixIndex:
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
-        length = run.end
-        if not length:
-            self._unlink(run)
-        elif length < run.length:
+        if length := run.end:
             self._shorten(run, length)
+        else:
+            self._unlink(run)
 
     def _shorten(self, run: Run, length: int) -> None:
-        # Unread events need its tokens.
-        run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
+        if length < run.length:
+            # Unread events need its tokens.
+            run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
 
     def _give_up(self, run: Run, length: int, first_place: int = DEVICE) -> None:
         """Withdraw the run's nodes from `length` on, from this place on: their blocks carry nothing."""
@@ -534,7 +538,7 @@ class PrefixIndex:
         what rests on nodes of the full group goes with them."""
         place_of = self.pools[NUM_PLACES].place
         assert place_of is not None, "it has several places"
-        places = [place_of.item(blocks.item(0)) for blocks, _, _ in taken]
+        places = [place_of.item(blocks.item(0)) for blocks, _ in taken]
         for place in sorted(set(places), reverse=True):
             parts = [part for part, its_place in zip(taken, places, strict=True) if its_place == place]
             self.forget(place, self.nodes_in(place, parts))
@@ -542,7 +546,7 @@ class PrefixIndex:
     def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
         found: list[Span] = []
-        for blocks, nodes, _ in taken:
+        for blocks, nodes in taken:
             if nodes is not None:
                 found.append(nodes)
                 continue
@@ -580,17 +584,18 @@ class PrefixIndex:
             spans = sorted(spans, key=lambda span: not span[0].is_end)
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
+        is_main, are_sides = place == DEVICE, place >= NUM_PLACES
         for run, first, stop in spans:
-            if place == DEVICE:
+            if is_main:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
             run.drop(place, first, stop)
-            if self._has_sides and place == DEVICE:
+            if is_main and self._has_sides:
                 # No prompt can begin there without the full group.
                 self._give_up(run, first, NUM_PLACES)
                 for at in [at for at in run.children if first <= at < stop] if self.ends else ():
                     if (end := self.end_of(run, at)) is not None:
                         self._drop_end(end)
-            elif place >= NUM_PLACES:
+            elif are_sides:
                 run.note_evicted(place, first, stop)
             if run.row < 0:
                 self._trim(run)

@@ -13,7 +13,7 @@ A *place* is where a node may reside: the index of a pool in `PrefixIndex.pools`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,9 @@ Span = tuple["Run", int, int]
 _BYTE = b"\xff"
 _HOLE = _BYTE * 8
 
-_NOWHERE: list[Blocks | None] = [None] * NUM_PLACES
+_NONE: dict[int, Any] = {}
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Run:
     """One edge of the content tree.
 
@@ -56,24 +55,24 @@ class Run:
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
     is_end      its one node is where a row ended within a block: see `RowEnds`
-    evicted     by place of a side, the nodes that it has evicted, a bit each; None: none ever
+    evicted     by place of a side, the nodes that it has evicted, a bit each
     """
 
-    id: int
-    key: bytes
-    parent: Run | None
-    at: int
-    row: int
-    born: int
-    length: int = 0
-    tokens: bytes = b""
-    blocks: list[Blocks | None] = field(default_factory=_NOWHERE.copy)
-    retained: dict[int, tuple[int, int]] = field(default_factory=dict)
-    pending: dict[int, int] = field(default_factory=dict)
-    children: dict[int, int] = field(default_factory=dict)
-    digests: list[bytes] = field(default_factory=list)
-    is_end: bool = False
-    evicted: dict[int, int] | None = None
+    # Of the class until a run has its own: one is made for each request, and most need none of them.
+    length = 0
+    tokens = b""
+    retained: dict[int, tuple[int, int]] = _NONE
+    pending: dict[int, int] = _NONE
+    children: dict[int, int] = _NONE
+    evicted: dict[int, int] = _NONE
+    is_end = False
+
+    def __init__(
+        self, id: int, key: bytes, parent: Run | None, at: int, row: int, born: int, num_places: int = NUM_PLACES
+    ) -> None:
+        self.id, self.key, self.parent, self.at, self.row, self.born = id, key, parent, at, row, born
+        self.blocks: list[Blocks | None] = [None] * num_places
+        self.digests: list[bytes] = []
 
     @property
     def confirmed_length(self) -> int:
@@ -144,15 +143,18 @@ class Run:
 
     def note_evicted(self, place: int, first: int, stop: int) -> None:
         """Note that a side has evicted these nodes, for who asks why a hit ended."""
-        self.evicted = self.evicted or {}
-        self.evicted[place] = self.evicted.get(place, 0) | ((1 << stop - first) - 1) << first
+        self.evicted = self.evicted | {place: self.evicted.get(place, 0) | ((1 << stop - first) - 1) << first}
 
     def was_evicted(self, place: int, first: int, stop: int) -> bool:
         """Return whether a side has evicted one of these nodes, which it has not again."""
-        if self.evicted is None or place not in self.evicted:
+        if place not in self.evicted:
             return False
         missing = np.packbits(self.blocks_in(place, first, stop) < 0, bitorder="little").tobytes()
         return self.evicted[place] >> first & int.from_bytes(missing, "little") > 0
+
+    def become_end(self, tokens: bytes) -> None:
+        """Be where a row ended within a block, after these tokens of it."""
+        self.length, self.tokens, self.is_end = 1, tokens, True
 
     def close(self, tokens: bytes, blocks: Blocks) -> None:
         """Close the run with these nodes, perhaps none, on the device."""
@@ -178,6 +180,7 @@ class Run:
             self.parent = None
 
     def add_child(self, at: int) -> None:
+        self.children = self.children or {}
         self.children[at] = self.children.get(at, 0) + 1
 
     def remove_child(self, at: int) -> bool:
@@ -189,7 +192,21 @@ class Run:
         return True
 
     def retain(self, number: int, last: int, level: int) -> None:
-        self.retained[number] = last, level
+        self.retained = self.retained | {number: (last, level)}
+
+    def lapse(self, number: int) -> None:
+        """End a retention, if it is one of the run's."""
+        self.retained = {other: what for other, what in self.retained.items() if other != number}
+
+    def await_batch(self, batch: int, first: int) -> None:
+        """Note that the batch computes the nodes from `first` on."""
+        self.pending = self.pending | {batch: first}
+
+    def decide(self, batch: int) -> int:
+        """Note that the batch has ended. Return the first node that it was to compute."""
+        first = self.pending[batch]
+        self.pending = {other: at for other, at in self.pending.items() if other != batch}
+        return first
 
     def levels_of(self, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: each node's level, the highest of the retentions that reach it, else 0."""
@@ -215,15 +232,13 @@ class Path:
     A path without `reads` takes no hits. One without `writes` is closed for good, and looks no block up: guard -1.
     """
 
-    __slots__ = ("at", "guard", "open", "published", "reads", "root", "run", "writes")
+    run: Run | None = None
+    at = -1
+    published = 0
+    open: Run | None = None
 
     def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True) -> None:
-        self.root, self.reads, self.writes = root, reads, writes
-        self.run: Run | None = None
-        self.at = -1
-        self.published = 0
-        self.open: Run | None = None
-        self.guard = 0 if writes else -1
+        self.root, self.reads, self.writes, self.guard = root, reads, writes, 0 if writes else -1
 
     @property
     def prefix(self) -> bytes:

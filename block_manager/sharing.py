@@ -237,7 +237,7 @@ class Content:
 
     def _match(self, tokens: NDArray[np.int32], root: bytes) -> Match:
         """The prefix of these tokens, but never all of them, that the full group has."""
-        if not self.has_first(tokens, root):
+        if not self.has_first(self.first_key(tokens, root)):
             # Without a copy of the tokens.
             return NOTHING
         return self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
@@ -266,10 +266,13 @@ class Content:
             on_host = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks
         return Hit(match.num_blocks * size, blocks.copy(), on_host * size)
 
-    def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
-        """Whether the first block of these tokens may be cached: if not, nothing of them is."""
-        runs = self._index.runs
-        return bool(runs) and root + tokens[: self._tables.block_size].tobytes() in runs
+    def first_key(self, tokens: NDArray[np.int32], root: bytes) -> bytes:
+        """The key under which the first block of these tokens is cached."""
+        return root + tokens[: self._tables.block_size].tobytes()
+
+    def has_first(self, key: bytes) -> bool:
+        """Whether the first block of tokens with this `first_key` may be cached: if not, nothing of them is."""
+        return key in self._index.runs
 
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
         """Blocks of the cached prefix that rows hold already: sharing them takes nothing from what is available. With
@@ -287,7 +290,7 @@ class Content:
         """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
         spans = self._hit(tokens, root).spans
         if not spans:
-            return self.has_first(tokens, root)
+            return self.has_first(self.first_key(tokens, root))
         run, _, stop = spans[-1]
         return run.row >= 0 and stop >= self._index.confirmed_length(run)
 

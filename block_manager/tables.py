@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,6 @@ _STRIDE_PADDING = 16
 _FIRST_STRIDE = 4096
 NUM_WANTED = 3 + MOST_KEPT_AT
 """Lengths of a prompt that a row notes as likely beginnings of others."""
-
-
-_Column = TypeVar("_Column", bound=np.generic)
-
-
-def _columns(count: int, num_rows: int, dtype: type[_Column]) -> list[NDArray[_Column]]:
-    return [np.zeros(num_rows, dtype) for _ in range(count)]
 
 
 class Tables:
@@ -76,14 +69,19 @@ class Tables:
         self.wanted = np.zeros((NUM_WANTED, num_rows), np.int64)
         self.keeps_to = np.zeros((len(leads), num_rows), np.int64)
         self.num_rows = num_rows
-        self.uid, self.num_blocks, self.reserved, self.slot_base, self.next_event = _columns(5, num_rows, np.int64)
-        self.num_tokens, self.num_launched, self.num_computed = _columns(3, num_rows, np.int64)
-        self.is_swapped, self.shares_tail, self.looks_up, self.moves_state = _columns(4, num_rows, np.bool_)
-        (self.branches,), (self.last_token,) = _columns(1, num_rows, np.bool_), _columns(1, num_rows, np.int32)
+        # Columns of one type are one array, which a row that ends clears at once.
+        self._numbers, self._marks = np.zeros((8, num_rows), np.int64), np.zeros((5, num_rows), np.bool_)
+        self.last_token = np.zeros(num_rows, np.int32)
+        self._name_columns()
         self._free_rows = list(range(num_rows))
         self._next_uid = 1
         # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
+
+    def _name_columns(self) -> None:
+        self.uid, self.num_blocks, self.reserved, self.slot_base, self.next_event, *lengths = list(self._numbers)
+        self.num_tokens, self.num_launched, self.num_computed = lengths
+        self.is_swapped, self.shares_tail, self.looks_up, self.moves_state, self.branches = list(self._marks)
 
     @property
     def live_rows(self) -> Rows:
@@ -109,13 +107,11 @@ class Tables:
 
     def close(self, row: int) -> None:
         """Take the row back; its blocks are released already."""
-        self.num_blocks[row] = self.num_tokens[row] = self.num_launched[row] = self.num_computed[row] = 0
-        self.uid[row] = self.reserved[row] = 0
-        self.shares_tail[row] = self.looks_up[row] = False
+        self._numbers[:, row] = 0
+        self._marks[:, row] = False
         if self._num_tables > 1:
             self.first[:, row] = self.keeps_to[:, row] = self.wanted[:, row] = 0
             self.passes_at[:, row] = self._leads
-            self.moves_state[row] = self.branches[row] = False
         heapq.heappush(self._free_rows, row)
 
     def set_num_blocks(self, rows: int | Rows, num_blocks: int | NDArray[np.int64]) -> None:
@@ -221,13 +217,12 @@ class Tables:
             "tokens": self._copied_tokens(new, self._stride),
             "blocks": self._copied_blocks(new, self.blocks.shape[2]),
         }
-        columns: dict[str, NDArray[Any]] = {
-            name: np.concatenate([column, np.zeros_like(column)], axis=-1)
-            for name, column in vars(self).items()
-            if isinstance(column, np.ndarray) and column.shape[-1] == old and name not in (*large, "_leads")
-        }
+        names = ("_numbers", "_marks", "last_token", "first", "passes_at", "wanted", "keeps_to")
+        columns = {name: getattr(self, name) for name in names}
+        columns = {name: np.concatenate([column, np.zeros_like(column)], -1) for name, column in columns.items()}
         columns["passes_at"][:, old:] = self._leads[:, None]
         vars(self).update(columns | large)
+        self._name_columns()
         self.num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()
 

@@ -131,9 +131,12 @@ class GroupTables:
         self._starts = None if flight is None else flight.starts
 
     @property
+    def is_of_states(self) -> bool:
+        return self._layout.groups[self._number].kind == "state"
+
+    @property
     def tables(self) -> NDArray[np.int32]:
-        kind, num_blocks = self._layout.groups[self._number].kind, self._tables.num_blocks[self._rows]
-        width = 1 if kind == "state" else int(num_blocks.max(initial=0))
+        width = 1 if self.is_of_states else int(self._tables.num_blocks[self._rows].max(initial=0))
         return self.at(self._rows[:, None], rising(width))
 
     def at(self, rows: Rows, columns: Rows) -> NDArray[np.int32]:

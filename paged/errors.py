@@ -308,6 +308,10 @@ class InvalidPool(AttentionError):
     """A pool of these sizes cannot be made, or a block is not in it."""
 
 
+class InvalidStep(PagedError, ValueError):
+    """Bytes that are no step, or a step that goes on from one that a worker has not run."""
+
+
 class BuildFailed(AttentionError):
     """C code cannot be compiled or loaded here."""
 

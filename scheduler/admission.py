@@ -3,7 +3,7 @@ step would compute nothing: then the first request able to run gets what it need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -94,9 +94,11 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
         return
     if state.foresight is not None:
         state.foresight.note_none_fits()
-    may_hit = request is not None and state.manager.content.may_be_found(request.first_tokens, request.root)
-    if not may_hit:
-        state.queues.shut()
+    content = state.manager.content
+    if request is not None and not (request.is_plain and not content.has_first(request.first_key)):
+        if content.may_be_found(request.first_tokens, request.root):
+            return
+    state.queues.shut()
 
 
 def _are_ordinary(state: State, step: Step) -> bool:
@@ -105,33 +107,31 @@ def _are_ordinary(state: State, step: Step) -> bool:
 
 
 def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: bool) -> RequestState | None:
-    """Return the head of the queue, or the first of those behind it that `may_pass` it, that has seats, and memory now
-    and as foreseen."""
-    manager, foresight, books, free = state.manager, state.foresight, state.books, None
-    max_sequences = state.limits.max_sequences
-    are_ordinary = state.running_rows.num < max_sequences and _are_ordinary(state, step)
-    for request in _candidates(state, head) if may_pass else (head,):
-        if are_ordinary and request.is_plain:
-            # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
-            tokens, free = request.first_tokens, books.num_free() if free is None else free
-            has_room = books.blocks_for(len(tokens)) + manager.layout.spare_pages <= free
-            # Sharing takes no blocks, so a prompt whose first block is cached may fit all the same; and one that passes
-            # draws first then.
-            is_sure = request is head if has_room else free <= 0
-            if is_sure or not manager.content.has_first(tokens, request.root):
-                if has_room and (foresight is None or foresight.fits(request)):
-                    return request
-                continue
-        manager.growth.draw_promised()
-        fits_now = _has_seats(books, step, request, max_sequences) and state.admission.fits(books, step, request)
-        if fits_now and not state.outstanding.keeps_out(request) and (foresight is None or foresight.fits(request)):
-            return request
-    return None
+    """Return the head of the queue, or the first of those behind it that `may_pass` it, that may enter."""
+    are_ordinary = state.running.num_rows < state.limits.max_sequences and _are_ordinary(state, step)
+    free = state.books.num_free() if are_ordinary else None
+    if _may_enter(state, step, head, free, is_head=True):
+        return head
+    behind = state.waiting.behind(NUM_PASSING) if may_pass else ()
+    return next((request for request in behind if _may_enter(state, step, request, free, is_head=False)), None)
 
 
-def _candidates(state: State, head: RequestState) -> Iterator[RequestState]:
-    yield head
-    yield from state.waiting.behind(NUM_PASSING)
+def _may_enter(state: State, step: Step, request: RequestState, free: int | None, *, is_head: bool) -> bool:
+    """Whether a waiting request has seats, and memory now and as foreseen. `free`: blocks for ordinary newcomers, if there
+    are seats for them."""
+    manager, foresight, books = state.manager, state.foresight, state.books
+    if free is not None and request.is_plain:
+        # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
+        has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
+        # Sharing takes no blocks, so a prompt whose first block is cached may fit all the same; and one that passes draws
+        # first then.
+        is_sure = is_head if has_room else free <= 0
+        if is_sure or not manager.content.has_first(request.first_key):
+            return has_room and (foresight is None or foresight.fits(request))
+    manager.growth.draw_promised()
+    has_seats = _has_seats(books, step, request, state.limits.max_sequences)
+    fits_now = has_seats and state.admission.fits(books, step, request) and not state.outstanding.keeps_out(request)
+    return fits_now and (foresight is None or foresight.fits(request))
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
@@ -156,11 +156,11 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known = request.first_tokens
         most = min(step.budget, state.limits.max_chunk)
-        row, found, count = manager.admit(known, request.root, most, keep_at)
+        row, found, count = manager.admit(known, request.root, request.first_key, most, keep_at=keep_at)
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
-        state.start_running(request)
+        state.queues.run(request)
         is_whole = found + count == len(known)
         step.note_chunk(request, row, found, count, is_whole=is_whole)
         if not is_whole:
@@ -244,7 +244,7 @@ def _has_seats(books: Books, step: Step, request: RequestState, max_sequences: i
     if request.num_live > step.seats:
         return False
     num_free = max_sequences - request.num_live
-    if books.queues.running_rows.num <= num_free:
+    if books.queues.running.num_rows <= num_free:
         return True
     rows, tables = books.running_rows(), books.manager.rows
     # Rows that wait for tokens from the caller take no seat.
@@ -267,8 +267,8 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     if state.reservation.reserves or not state.admission.joins:
         reserves = f'policy "{state.policy.name}" reserves what a request may become at worst'
         raise wrong(request.id, f"{reserves}; it has no forks.")
-    if state.running_rows.num >= seats:
-        raise wrong(request.id, f"{state.running_rows.num} sequences run already; max_sequences is {seats}.")
+    if state.running.num_rows >= seats:
+        raise wrong(request.id, f"{state.running.num_rows} sequences run already; max_sequences is {seats}.")
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     # An outstanding batch may be cancelled: its moves would run together with copies made now.
@@ -278,10 +278,10 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.columns.bind(child, request, number)
     if row in state.columns.recovering:
         state.columns.recover(child, 0)
-    state.running_rows.join([child], None)
+    state.running.add_row()
     # What is cached of the running rows and of the worst case does not count the new sequence.
     state.books.lift_bound(request)
-    state.running_rows.unsettle()
+    state.running.unsettle()
     state.columns.advance_unevenly()
     for source, copy in moves.device_to_device.tolist():
         state.carried.add_copy(source, copy)

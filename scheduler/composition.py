@@ -57,7 +57,7 @@ class DecodesFirst(Composition):
 def compose_running(state: State, step: Step) -> None:
     """Place the running rows as budget, seats and memory allow, decodes first. Their blocks may stay promised."""
     manager, outstanding, rows = state.manager, state.outstanding, state.books.running_rows()
-    decodes = state.running_rows.take_steady()
+    decodes = state.running.take_steady()
     todo: Counts | None = None
     after = -1
     if outstanding.batches:
@@ -162,15 +162,21 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
 
 def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts, needs: Counts, owed: int) -> None:
     """Preempt until the blocks that the rows need are there, without the `owed` ones; a victim's `granted` tokens and
-    `needs` become 0. The first request in order is no victim."""
+    `needs` become 0. No victim is the first request in order that asks, nor one before it that goes on after samples."""
     manager = state.manager
     place = {row: i for i, row in enumerate(rows.tolist())}
-    first = next((request for request in state.running if any(row in place for row in request.rows)), None)
+    spared: list[RequestState] = []
+    for request in state.running:
+        asks = any(row in place for row in request.rows)
+        if asks or state.outstanding.goes_on(request):
+            spared.append(request)
+        if asks:
+            break
     for victim in state.victims.candidates(state.books):
         missing = int(needs.sum()) - (manager.device.num_available - owed)
         if missing <= 0:
             return
-        if victim is first:
+        if victim in spared:
             continue
         own = [place[row] for row in victim.live_rows if row in place]
         left = int(needs[own].sum()) - missing

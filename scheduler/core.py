@@ -167,7 +167,11 @@ class Scheduler(Uncopyable):
             raise errors.WaitingFull(limits.max_waiting)
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
-        new = state_of(request, prompt, root, state.order.key_of(request, arrival, self._num_added), longest)
+        order, key = (
+            state.order.key_of(request, arrival, self._num_added),
+            state.manager.content.first_key(prompt, root),
+        )
+        new = state_of(request, prompt, root, order, longest, first_key=key)
         self._num_added += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
@@ -320,7 +324,8 @@ class Scheduler(Uncopyable):
             state.manager.append_row(row, array)
         else:
             request.extend(sequence, array)
-        state.running_rows.unsettle()
+            request.file_under(state.manager.content.first_key(request.first_tokens, request.root))
+        state.running.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()
         state.columns.note_sampled(request, sequence, has_sampled=False)

@@ -132,7 +132,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
         if (took := end_sequences(state, request, [sequence], code)) is not None:
             usage[place] = took
     if may_be_steady:
-        state.running_rows.settle(rows, np.logical_not(codes).nonzero()[0] if len(done) else None, ends, totals)
+        state.running.settle(rows, np.logical_not(codes).nonzero()[0] if len(done) else None, ends, totals)
     others = [_deliver(state, left, sampled) for left, sampled in late] + state.pending_outputs
     state.pending_outputs.clear()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
@@ -228,7 +228,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     state.stats.count("output_tokens", count)
     if row >= 0:
         state.manager.append_row(row, new)
-        state.running_rows.unsettle()
+        state.running.unsettle()
     else:
         request.extend(sequence, new)
         state.columns.note_sampled(request, sequence, has_sampled=False)
@@ -247,7 +247,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     state.queues.reopen()
-    state.running_rows.unsettle()
+    state.running.unsettle()
     for row, lost in rolled_back.items():
         request = state.columns.owner[row]
         request.count("hit_tokens", -lost)
@@ -310,9 +310,10 @@ def end_sequences(
     is_last = len(sequences) == request.num_live
     if is_last:
         state.queues.leave(request)
-        state.outstanding.hold_loading(request)
+        if request.num_loading:
+            state.outstanding.hold_loading(request)
     elif request.status is Status.RUNNING:
-        state.running_rows.leave([request.rows[sequence] for sequence in sequences])
+        state.running.leave([request.rows[sequence] for sequence in sequences])
     for sequence in sequences:
         num_output = state.books.num_output(request, sequence)
         if sentence is None:

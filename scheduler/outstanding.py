@@ -162,6 +162,14 @@ class Outstanding:
         """Whether a request with rows can compute nothing until the caller appends tokens."""
         return not self.has_todo(request) and not self._samples_for(request)
 
+    def goes_on(self, request: RequestState) -> bool:
+        """Whether a row of the request awaits samples that do not make it as long as it may be."""
+        awaited, rows = self.awaited(), np.array(request.live_rows)
+        if awaited is None or not len(rows):
+            return False
+        num = awaited.num[rows]
+        return bool(((num > 0) & (self._manager.rows.num_tokens[rows] + num < self._columns.max_total[rows])).any())
+
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
         if not self.batches and not self._loading:
@@ -202,7 +210,7 @@ class Outstanding:
 
     def hold_loading(self, request: RequestState) -> None:
         """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""
-        if not request.num_loading or all(batch.number != request.load_batch for batch in self.batches):
+        if all(batch.number != request.load_batch for batch in self.batches):
             return
         for row in request.live_rows:
             blocks = self._manager.rows.table(row).astype(np.int64)

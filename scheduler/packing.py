@@ -32,7 +32,7 @@ class Packer:
         composed, positions = self._commit(step)
         flight, changes = composed.flight, composed.changes
         rows, ends = flight.rows, flight.ends
-        covers_running = state.running_rows.keep(rows)
+        covers_running = state.running.keep(rows)
         if not covers_running:
             state.columns.advance_unevenly()
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)

@@ -42,9 +42,13 @@ class Victims:
         may_give = may_give or (lambda request: request not in books.bounded)
         is_placed, queues = books.manager.is_placed, books.queues
         yield from filter(may_give, [v for v in reversed(list(queues.away)) if v.status is Status.PAUSED])
-        running = [v for v in reversed(list(queues.running)) if not any(map(is_placed, v.live_rows))]
+        running = list(queues.running)[::-1]
+        following = [v for v in running if v.follows is not None]
         leading = self.ranked(books, [v for v in running if v.follows is None])
-        yield from filter(may_give, [*(v for v in running if v.follows is not None), *leading])
+        for victim in (*following, *leading):
+            # Most often the first suffice.
+            if not any(map(is_placed, victim.live_rows)) and may_give(victim):
+                yield victim
 
 
 class FewestBlocks(Victims):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from .request import RequestState, Status
-from .rows import RunningRows
+from .rows import Running
 
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""
@@ -94,19 +94,18 @@ class OrderedQueue:
 class Queues:
     def __init__(self, waiting: Queue) -> None:
         self.waiting = waiting
-        self.running = OrderedQueue()
+        self.running = Running()
         # Loading, paused and swapped requests.
         self.away = OrderedQueue()
         # Requests that gave their blocks up and compute nothing until the caller appends tokens.
         self.idle: dict[str, RequestState] = {}
-        self.running_rows = RunningRows()
         # No request can be admitted or return before one ends or comes: decodes make no room.
         self.is_shut = False
 
     @property
     def num_in(self) -> int:
-        """Running rows and requests that are away; an upper bound while the array of rows is stale."""
-        return self.running_rows.num + self.away.num
+        """Running rows and requests that are away."""
+        return self.running.num_rows + self.away.num
 
     def shut(self) -> None:
         self.is_shut = True
@@ -116,13 +115,7 @@ class Queues:
         self.is_shut = False
 
     def run(self, request: RequestState) -> None:
-        running, running_rows, rows = self.running, self.running_rows, request.live_rows
-        place: int | None = running.add(request)
-        if place == running.num - 1:
-            place = running_rows.num
-        elif len(rows) > 1 or running_rows.num + 1 != running.num:
-            place = None
-        running_rows.join(rows, place)
+        self.running.add(request)
         request.become(Status.RUNNING)
 
     def suspend(self, request: RequestState, status: Status) -> None:
@@ -146,7 +139,6 @@ class Queues:
         """Take the request out of its queue."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            self.running_rows.leave(request.rows if len(request.rows) == 1 else request.live_rows)
         elif request.status is not Status.WAITING:
             self.away.remove(request)
         elif self.idle.pop(request.id, None) is None:

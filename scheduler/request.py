@@ -248,6 +248,7 @@ class RequestState(Counted, eq=False, gc=False):
     high_water: list[int]  # tokens that were computed once: below it, computing is recomputing
     appended: list[int]  # tokens that the caller appended
     has_sampled: list[bool]  # all known tokens are computed and sampled: computed again, they do not sample
+    first_key: bytes  # `Content.first_key` of the prompt, or of all its tokens while it is plain
     is_plain: bool  # new, one sequence, and loads nothing: most are
     status: Status = Status.WAITING
     num_output: int = 0  # output tokens of the sequences that have ended
@@ -329,6 +330,10 @@ class RequestState(Counted, eq=False, gc=False):
         self.rows[number : number + 1] = [row]
         return number
 
+    def file_under(self, first_key: bytes) -> None:
+        """Note the key of its first block, in which it has more tokens now."""
+        self.first_key = first_key
+
     def admitted(self) -> None:
         self.is_plain = self.is_new = False
 
@@ -369,15 +374,35 @@ class RequestState(Counted, eq=False, gc=False):
 
 
 def state_of(
-    request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
+    request: Request,
+    prompt: Tokens,
+    root: bytes,
+    order: tuple[int, float, int],
+    max_total: int,
+    *,
+    first_key: bytes = b"",
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
-    num, eos, loading = request.num_sequences, request.eos_token_id, None if request.num_computed else 0
-    stops = (*request.stop_token_ids, eos) if eos is not None else tuple(request.stop_token_ids)
-    is_plain = num == 1 and not request.num_computed and not request.is_private
-    known: list[Tokens | None] = [prompt] * num
-    rows, lengths = [-1] * num, [max_total] * num
+    num, eos, stops, loads = request.num_sequences, request.eos_token_id, request.stop_token_ids, request.num_computed
+    if stops or eos is not None:
+        stops = (*stops, eos) if eos is not None else tuple(stops)
+    is_plain = num == 1 and not loads and request.reads_cache and request.writes_cache
+    loading, known, rows, most = None if loads else 0, [prompt] * num, [-1] * num, [max_total] * num
     high, appended, sampled = [0] * num, [0] * num, [False] * num
     return RequestState(
-        request, root, order, stops, len(prompt), known, rows, num, loading, lengths, high, appended, sampled, is_plain
+        request,
+        root,
+        order,
+        stops,
+        len(prompt),
+        known,
+        rows,
+        num,
+        loading,
+        most,
+        high,
+        appended,
+        sampled,
+        first_key,
+        is_plain,
     )

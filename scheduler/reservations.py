@@ -133,12 +133,14 @@ class Books:
         self.blocks_for = manager.layout.pages_for
 
     def running_rows(self) -> Rows:
-        return self.queues.running_rows.array(self.queues.running)
+        return self.queues.running.rows()
 
     def rows_in(self) -> Rows:
         """Return the running rows, and then those of loading, paused and swapped requests."""
+        if not self.queues.away.num:
+            return self.running_rows()
         away = [row for request in self.queues.away for row in request.live_rows]
-        return np.concatenate([self.running_rows(), np.array(away, np.int64)]) if away else self.running_rows()
+        return np.concatenate([self.running_rows(), np.array(away, np.int64)])
 
     def max_total_of(self, num_sequences: int) -> int:
         """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""

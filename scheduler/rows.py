@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ class RowColumns:
     """Columns by row; they grow with the memory layer's.
 
     max_total   int64: tokens at which the sequence has its full length
-    min_total   int64: tokens before which no stop id counts
+    min_total   int64: tokens before which no stop id counts; stale where there are none
     prompt_total, expected_total  int64: tokens that are not outputs, and expected in the end (0: not known)
     stops       int32 [rows, k]: EOS and stop ids, -1 where there are fewer or too many; k is what present rows need
     many_stops  int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
@@ -71,7 +71,6 @@ class RowColumns:
         self.sum_max_total += max_total
         self.max_total[row] = max_total
         self.prompt_total[row] = before = state.prompt_len + state.appended[sequence]
-        self.min_total[row] = before + request.min_tokens
         self.expected_total[row] = 0 if request.expected_tokens is None else before + request.expected_tokens
         self.owner[row] = state
         self.id[row] = request.id
@@ -80,6 +79,7 @@ class RowColumns:
             self.not_sampling.add(row)
         if not stops:
             return
+        self.min_total[row] = before + request.min_tokens
         self.num_with_stops += 1
         if len(stops) <= _MOST_IN_COLUMN:
             if len(stops) > self.stops.shape[1]:
@@ -211,12 +211,13 @@ def kept_of(request: RequestState, sequence: int, tokens: list[int], known: int)
     return kept.item(0), codes.item(0)
 
 
-class RunningRows:
-    """The rows of running requests in order, int64 [n], kept as an array between steps. A batch with all of them gives
-    its own array (`keep`), without rows that ended with it (`settle`). Otherwise rows that left are masked out once a
-    step. A row that joins in the middle needs a known place, or the array is made anew."""
+class Running:
+    """The running requests, in order, and their rows, int64 [n], kept as an array between steps. A batch with all of them
+    gives its own array (`keep`), without rows that ended with it (`settle`). Otherwise rows that left are masked out once
+    a step. A row that joins in the middle needs a known place, or the array is made anew."""
 
     def __init__(self) -> None:
+        self._requests: dict[tuple[int, float, int], RequestState] = {}
         self._rows: Rows = np.empty(0, np.int64)
         # Since the array was read: rows to append, or to mask out.
         self._joined: list[int] = []
@@ -225,24 +226,45 @@ class RunningRows:
         # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
         # each. While they are the running rows, each has one token to go.
         self.steady: tuple[Rows, Counts, Counts] | None = None
-        # How many rows run; an upper bound while stale. An attribute, because every step asks several times.
-        self.num = 0
+        # How many requests and rows run. Attributes, because every step asks several times.
+        self.num = self.num_rows = 0
 
-    def join(self, rows: list[int], place: int | None) -> None:
-        """Add rows that run from now on, after the first `place` rows, `num` for the end; None: that is not known."""
-        at_end = place == self.num
-        self.num += len(rows)
-        if self._left or not at_end:
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests.values())
+
+    def add(self, request: RequestState) -> None:
+        """Add a request, and the rows that it has."""
+        requests, rows, order = self._requests, request.live_rows, request.order
+        is_last = not requests or next(reversed(requests)) < order
+        requests[order] = request
+        if self._left or (self._joined and not is_last):
             self._apply()
-        if at_end:
+        if is_last:
             self._joined += rows
-        elif place is None or self._is_stale:
-            self._is_stale = True
         else:
-            self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
+            self._requests = dict(sorted(requests.items()))
+            if len(rows) > 1 or self.num_rows != self.num or self._is_stale:
+                self._is_stale = True
+            else:
+                place = list(self._requests).index(order)
+                self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
+        self.num += 1
+        self.num_rows += len(rows)
+
+    def add_row(self) -> None:
+        """A running request has one row more."""
+        self._is_stale = True
+        self.num_rows += 1
+
+    def remove(self, request: RequestState) -> None:
+        """Remove a request and the rows that it has."""
+        del self._requests[request.order]
+        self.num -= 1
+        self.leave(request.live_rows)
 
     def leave(self, rows: list[int]) -> None:
-        self.num -= len(rows)
+        """Remove rows; their request goes on, or goes, too."""
+        self.num_rows -= len(rows)
         if self._joined:
             self._apply()
         self._left += rows
@@ -277,11 +299,11 @@ class RunningRows:
         steady, self.steady = self.steady, None
         return steady
 
-    def array(self, states: Iterable[RequestState]) -> Rows:
-        """Return the rows. `states` iterates the running requests in order, in case the array is made anew."""
+    def rows(self) -> Rows:
+        """Return the rows in order."""
         if self._is_stale:
-            self._rows = np.array([row for state in states for row in state.rows if row >= 0], np.int64)
-            self._is_stale, self._joined, self._left, self.num = False, [], [], len(self._rows)
+            self._rows = np.array([row for request in self for row in request.live_rows], np.int64)
+            self._is_stale, self._joined, self._left = False, [], []
         elif self._joined or self._left:
             self._apply()
         return self._rows

@@ -124,7 +124,6 @@ class State:
         self.lengths = OutputLengths(max_total, policy.known_outputs if looks_ahead else 0)
         self.queues = queues = Queues(self.order.queue(self.lengths))
         self.waiting, self.running, self.away, self.idle = queues.waiting, queues.running, queues.away, queues.idle
-        self.running_rows = queues.running_rows
         self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 

@@ -11,6 +11,7 @@
  */
 #include "attention.h"
 
+#include "matrix.h"
 #include "quantised.h"
 
 #define TILE 64
@@ -41,6 +42,9 @@ INLINE size_t up(size_t size) {
     return (size + multiple - 1) / multiple * multiple;
 }
 
+/* Likewise, of K and queries. */
+INLINE size_t up_keys(size_t size, int by_matrix) { return by_matrix ? (size + 31) / 32 * 32 : up(size); }
+
 /* Where K and V of positions lie, and their scales where they have some, in bytes. */
 typedef struct {
     size_t keys[TILE], values[TILE], key_scales[TILE], value_scales[TILE];
@@ -58,6 +62,9 @@ typedef struct {
     float highest[MOST_ROWS + LANES], now[MOST_ROWS + LANES], kept[MOST_ROWS + LANES];
     float key_scales[TILE], value_scales[TILE];
     places at[2]; /* of this tile's positions and of the next one's */
+#if HAS_MATRIX
+    matrix_shape shape;
+#endif
 } room;
 
 /* LANES elements of a row from `at` on, 0 behind its end. */
@@ -151,6 +158,144 @@ INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, siz
             UNROLL for (int i = 0; i < LANES; i++) *(vec *)(to + (d + i) * TILE + first) = lines[i];
         }
 }
+
+#if HAS_MATRIX
+/* Whether rows with codes are so few that a matrix unit, which waits for codes to be paired, takes longer. */
+INLINE int is_few(size_t rows, int stored) { return IS_QUANTISED(stored) && rows <= ROWS; }
+
+/* Two numbers that bfloat16 holds, as every code is, in a word. */
+INLINE ivec paired(vec low, vec high) { return (ivec)(((uvec)low >> 16) | ((uvec)high & 0xffff0000u)); }
+
+/* Turned words of codes become turned pairs, [depth / 2, TILE], as unpack_words. */
+INLINE void unpack_pairs(int32_t *to, size_t depth, int stored) {
+    const int codes = codes_of(stored);
+    for (size_t w = depth / codes; w-- > 0;)
+        for (size_t first = 0; first < TILE; first += LANES) {
+            const ivec words = *(const ivec *)(to + w * TILE + first);
+            UNROLL for (int i = 0; i < codes; i += 2)
+                *(ivec *)(to + (w * codes + i) / 2 * TILE + first) = paired(unpacked(words, i, stored), unpacked(words, i + 1, stored));
+        }
+}
+
+/* V as pairs of positions, [TILE / 2, depth]. */
+INLINE void pair_values(const tile_rows *values, size_t size, size_t depth, int32_t *to, int stored) {
+    for (size_t j = 0; j < TILE; j += 2)
+        for (size_t d = 0; d < depth; d += LANES) {
+            const size_t line = row_bytes(d, stored);
+            if (line % 64 == 0) {
+                __builtin_prefetch(values->next[j] + line, 0, 3);
+                __builtin_prefetch(values->next[j + 1] + line, 0, 3);
+            }
+            *(ivec *)(to + j / 2 * depth + d) = paired(part_of(values->now[j], d, size, stored), part_of(values->now[j + 1], d, size, stored));
+        }
+}
+
+/* A row's query, not scaled, as bfloat16, or as floats of that. */
+INLINE void narrow_query(const char *query, size_t size, size_t depth, enum element element, void *to, int is_few, int stored) {
+    float line[PAGED_MOST_HEAD_SIZE];
+    for (size_t d = 0; d < depth; d += LANES) *(vec *)(line + d) = part_of(query, d, size, (int)element);
+    if (IS_QUANTISED(stored)) transform(line, size);
+    for (size_t d = 0; d < depth; d += LANES)
+        if (is_few)
+            *(vec *)((float *)to + d) = rounded(*(const vec *)(line + d));
+        else
+            store_narrow((bf16 *)to + d, *(const vec *)(line + d));
+}
+
+/* The sums of the even and of the odd numbers of DEEP, as a matrix unit takes them, onto those before. */
+#define ADD_BOTH(rows, wide)                       \
+    UNROLL for (int r = 0; r < rows; r++)          \
+        UNROLL for (int j = 0; j < wide; j++) sums[r][j] += both[0][r][j] + both[1][r][j]
+
+/* What matrix_scores gives, to the bit, of few rows with K of turned words: a matrix unit would wait for them. x are floats. */
+INLINE void few_matrix_scores(const int rows, const int32_t *words, size_t count, size_t depth, const float *x, float *to, int stored) {
+    const size_t codes = codes_of(stored);
+    for (size_t first = 0; first < count; first += 2 * LANES) {
+        vec sums[ROWS][2] = {0};
+        for (size_t part = 0; part < depth; part += DEEP) {
+            vec both[2][ROWS][2] = {0};
+            for (size_t d = part; d < part + DEEP; d += codes)
+                UNROLL for (size_t i = 0; i < codes; i++) {
+                    vec line[2];
+                    UNROLL for (int j = 0; j < 2; j++) line[j] = unpacked(*(const ivec *)(words + d / codes * TILE + first + j * LANES), i, stored);
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        const vec factor = spread(x[r * depth + d + i]);
+                        UNROLL for (int j = 0; j < 2; j++) both[i % 2][r][j] = fused(factor, line[j], both[i % 2][r][j]);
+                    }
+                }
+            ADD_BOTH(rows, 2);
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < 2; j++) *(vec *)(to + r * TILE + first + j * LANES) = sums[r][j];
+    }
+}
+
+/* What matrix_totals gives, to the bit, of few rows, from `column` on. x are floats of bfloat16. */
+INLINE void few_matrix_totals(const int rows, const int wide, const float *x, const tile_rows *values, size_t column, float *to, size_t to_stride,
+                              const float *kept, int stored) {
+    vec sums[ROWS][2];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < wide; j++) sums[r][j] = *(const vec *)(to + r * to_stride + column + j * LANES) * kept[r];
+    for (size_t part = 0; part < TILE; part += DEEP) {
+        vec both[2][ROWS][2] = {0};
+        for (size_t p = part; p < part + DEEP; p += 2)
+            UNROLL for (int odd = 0; odd < 2; odd++) {
+                vec line[2];
+                UNROLL for (int j = 0; j < wide; j++) {
+                    const size_t at = row_bytes(column + j * LANES, stored);
+                    if (at % 64 == 0) __builtin_prefetch(values->next[p + odd] + at, 0, 3);
+                    line[j] = load_stored(values->now[p + odd], column + j * LANES, stored);
+                }
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const vec factor = spread(x[r * TILE + p + odd]);
+                    UNROLL for (int j = 0; j < wide; j++) both[odd][r][j] = fused(factor, line[j], both[odd][r][j]);
+                }
+            }
+        ADD_BOTH(rows, wide);
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < wide; j++) *(vec *)(to + r * to_stride + column + j * LANES) = sums[r][j];
+}
+
+/* Scores of rows with a tile of K, without their scale. */
+INLINE void matrix_scores(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys, size_t count, size_t depth,
+                          float *weights, int stored) {
+    int32_t *const words = (int32_t *)room->keys;
+    turn_words(keys, count, row_bytes(call->key_size, stored), IS_QUANTISED(stored) ? depth / codes_of(stored) : depth / 2, words);
+    if (is_few(rows, stored)) {
+        WITH_CONSTANT(rows, few_matrix_scores, words, count, depth, room->queries + own * depth, weights, stored)
+        return;
+    }
+    if (IS_QUANTISED(stored)) unpack_pairs(words, depth, stored);
+    matrix_product(&room->shape, rows, (const bf16 *)room->queries + own * depth, depth, words, TILE, depth, weights, TILE, TILE, 1);
+}
+
+/* A tile of V, weighed, on top of `kept` times the totals. Weights are narrowed where they lie. */
+INLINE void matrix_totals(room *room, size_t rows, const tile_rows *values, size_t size, size_t depth, float *weights, float *totals,
+                          const float *kept, int stored) {
+    if (is_few(rows, stored) && size == depth) {
+        for (size_t i = 0; i < rows * TILE; i += LANES) *(vec *)(weights + i) = rounded(*(const vec *)(weights + i));
+        for (size_t c = 0; c < size; c += 2 * LANES)
+            if (size - c >= 2 * LANES) {
+                WITH_CONSTANT(rows, few_matrix_totals, 2, weights, values, c, totals, depth, kept, stored)
+            } else {
+                WITH_CONSTANT(rows, few_matrix_totals, 1, weights, values, c, totals, depth, kept, stored)
+            }
+        return;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        vec line[TILE / LANES];
+        UNROLL for (int j = 0; j < TILE / LANES; j++) line[j] = *(const vec *)(weights + r * TILE + j * LANES);
+        UNROLL for (int j = 0; j < TILE / LANES; j++) store_narrow((bf16 *)(weights + r * TILE) + j * LANES, line[j]);
+        /* Times 1 changes nothing. */
+        if (kept[r] != 1)
+            for (size_t d = 0; d < depth; d += LANES) *(vec *)(totals + r * depth + d) *= kept[r];
+    }
+    pair_values(values, size, depth, (int32_t *)room->values, stored);
+    /* The whole tile, of which nothing is read behind its end: a number has one order of additions, and 0 one sign. */
+    matrix_product(&room->shape, rows, (const bf16 *)weights, 2 * TILE, (const int32_t *)room->values, depth, TILE, totals, depth, depth, 0);
+}
+#endif
 
 /* `kernel`, for the rows that are left from r on, at column c: over the widest tiles that fit, until `columns`, a multiple of LANES, are done. */
 #define OVER_COLUMNS(columns, left, kernel, ...)                                                        \
@@ -262,14 +407,9 @@ INLINE size_t first_seen(const paged_attention_call *call, size_t seen) {
     return first;
 }
 
-/* A tile of positions, of which a row sees some, for the `rows` rows of one head of K and V that begin at `own`. `keys` and `values` are of
- * `count` positions. */
-INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys,
-                     const tile_rows *values, size_t count, size_t first, size_t before, size_t c, int is_whole,
-                     int stored) {
-    const size_t size = call->value_size, depth = up(size), key_depth = up(call->key_size);
-    const size_t group = call->heads / call->kv_heads;
-    float *weights = room->weights + own * TILE, *totals = room->totals + own * depth, *kept = room->kept + own;
+/* Scores of rows with a tile of K; of codes without K's scale. */
+INLINE void scores(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys, size_t count, size_t key_depth,
+                   float *weights, int stored) {
     int32_t *words = (int32_t *)room->keys;
     if (IS_QUANTISED(stored))
         turn_words(keys, count, row_bytes(call->key_size, stored), (key_depth + codes_of(stored) - 1) / codes_of(stored), words);
@@ -282,7 +422,21 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
             turn_keys(keys, count, call->key_size, key_depth, room->keys, (enum element)stored);
         product(rows, room->queries + own * key_depth, key_depth, room->keys, TILE, key_depth, weights, TILE, TILE, NULL);
     }
-    if (IS_QUANTISED(stored)) times(weights, rows, room->key_scales);
+}
+
+/* A tile of positions, of which a row sees some, for the `rows` rows of one head of K and V that begin at `own`. `keys` and `values` are of
+ * `count` positions. */
+INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys,
+                     const tile_rows *values, size_t count, size_t first, size_t before, size_t c, int is_whole,
+                     int stored, int by_matrix) {
+    const size_t size = call->value_size, depth = up(size), key_depth = up_keys(call->key_size, by_matrix);
+    const size_t group = call->heads / call->kv_heads;
+    float *weights = room->weights + own * TILE, *totals = room->totals + own * depth, *kept = room->kept + own;
+#if HAS_MATRIX
+    if (by_matrix) matrix_scores(call, room, own, rows, keys, count, key_depth, weights, stored);
+#endif
+    if (!by_matrix) scores(call, room, own, rows, keys, count, key_depth, weights, stored);
+    if (IS_QUANTISED(stored) || by_matrix) times(weights, rows, room->key_scales);
     if (!is_whole || call->soft_cap != 0)
         for (size_t r = 0; r < rows; r++) {
             const size_t seen = before + (first + r) / group + 1, least = first_seen(call, seen);
@@ -301,6 +455,12 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
         room->weight[own + r] = room->weight[own + r] * kept[r] + weigh(weights + r * TILE, room->highest[own + r]);
     }
     if (IS_QUANTISED(stored)) times(weights, rows, room->value_scales);
+#if HAS_MATRIX
+    if (by_matrix) {
+        matrix_totals(room, rows, values, size, depth, weights, totals, kept, stored);
+        return;
+    }
+#endif
     if (rows <= 2 * ROWS && size == depth) {
         for (size_t r = 0; r < rows; r += ROWS)
             OVER_COLUMNS(size, rows - r, scattered_tile, weights + r * TILE, values, c, count, totals + r * depth, depth, kept + r, stored)
@@ -315,10 +475,10 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
 /* Rows `first` to `last` - 1 of sequence i for heads from `head` to `behind` - 1 of K and V; a row is a token of the sequence in this step and
  * a query head of those that read one head of K and V. Heads take turns at each tile: what they read lies side by side. */
 INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room,
-                   int stored) {
+                   int stored, int by_matrix) {
     const size_t key_size = call->key_size, size = call->value_size;
     const size_t key_bytes = row_bytes(key_size, stored), value_bytes = row_bytes(size, stored);
-    const size_t key_depth = up(key_size), depth = up(size);
+    const size_t key_depth = up_keys(key_size, by_matrix), depth = up(size);
     const size_t group = call->heads / call->kv_heads, rows = last - first;
     const size_t start = call->query_start[i], before = call->seq_lens[i] - (call->query_start[i + 1] - start);
     const int32_t *table = call->tables + i * call->table_stride;
@@ -329,9 +489,17 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
         const size_t at = token * call->query_stride + its * key_size;
         const char *query = (const char *)call->queries + at * bytes_of(call->query_element);
-        for (size_t d = 0; d < key_depth; d += LANES)
-            *(vec *)(room->queries + r * key_depth + d) = call->scale * part_of(query, d, key_size, call->query_element);
-        if (IS_QUANTISED(stored)) transform(room->queries + r * key_depth, key_size);
+#if HAS_MATRIX
+        if (by_matrix) {
+            void *const to = is_few(rows, stored) ? (void *)(room->queries + r * key_depth) : (bf16 *)room->queries + r * key_depth;
+            narrow_query(query, key_size, key_depth, call->query_element, to, is_few(rows, stored), stored);
+        }
+#endif
+        if (!by_matrix) {
+            for (size_t d = 0; d < key_depth; d += LANES)
+                *(vec *)(room->queries + r * key_depth + d) = call->scale * part_of(query, d, key_size, call->query_element);
+            if (IS_QUANTISED(stored)) transform(room->queries + r * key_depth, key_size);
+        }
         room->highest[r] = call->sinks ? call->sinks[its] : LOWEST;
         room->weight[r] = (vec){0};
         room->weight[r][0] = call->sinks ? 1 : 0;
@@ -359,15 +527,17 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
                     keys.now[j] = call->keys + now->keys[j - skipped] + h * key_bytes;
                     values.now[j] = call->values + now->values[j - skipped] + h * value_bytes;
                 }
+                if (by_matrix && !IS_QUANTISED(stored)) room->key_scales[j] = call->scale;
                 if (IS_QUANTISED(stored)) {
                     const size_t of = h * sizeof(bf16);
                     room->key_scales[j] = is_read ? as_float(*(const bf16 *)(call->key_scales + now->key_scales[j - skipped] + of)) : 0;
                     room->value_scales[j] = is_read ? as_float(*(const bf16 *)(call->value_scales + now->value_scales[j - skipped] + of)) : 0;
+                    if (by_matrix) room->key_scales[j] *= call->scale;
                 }
                 keys.next[j] = call->keys + (j < known ? later->keys[j] + other * key_bytes : 0);
                 values.next[j] = call->values + (j < known ? later->values[j] + other * value_bytes : 0);
             }
-            add_tile(call, room, (h - head) * rows, rows, &keys, &values, count, first, before, c, is_whole, stored);
+            add_tile(call, room, (h - head) * rows, rows, &keys, &values, count, first, before, c, is_whole, stored, by_matrix);
         }
         from = next;
         upto = behind_next;
@@ -376,6 +546,9 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
         const size_t at = token * call->out_stride + its * size;
         const float factor = 1.0f / sum_of(room->weight[r]);
+        /* A tile that is not seen takes the sign of a zero. */
+        if (by_matrix)
+            for (size_t d = 0; d < depth; d += LANES) *(vec *)(room->totals + r * depth + d) += 0.0f;
         if (IS_QUANTISED(stored)) transform(room->totals + r * depth, size);
         size_t d = 0;
         for (; d + LANES <= size; d += LANES)
@@ -384,18 +557,32 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
     }
 }
 
-#define ATTEND(name, stored)                                                                                                   \
+typedef void way(const paged_attention_call *, size_t, size_t, size_t, size_t, size_t, room *);
+#define ATTEND(name, stored, by_matrix)                                                                                                 \
     static void name(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room) { \
-        attend(call, i, head, behind, first, last, room, stored);                                                               \
+        attend(call, i, head, behind, first, last, room, stored, by_matrix);                                                            \
     }
-ATTEND(attend_float32, FLOAT32)
-ATTEND(attend_bfloat16, BFLOAT16)
-ATTEND(attend_int8, INT8)
-ATTEND(attend_int4, INT4)
+ATTEND(attend_float32, FLOAT32, 0)
+ATTEND(attend_bfloat16, BFLOAT16, 0)
+ATTEND(attend_int8, INT8, 0)
+ATTEND(attend_int4, INT4, 0)
 
 /* By `stored`. */
-static void (*const ways[])(const paged_attention_call *, size_t, size_t, size_t, size_t, size_t, room *) = {
-    attend_float32, attend_bfloat16, attend_int8, attend_int4};
+static way *const ways[] = {attend_float32, attend_bfloat16, attend_int8, attend_int4};
+#if HAS_MATRIX
+ATTEND(matrix_bfloat16, BFLOAT16, 1)
+ATTEND(matrix_int8, INT8, 1)
+ATTEND(matrix_int4, INT4, 1)
+static way *const matrix_ways[] = {attend_float32, matrix_bfloat16, matrix_int8, matrix_int4};
+#endif
+
+/* A matrix unit computes what is asked in bfloat16, as queries then lose nothing, or no more than they have lost. */
+static way *way_of(const paged_attention_call *call) {
+#if HAS_MATRIX
+    if (call->query_element == BFLOAT16 && may_use_matrix()) return matrix_ways[call->stored];
+#endif
+    return ways[call->stored];
+}
 
 /* Heads of K and V that one piece of work has of a sequence with so many rows a head: all, where the sequences are enough for every
  * thread and the rows fit, else one. */
@@ -415,9 +602,16 @@ static size_t pieces_of(const paged_attention_call *call, size_t i) {
 void paged_attention(const paged_attention_call *call) {
     size_t total = 0;
     for (int64_t i = 0; i < call->n; i++) total += pieces_of(call, i);
+    way *const do_piece = way_of(call);
 #pragma omp parallel
     {
         room room;
+#if HAS_MATRIX
+        room.shape = (matrix_shape){0, 0};
+        /* As a matrix unit has it: what is smaller than the least normal number counts as 0. */
+        const unsigned before = _mm_getcsr();
+        if (do_piece != ways[call->stored]) _mm_setcsr(before | 0x8040);
+#endif
         /* The sequence of the piece that was done last: pieces come in rising order. */
         size_t i = 0, pieces_before = 0;
 #pragma omp for schedule(dynamic)
@@ -428,7 +622,13 @@ void paged_attention(const paged_attention_call *call) {
             /* The latest rows first: they see the most, and what is left over at the end is small. */
             const size_t first = (parts - 1 - number / (call->kv_heads / together)) * MOST_ROWS;
             const size_t last = first + MOST_ROWS < rows ? first + MOST_ROWS : rows;
-            ways[call->stored](call, i, head, head + together, first, last, &room);
+            do_piece(call, i, head, head + together, first, last, &room);
+#if HAS_MATRIX
+            if (room.shape.high) release_matrix(&room.shape);
+#endif
         }
+#if HAS_MATRIX
+        _mm_setcsr(before);
+#endif
     }
 }

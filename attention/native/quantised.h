@@ -90,13 +90,27 @@ INLINE float load_stored_one(const char *row, size_t at, int stored) {
 /* The Hadamard transform of a head, of the largest power of two that it is made of; its own inverse. */
 INLINE void transform(float *x, size_t size) {
     const size_t block = size & -size;
-    for (size_t half = 1; half < block; half *= 2)
+    size_t half = 1;
+    if (block >= LANES) {
+        for (size_t i = 0; i < size; i += LANES) {
+            vec v = *(vec *)(x + i);
+            UNROLL for (int by = 1; by < LANES; by *= 2) v = swapped(v, by) + chosen((*(const ivec *)lane_numbers & by) != 0, -v, v);
+            *(vec *)(x + i) = v;
+        }
+        half = LANES;
+    }
+    for (; half < block; half *= 2)
         for (size_t i = 0; i < size; i += 2 * half)
-            for (size_t j = i; j < i + half; j++) {
-                const float first = x[j], second = x[j + half];
-                x[j] = first + second;
-                x[j + half] = first - second;
-            }
+            for (size_t j = i; j < i + half; j += half < LANES ? 1 : LANES)
+                if (half < LANES) {
+                    const float first = x[j], second = x[j + half];
+                    x[j] = first + second;
+                    x[j + half] = first - second;
+                } else {
+                    const vec first = *(vec *)(x + j), second = *(vec *)(x + j + half);
+                    *(vec *)(x + j) = first + second;
+                    *(vec *)(x + j + half) = first - second;
+                }
     const float factor = (float)(1 / sqrt((double)block));
     for (size_t i = 0; i < size; i++) x[i] *= factor;
 }

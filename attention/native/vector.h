@@ -91,6 +91,17 @@ INLINE vec turned(vec v, int by) {
 #endif
 }
 
+/* Lanes change places with those a power of two away. */
+INLINE vec swapped(vec v, int by) {
+#ifdef __clang__
+    vec found;
+    UNROLL for (int i = 0; i < LANES; i++) found[i] = v[i ^ by];
+    return found;
+#else
+    return __builtin_shuffle(v, *(const ivec *)lane_numbers ^ by);
+#endif
+}
+
 INLINE float sum_of(vec v) {
     UNROLL for (int by = LANES / 2; by; by /= 2) v += turned(v, by);
     return v[0];

@@ -27,18 +27,10 @@ class GrowingView:
         return self._array[:count]
 
 
-_RISING = GrowingView(np.arange)
-_ONES = GrowingView(lambda length: np.ones(length, np.int64))
-
-
-def ones(count: int) -> NDArray[np.int64]:
-    """int64 [count] of 1, a read-only view that the whole process shares."""
-    return _ONES.first(count)
-
-
-def rising(count: int) -> NDArray[np.int64]:
-    """int64 [count] of 0, 1, 2 and so on, a read-only view that the whole process shares."""
-    return _RISING.first(count)
+ones: Callable[[int], NDArray[np.int64]] = GrowingView(lambda length: np.ones(length, np.int64)).first
+"""int64 [count] of 1, a read-only view that the whole process shares."""
+rising: Callable[[int], NDArray[np.int64]] = GrowingView(np.arange).first
+"""int64 [count] of 0, 1, 2 and so on, a read-only view that the whole process shares."""
 
 
 def rising_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

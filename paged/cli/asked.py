@@ -25,6 +25,9 @@ def scenarios(
     published: options.Published = False,
     dtype: options.Dtype = None,
     kv_dtype: options.KvDtype = None,
+    kv_dtype_skip_layers: options.KvSkip = None,
+    quantization: options.Quantization = None,
+    quantize_head: options.QuantizeHead = False,
     tensor_parallel: options.TensorParallel = 1,
     link_gbps: options.LinkGbps = None,
     link_us: options.LinkUs = None,
@@ -79,6 +82,9 @@ def scenarios(
         device=device,
         dtype=dtype or (usual_dtype(shape, device_named(device)) if shape and device else "bf16"),
         kv_dtype=kv_dtype,
+        kv_skip=options.names_in(kv_dtype_skip_layers),
+        quantization=quantization,
+        quantize_head=quantize_head,
         tensor_parallel=tensor_parallel,
         link_gbps=link_gbps,
         link_us=link_us,
@@ -121,7 +127,18 @@ def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:
     unread: dict[str, str] = {}
     if model is None:
         unread |= dict.fromkeys(
-            ("dtype", "kv_dtype", "tensor_parallel", "link_gbps", "link_us", "memory_share", "published"),
+            (
+                "dtype",
+                "kv_dtype",
+                "kv_dtype_skip_layers",
+                "quantization",
+                "quantize_head",
+                "tensor_parallel",
+                "link_gbps",
+                "link_us",
+                "memory_share",
+                "published",
+            ),
             "goes with --model and --device",
         )
     if model is not None or profile is not None:

@@ -56,6 +56,7 @@ def engine(
     max_tokens_per_step: MaxTokensPerStep = 2048,
     dtype: models.Dtype = "auto",
     quantization: models.Quantization = None,
+    quantize_head: models.QuantizeHead = False,
     kv_cache_dtype: models.KvCacheDtype = AUTO,
     backend: models.Backend = "auto",
     fast: models.Fast = False,
@@ -75,7 +76,15 @@ def engine(
     _check(blocks, memory_share, rate_scale)
     # What is wrong with the requests is said before a model is loaded.
     made_workload(workload, limit=limit, scale=scale)
-    loaded = models.loaded_model(model, shape, dtype=dtype, quantization=quantization, threads=threads, wanted="bench")
+    loaded = models.loaded_model(
+        model,
+        shape,
+        dtype=dtype,
+        quantization=quantization,
+        quantize_head=quantize_head,
+        threads=threads,
+        wanted="bench",
+    )
     from paged.study.bench.engine import EngineBench, Serving, blocks_wanted
 
     trace = made_workload(workload, limit=limit, scale=scale, context=loaded.max_length)

@@ -31,6 +31,7 @@ def step(
     block_size: BlockSize = 16,
     dtype: models.Dtype = "auto",
     quantization: models.Quantization = None,
+    quantize_head: models.QuantizeHead = False,
     kv_cache_dtype: models.KvCacheDtype = AUTO,
     backend: models.Backend = "auto",
     fast: models.Fast = False,
@@ -46,7 +47,15 @@ def step(
     Example: `paged bench step --rows 64 --context 512`
     """
     models.check_one(model, shape, "MODEL")
-    loaded = models.loaded_model(model, shape, dtype=dtype, quantization=quantization, threads=threads, wanted="bench")
+    loaded = models.loaded_model(
+        model,
+        shape,
+        dtype=dtype,
+        quantization=quantization,
+        quantize_head=quantize_head,
+        threads=threads,
+        wanted="bench",
+    )
     from paged.study.bench.step import step_parts
 
     found = step_parts(

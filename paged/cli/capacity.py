@@ -10,11 +10,10 @@ import typer
 from typer import Argument, Option
 
 from paged.base.budget import as_bytes, short
-from paged.cli.options import Json, KvDtype
+from paged.cli.options import Json, KvDtype, KvSkip, Quantization, QuantizeHead, names_in
 from paged.cli.show import counted, figures, print_json
 from paged.errors import InvalidConfig, NotModelled, UnknownModel
 from paged.model.layer_plan import Group, LayerPlan, plan_layers
-from paged.model.quantised.names import QUANTIZATIONS
 from paged.study.hardware import (
     DTYPES,
     KV_DTYPES,
@@ -37,12 +36,13 @@ from paged.study.hardware import (
 )
 from paged.study.hardware.measured import step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.hardware.placement import check_skipped
 
 _LENGTHS = (1024, 8192, 32768, 131072)
 _MODEL_HELP = f"{', '.join(model_names())}; for its pages alone {', '.join(sorted({*published_layers()} - {*model_names()}))}; a publisher's name; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
 _LEFT_OUT = "weights, activations and steps of this model: its pages alone are known"
-_OF_PAGES = ("model", "dtype", "kv_dtype", "block_size", "json")
+_OF_PAGES = ("model", "dtype", "kv_dtype", "kv_dtype_skip_layers", "block_size", "json")
 """Parameters that say something of pages."""
 _STEP_HELP = "Token budget of a step: activations are for so many."
 
@@ -50,7 +50,6 @@ _STEP_HELP = "Token budget of a step: activations are for so many."
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help=_MODEL_HELP)]
 DeviceName = Annotated[str, Option(help=_DEVICE_HELP)]
 Dtype = Annotated[str | None, Option(help=f"Of weights and activations: {', '.join(DTYPES)}.", show_default="the model's own, or bf16, or what the device has")]
-Quantization = Annotated[str | None, Option("--quantization", "-q", help=f"Linear layers as codes: {' or '.join(QUANTIZATIONS)}.", show_default="none")]
 Batch = Annotated[int, Option(min=1, help="Sequences.")]
 Length = Annotated[int, Option(min=1, help="Tokens of each.")]
 TensorParallel = Annotated[int, Option(min=1, help="Devices that every layer is split over.")]
@@ -67,7 +66,9 @@ def capacity(
     device: DeviceName = "a100-80g",
     dtype: Dtype = None,
     quantization: Quantization = None,
+    quantize_head: QuantizeHead = False,
     kv_dtype: KvDtype = None,
+    kv_dtype_skip_layers: KvSkip = None,
     batch: Batch = 16,
     length: Length = 1024,
     tensor_parallel: TensorParallel = 1,
@@ -84,22 +85,24 @@ def capacity(
 
     Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
     """
-    placed = device_named(device)
+    placed, skipped = device_named(device), names_in(kv_dtype_skip_layers)
     try:
         shape = model_named(model)
     except (UnknownModel, NotModelled):
-        _pages_alone(context, model, kv_dtype, dtype or "bf16", block_size, json=json)
+        _pages_alone(context, model, kv_dtype, skipped, dtype or "bf16", block_size, json=json)
         return
     roofline = Roofline(
         model=shape,
         device=placed,
         dtype=dtype or usual_dtype(shape, placed),
         kv_dtype=kv_dtype,
+        kv_skip=skipped,
         quantization=quantization,
+        quantize_head=quantize_head,
         tensor_parallel=tensor_parallel,
         split_context=split_context,
     )
-    kept, plan = _planned(model, roofline.kept_dtype, block_size)
+    kept, plan = _planned(model, roofline.kept_dtype, skipped, roofline.dtype, block_size)
     block_size = plan.block_size
     if max_tokens_per_step is None:
         max_tokens_per_step = suiting_budget(roofline, max_sequences=batch, block_size=block_size)
@@ -129,13 +132,20 @@ def capacity(
 
 
 def _pages_alone(
-    context: typer.Context, name: str, kv_dtype: str | None, dtype: str, block_size: int | None, *, json: bool
+    context: typer.Context,
+    name: str,
+    kv_dtype: str | None,
+    skipped: tuple[str, ...],
+    dtype: str,
+    block_size: int | None,
+    *,
+    json: bool,
 ) -> None:
     """Show the pages of a model whose weights and steps are not modelled. Refuses options that say nothing of pages."""
     for option, given, known in (("dtype", dtype, tuple(DTYPES)), ("kv_dtype", kv_dtype or dtype, KV_DTYPES)):
         if given not in known:
             raise InvalidConfig(f'{option} is "{given}"; known are {", ".join(known)}')
-    kept, plan = _planned(name, kv_dtype or kept_as(dtype), block_size)
+    kept, plan = _planned(name, kv_dtype or kept_as(dtype), skipped, dtype, block_size)
     for option in (each for each in context.params if each not in _OF_PAGES):
         source = context.get_parameter_source(option)
         if source is not None and source.name == "COMMANDLINE":
@@ -150,8 +160,11 @@ def _pages_alone(
     figures(f"not modelled of {kept.name}", [("not modelled", _LEFT_OUT)])
 
 
-def _planned(name: str, dtype: str, block_size: int | None) -> tuple[Kept, LayerPlan]:
-    kept = layers_named(name, kv_dtype=dtype)
+def _planned(
+    name: str, kv_dtype: str, skipped: tuple[str, ...], dtype: str, block_size: int | None
+) -> tuple[Kept, LayerPlan]:
+    kept = layers_named(name, kv_dtype=kv_dtype, skipped=skipped, floats=kept_as(dtype))
+    check_skipped(name, kept.layers, kv_dtype, skipped)
     return kept, plan_layers(kept.layers, block_size=block_size)
 
 
@@ -218,7 +231,7 @@ def _memory(found: Capacity, roofline: Roofline) -> list[tuple[str, str]]:
     if model.kept:
         room = f"{counted(found.num_blocks, 'page')} of {as_bytes(roofline.page_bytes(found.block_size))}"
     room += f"; {counted(found.max_sequences, 'sequence')} of {counted(found.length, 'token')}"
-    dtype = found.dtype if roofline.quantization is None else f"{roofline.quantization} and {found.dtype}"
+    dtype = found.dtype if found.quantization is None else f"{found.quantization} and {found.dtype}"
     return [
         ("weights", f"{as_bytes(found.weight_bytes)} in {dtype}: {parameters}"),
         (

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any
 
+import msgspec
 from typer import Option
 
-from paged.engine.config import Config, Field, fields_of
+from paged.engine.config import Config, EngineConfig, Field, fields_of
 
 
 def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -50,22 +51,32 @@ def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., No
     return decorate
 
 
+def declared(name: str, panel: str = "") -> Any:
+    """The option of an engine's setting, for a command that has few of them; `panel` of the help, by default the setting's own."""
+    config = EngineConfig()
+    setting = fields_of(EngineConfig)[name]
+    return _info(msgspec.structs.replace(setting, panel=panel or setting.panel), getattr(config, setting.group))
+
+
 def _option(setting: Field, config: Config) -> inspect.Parameter:
+    kind: Any = {bool: bool, tuple: list[str]}.get(setting.kind, str)
+    annotation = Annotated[kind | None, _info(setting, config)]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _info(setting: Field, config: Config) -> Any:
     names = [setting.flag or f"--{setting.name}", *(f"--{name}" for name in setting.vllm)]
     names = [name.replace("_", "-") for name in names]
-    kind: Any = {bool: bool, tuple: list[str]}.get(setting.kind, str)
-    if kind is bool:
+    if setting.kind is bool:
         names = [f"{name}/{setting.turns_off or name.replace('--', '--no-')}" for name in names]
-    option = Option(
+    return Option(
         *filter(None, [*names, setting.letter]),
         help=setting.help,
         show_default=_shown(setting, getattr(config, setting.name)),
-        metavar=None if kind is bool else setting.metavar or {int: "N", float: "S"}.get(setting.kind, "TEXT"),
+        metavar=None if setting.kind is bool else setting.metavar or {int: "N", float: "S"}.get(setting.kind, "TEXT"),
         envvar=setting.variable,
         rich_help_panel=setting.panel,
     )
-    annotation = Annotated[kind | None, option]
-    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _shown(setting: Field, default: Any) -> str:

@@ -13,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.attention import LayeredPool
+from paged.attention.kv_dtypes import AUTO
 from paged.decoding.text import TextStream
 from paged.engine.config import EngineConfig
 from paged.engine.memory import memory_for
+from paged.engine.step_inputs import StepInputs
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
+from paged.model.worker import Worker
 from paged.scheduler import Batch, Scheduler
 from paged.study.simulator import Scenario
 from paged.study.traces import Trace
@@ -47,7 +50,7 @@ class ModelAnswers:
                 block_size=manager.block_size,
                 num_host_blocks=manager.num_host_blocks,
             )
-        self._runner = runner_for(model, pool, backend=backend)
+        self._worker, self._inputs = Worker(runner_for(model, pool, backend=backend)), StepInputs(manager.block_size)
         self._streams: dict[str, TextStream] = {}
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, str] = {}
@@ -57,8 +60,9 @@ class ModelAnswers:
     def __call__(self, batch: Batch) -> NDArray[np.int32]:
         """int32 [rows that sample]: the likeliest next token of each."""
         began = time.perf_counter()
-        self._runner.move(batch)
-        logits = self._runner.logits(batch)
+        step = self._inputs.of(batch)
+        self._worker.begin(step)
+        logits = self._worker.logits(self._worker.ready(step))
         tokens: NDArray[np.int32] = logits.argmax(-1).cpu().numpy().astype(np.int32)
         self.seconds += time.perf_counter() - began
         for request_id, first in zip(
@@ -91,7 +95,7 @@ def grouped(model: LoadedModel, scenario: Scenario) -> tuple[Scheduler, LayeredP
         max_tokens_per_step=scenario.budget(),
         max_sequences=scenario.max_sequences,
     )
-    manager, (pool,) = memory_for(config, [model], None)
+    manager, (pool,) = memory_for(config, [model], None, AUTO)
     steps = config.scheduling
     costs = scenario.device.cost_model().costs(scenario.block_size)
     scheduler = Scheduler(

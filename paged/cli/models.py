@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from paged.base.extras import import_with_extra
+from paged.cli.config_options import declared
 from paged.cli.show import loading
 from paged.errors import InvalidConfig
 from paged.model.checkpoint import EMBEDDED
-from paged.model.quantised.names import QUANTIZATIONS
+from paged.model.quantised.names import check_asked
 from paged.study.hardware import model_named
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ ModelArgument = Annotated[str | None, Argument(metavar="MODEL", help="A checkpoi
 Shape = Annotated[str | None, Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=MODEL)]
 Backend = Annotated[str, Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
 Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)]
-KvCacheDtype = Annotated[str, Option(help="How K and V are stored: auto, as the model's dtype; int8 or int4.", rich_help_panel=MODEL)]
-Quantization = Annotated[str | None, Option("--quantization", "-q", help="Linear layers as codes: int8 or int4.", show_default="none", rich_help_panel=MODEL)]
+KvCacheDtype = Annotated[str, declared("kv_cache_dtype", MODEL)]
+Quantization = Annotated[str | None, declared("quantization")]
+QuantizeHead = Annotated[bool, declared("quantize_head")]
 Fast = Annotated[bool, Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=MODEL)]
 Threads = Annotated[int | None, Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice")]
 # fmt: on
@@ -49,13 +51,14 @@ def loaded_model(
     *,
     dtype: str,
     quantization: str | None = None,
+    quantize_head: bool = False,
     device: str = "cpu",
     threads: int | None = None,
     wanted: str,
 ) -> LoadedModel:
     """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
-    if quantization not in (None, *QUANTIZATIONS):
-        raise InvalidConfig(f'--quantization is "{quantization}"; it takes {" or ".join(QUANTIZATIONS)}')
+    check_asked(quantization, with_head=quantize_head)
+    as_codes: Any = {"quantization": quantization, "quantize_head": quantize_head}
     # Said before torch is imported, which takes a while.
     described = None if shape is None else model_named(shape)
     with loading(shape or model):
@@ -66,5 +69,5 @@ def loaded_model(
         if threads is not None:
             torch.set_num_threads(threads)
         if described is not None:
-            return random_model(described, dtype=dtype, device=device, quantization=quantization)
-        return load_model(model or EMBEDDED, dtype=dtype, device=device, quantization=quantization)
+            return random_model(described, dtype=dtype, device=device, **as_codes)
+        return load_model(model or EMBEDDED, dtype=dtype, device=device, **as_codes)

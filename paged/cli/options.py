@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
+from paged.cli.config_options import declared
 from paged.errors import InvalidConfig
 from paged.study.traces import EXCERPTS
 
@@ -55,7 +56,10 @@ DeviceName = Annotated[str | None, Option("--device", help="What it runs on: a d
 ProfilePath = Annotated[str | None, Option("--profile", metavar="FILE", help="What a step takes, from steps that `paged profile` timed.", show_default="the roofline of model and device", rich_help_panel=_DEVICE)]
 Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where somebody measured the device's kernels.", rich_help_panel=_DEVICE)]
 Dtype = Annotated[str | None, Option(help="Of weights and activations.", show_default="the model's own, or bf16, or what the device has", rich_help_panel=_DEVICE)]
+Quantization = Annotated[str | None, declared("quantization", _DEVICE)]
+QuantizeHead = Annotated[bool, declared("quantize_head", _DEVICE)]
 KvDtype = Annotated[str | None, Option(help="Of K and V; int8 and int4 with a scale a token and head.", show_default="as --dtype; bf16 where that has 8 bits", rich_help_panel=_DEVICE)]
+KvSkip = Annotated[str | None, Option("--kv-dtype-skip-layers", metavar="LAYERS", help="Layers whose K and V stay in --dtype beside others in int8 or int4: sliding_window, chunk.", show_default="none", rich_help_panel=_DEVICE)]
 TensorParallel = Annotated[int, Option(min=1, help="Devices over which the model is split.", rich_help_panel=_DEVICE)]
 LinkGbps = Annotated[float | None, Option("--link-gbps", metavar="GB/S", help="Gigabytes a second, one way, that the link between devices reaches.", show_default="as measured, or by the device's sheet (docs/hardware.md)", rich_help_panel=_DEVICE)]
 LinkUs = Annotated[float | None, Option("--link-us", metavar="µS", help="Microseconds of a message on that link beside its bytes.", show_default="as measured; PCIe 12, NVLink 5", rich_help_panel=_DEVICE)]
@@ -106,6 +110,11 @@ def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
             several = ", or several with commas between" if "," not in text else " between commas"
             raise InvalidConfig(f'{what} takes {_KINDS[kind]}{several}; got "{part.strip()}"') from None
     return parts
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(","))) if text else ()
 
 
 def count(text: str) -> int:

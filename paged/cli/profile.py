@@ -20,6 +20,7 @@ from paged.cli.models import (
     Fast,
     KvCacheDtype,
     Quantization,
+    QuantizeHead,
     Shape,
     check_one,
     loaded_model,
@@ -63,6 +64,7 @@ def profile(
     backend: Backend = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    quantize_head: QuantizeHead = False,
     kv_cache_dtype: KvCacheDtype = AUTO,
     device: Device = "cpu",
     fast: Fast = False,
@@ -100,7 +102,14 @@ def profile(
     # What is wrong with these is said before a model is loaded.
     design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
     loaded = loaded_model(
-        model, shape, dtype=dtype, quantization=quantization, device=device, threads=threads, wanted="profiling"
+        model,
+        shape,
+        dtype=dtype,
+        quantization=quantization,
+        quantize_head=quantize_head,
+        device=device,
+        threads=threads,
+        wanted="profiling",
     )
     if max_context is None:
         room = _context_for(loaded, max_tokens_per_step, block_size)

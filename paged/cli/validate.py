@@ -10,7 +10,7 @@ import msgspec
 from typer import Argument, Option
 
 from paged.base.extras import import_with_extra
-from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs
+from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs, Quantization, QuantizeHead
 from paged.cli.outputs import check_outputs
 from paged.cli.show import print_json, printed, table
 from paged.study.hardware import device_names, model_names
@@ -39,6 +39,8 @@ def validate(
     device: DeviceName = None,
     dtype: Dtype = None,
     kv_dtype: KvDtype = None,
+    quantization: Quantization = None,
+    quantize_head: QuantizeHead = False,
     engine: Engine = None,
     blocks: Blocks = None,
     tensor_parallel: TensorParallel = None,
@@ -61,6 +63,8 @@ def validate(
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantization=quantization,
+        quantize_head=quantize_head,
         engine=engine,
         blocks=blocks,
         tensor_parallel=tensor_parallel,

@@ -12,15 +12,16 @@ number.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.attention import StepTokens
+from paged.block_manager import Moves
 from paged.decoding.drafter import ByWorth, Rows
 from paged.model.runner import Runner
+from paged.model.worker import Step
 from paged.sampling.rows import Asked, RowSampling
-from paged.scheduler import UNKNOWN_DRAFT, Batch, Drafts
+from paged.scheduler import UNKNOWN_DRAFT, Drafts
 
 
 class DraftModel(ByWorth):
@@ -36,56 +37,58 @@ class DraftModel(ByWorth):
         total = int(counts.sum())
         return Drafts(rows, counts, np.full(total, UNKNOWN_DRAFT, np.int32)) if total else None
 
-    def move(self, batch: Batch) -> None:
+    def copy(self, moves: Moves) -> None:
         """As Drafter."""
-        self._runner.move(batch)
+        self._runner.copy(moves)
 
-    def filled(self, batch: Batch, asked: Asked) -> Batch:
-        """As Drafter. Whatever the batch computes has K and V of this model, too, from now on."""
-        if not batch.num_scheduled_tokens:
-            return batch
-        num_known, num_before = batch.num_tokens - batch.num_drafts, batch.seq_lens - batch.num_drafts
-        starts = batch.query_start_loc[:-1]
+    def filled(self, step: Step, asked: Asked) -> Step:
+        """As Drafter. Whatever the step computes has K and V of this model, too, from now on."""
+        if not len(step.token_ids):
+            return step
+        its_own = step.input
+        num_known, num_before = its_own.num_tokens - its_own.num_drafts, its_own.seq_lens - its_own.num_drafts
+        starts = step.tokens.query_start_loc[:-1]
         first_drafts = starts + num_known
-        token_ids = batch.token_ids.copy()
-        going = (batch.num_drafts > 0).nonzero()[0]
-        nth = np.arange(len(token_ids)) - starts.repeat(batch.num_tokens)
-        at = (nth < num_known.repeat(batch.num_tokens)).nonzero()[0]
+        token_ids = step.token_ids.copy()
+        going = (its_own.num_drafts > 0).nonzero()[0]
+        nth = np.arange(len(token_ids)) - starts.repeat(its_own.num_tokens)
+        at = (nth < num_known.repeat(its_own.num_tokens)).nonzero()[0]
         is_sampled = np.zeros(len(token_ids), np.bool_)
         is_sampled[first_drafts[going] - 1] = True
         logits = self._runner.forward(
-            self._step(batch, np.arange(len(num_known)), at, num_known, num_before),
+            _part(step.tokens, np.arange(len(num_known)), at, num_known, num_before),
             token_ids[at],
             is_sampled[at],
             asked.prompt_len,
         )
         if not len(going):
-            return batch
-        for number in range(int(batch.num_drafts.max())):
+            return step
+        for number in range(int(its_own.num_drafts.max())):
             its = asked.of(going)
             places = num_before[going] - its.prompt_len + number
             at = first_drafts[going] + number
             token_ids[at] = self._sampling.guess(logits, its, places)
-            goes_on = batch.num_drafts[going] > number + 1
+            goes_on = its_own.num_drafts[going] > number + 1
             logits = self._runner.forward(
-                self._step(batch, going, at, np.ones(len(going), np.int64), num_before[going] + number + 1),
+                _part(step.tokens, going, at, np.ones(len(going), np.int64), num_before[going] + number + 1),
                 token_ids[at],
                 goes_on,
                 its.prompt_len,
             )
             going = going[goes_on]
-        return msgspec.structs.replace(batch, token_ids=token_ids)
+        return step._replace(token_ids=token_ids)
 
-    def _step(
-        self, batch: Batch, of: Rows, at: NDArray[np.int64], counts: NDArray[np.int64], seq_lens: NDArray[np.int64]
-    ) -> StepTokens:
-        """The batch's packed tokens `at`, so many of each of its rows `of`, which then have these lengths."""
-        num_columns = -(-int(seq_lens.max(initial=1)) // self._runner.pool.block_size)
-        return StepTokens(
-            batch.positions[at],
-            batch.slot_mapping[at],
-            np.concatenate([[0], counts.cumsum()]),
-            seq_lens,
-            batch.block_tables[batch.rows[of], :num_columns],
-            self._runner.pool.block_size,
-        )
+
+def _part(
+    tokens: StepTokens, of: Rows, at: NDArray[np.int64], counts: NDArray[np.int64], seq_lens: NDArray[np.int64]
+) -> StepTokens:
+    """Packed tokens `at`, so many of each of the sequences `of`, which then have these lengths."""
+    num_columns = -(-int(seq_lens.max(initial=1)) // tokens.block_size)
+    return StepTokens(
+        tokens.positions[at],
+        tokens.slot_mapping[at],
+        np.concatenate([[0], counts.cumsum()]),
+        seq_lens,
+        tokens.block_tables[of, :num_columns],
+        tokens.block_size,
+    )

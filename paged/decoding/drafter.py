@@ -13,8 +13,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.block_manager import Moves
+from paged.model.worker import Step
 from paged.sampling.rows import Asked
-from paged.scheduler import Batch, Drafts
+from paged.scheduler import Drafts
 
 Rows = NDArray[np.int64]
 
@@ -48,11 +50,11 @@ class Drafter(Protocol):
         """Drafts for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where there are none.
         Token ids may be UNKNOWN_DRAFT: then `filled` says them."""
 
-    def move(self, batch: Batch) -> None:
-        """The copies of a batch run."""
+    def copy(self, moves: Moves) -> None:
+        """Make the copies of a step, which come before it."""
 
-    def filled(self, batch: Batch, asked: Asked) -> Batch:
-        """The batch with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
+    def filled(self, step: Step, asked: Asked) -> Step:
+        """The step with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
 
     def learn(self, tried: Tried) -> None:
         """What became of the drafts of a step."""
@@ -100,12 +102,12 @@ class ByWorth:
 class FromText:
     """What those have in common that guess from known tokens alone: nothing is computed for a draft."""
 
-    def move(self, batch: Batch) -> None:
+    def copy(self, moves: Moves) -> None:
         """There is no memory of its own."""
 
-    def filled(self, batch: Batch, asked: Asked) -> Batch:
+    def filled(self, step: Step, asked: Asked) -> Step:
         """It proposes tokens."""
-        return batch
+        return step
 
 
 def latest_of(

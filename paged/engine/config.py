@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, 
 import msgspec
 import numpy as np
 
-from paged.attention.kv_dtypes import AUTO, KV_DTYPES
+from paged.attention.kv_dtypes import AUTO, CODE_BITS, KV_DTYPES, SKIPPED
 from paged.base.arguments import is_integer, is_real
 from paged.engine.door import shown
 from paged.engine.vllm_flags import why_not
@@ -32,6 +32,7 @@ from paged.model.quantised.names import QUANTIZATIONS
 from paged.scheduler import Costs
 
 PREFIX = "PAGED_"
+_FLOATS = ("float32", "bfloat16", "float16")
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZES = "Text may have k, m, g or t behind it for powers of 1,000, or K, M, G or T for powers of 1,024."
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -201,8 +202,24 @@ def _costs(value: Any) -> Any:
 
 
 def _kv_dtype(value: Any) -> Any:
-    """As vLLM spells it, too, where that is the same."""
-    return "int8" if value == "int8_per_token_head" else value if isinstance(value, str) else None
+    """As vLLM spells it, too, where that is the same. Raises InvalidConfig for 8-bit floats, which no backend reads."""
+    if not isinstance(value, str):
+        return None
+    if value.startswith("fp8"):
+        raise InvalidConfig(
+            f'kv_cache_dtype="{value}": no backend here reads floats of 8 bits; "int8" has as many, with a scale a token and head.'
+        )
+    name = value.removesuffix("_per_token_head")
+    return name if name in CODE_BITS else value
+
+
+def _skipped(value: Any) -> Any:
+    """Names and numbers of layers, in a list or with commas between."""
+    listed = [value] if isinstance(value, (str, int)) else value
+    if isinstance(listed, bool) or not isinstance(listed, (list, tuple)):
+        return None
+    found = [part.strip() for each in listed for part in str(each).split(",")]
+    return tuple(dict.fromkeys(found)) if all(each.isdecimal() or each in SKIPPED for each in found) else None
 
 
 # fmt: off
@@ -233,7 +250,8 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
 
     num_blocks: Annotated[int | None, Field(help="Device blocks; pages where layers are of several kinds.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
     kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
-    kv_cache_dtype: Annotated[str, Field(help="How K and V are stored. auto: in the model's dtype; int8, int4: in so many bits, with a scale a token and head. States and latents stay in the model's.", choices=KV_DTYPES, rule=_kv_dtype)] = AUTO
+    kv_cache_dtype: Annotated[str, Field(help="How K and V are stored. auto: in the model's dtype; int8, int4: in so many bits, with a scale a token and head; a dtype of floats has to be the model's. States and latents stay in the model's.", choices=(*KV_DTYPES, *_FLOATS), rule=_kv_dtype)] = AUTO
+    kv_cache_dtype_skip_layers: Annotated[tuple[str, ...], Field(help="Layers whose K and V stay in the model's dtype beside others in int8 or int4: sliding_window, chunk, or numbers of layers.", rule=_skipped, what='"sliding_window", "chunk" or numbers of layers', metavar="LAYERS")] = ()
     block_size: Annotated[int, Field(help="Tokens a block.", least=1)] = 16
     host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", least=0)] = 0
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
@@ -243,6 +261,10 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
         super().__post_init__()
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
+        if self.kv_cache_dtype_skip_layers and self.kv_cache_dtype not in CODE_BITS:
+            raise InvalidConfig(
+                f'kv_cache_dtype_skip_layers goes with a kv_cache_dtype of "int8" or "int4"; got "{self.kv_cache_dtype}".'
+            )
 
 
 class SchedulingConfig(Config, frozen=True, kw_only=True):

@@ -38,12 +38,14 @@ from paged.errors import (
     InvalidRequest,
     InvalidSampling,
 )
+from paged.model.capacity import with_kv_dtype
 from paged.model.checkpoint import named_or_shipped
 from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
 from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
+from paged.model.worker import Worker
 from paged.sampling.params import SamplingParams
 from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
@@ -100,13 +102,14 @@ class Engine:
             )
         else:
             _check_loaded_so(config, given)
-        self.model = given
+        its_kv = config.memory
+        self.model, kv_dtype = with_kv_dtype(given, its_kv.kv_cache_dtype, its_kv.kv_cache_dtype_skip_layers)
         longest = _longest(config.model.max_model_len, self.model.max_length)
         draft = draft_for(self.model, config.decoding.draft_model) if config.decoding.speculate == "draft" else None
         if draft is not None:
             check_length(draft, longest)
         models = [self.model] if draft is None else [self.model, draft]
-        manager, pools = memory_for(config, models, longest)
+        manager, pools = memory_for(config, models, longest, kv_dtype)
         self.pool = pools[0]
         backend = config.model.backend
         self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=config.model.batch_invariant)
@@ -136,7 +139,8 @@ class Engine:
         elif config.decoding.speculate is not None:
             self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
         self._searches = Searches(self.scheduler, self._sampling, self._drafter)
-        self._steps = Steps(self.scheduler, self.runner, self._sampling, clock, self._drafter)
+        self.worker = Worker(self.runner)
+        self._steps = Steps(self.scheduler, self.worker, self._sampling, clock, self._drafter)
         # Made when an answer's form is asked for.
         self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}

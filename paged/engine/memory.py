@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged.attention import LayeredPool
-from paged.base.budget import as_bytes
+from paged.base.budget import as_bytes, blocks_within
 from paged.block_manager import BlockManager, LayerGroup, Layout
 from paged.engine.config import EngineConfig
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedModel
-from paged.model.capacity import blocks_within, bytes_per_block, check_kv_dtype, layered_pool_for, plan_of, pool_for
+from paged.model.capacity import bytes_per_block, check_kv_dtype, layered_pool_for, plan_of, pool_for
 from paged.model.free_memory import check_fits
 from paged.model.layer_plan import LayerPlan
 from paged.model.loading import LoadedModel
@@ -24,15 +24,14 @@ DEFAULT_KV_BYTES = 256 * 2**20
 
 
 def memory_for(
-    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None
+    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None, kv_dtype: str
 ) -> tuple[BlockManager, list[LayeredPool]]:
     """The books, and a pool a model. Raises BudgetTooSmall, InvalidConfig for more than this machine has, for models that cannot share blocks, and for a KV
     dtype of a model that keeps no K and V, and
     UnsupportedByLayers for a host tier of layers of several kinds."""
-    kv_dtype = config.memory.kv_cache_dtype
     for model in models:
         check_kv_dtype(model, kv_dtype)
-    plan = _plan_of(config, models)
+    plan = _plan_of(config, models, kv_dtype)
     size = config.memory.block_size if plan is None else plan.block_size
     if plan is None:
         groups: tuple[LayerGroup, ...] = (LayerGroup("full"),)
@@ -40,7 +39,7 @@ def memory_for(
     else:
         groups = tuple(LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups)
         block_bytes = plan.page_bytes
-    num_blocks = _num_blocks(config, models, groups, size, block_bytes, longest)
+    num_blocks = _num_blocks(config, groups, size, block_bytes, longest)
     host_blocks = config.memory.host_blocks
     check_fits(num_blocks, host_blocks, block_bytes, models[0].device)
     manager = BlockManager(
@@ -65,7 +64,7 @@ def memory_for(
     return manager, pools
 
 
-def _plan_of(config: EngineConfig, models: Sequence[LoadedModel]) -> LayerPlan | None:
+def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str) -> LayerPlan | None:
     """The plan of a model's layers of several kinds; None if all keep all tokens, or can be held as if they did: windows are held whole beside a model that
     drafts, where content is kept on the host, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
     model, *others = models
@@ -79,7 +78,7 @@ def _plan_of(config: EngineConfig, models: Sequence[LoadedModel]) -> LayerPlan |
         raise InvalidConfig(
             f'speculate="draft": layers of several kinds, as {model.path} has, do not share blocks with another model.'
         )
-    plan = plan_of(model, block_size=config.memory.block_size, kv_dtype=config.memory.kv_cache_dtype)
+    plan = plan_of(model, block_size=config.memory.block_size, kv_dtype=kv_dtype)
     for group in plan.groups:
         if group.kind != "state" and group.block_tokens != plan.block_size:
             raise UnsupportedModel(
@@ -95,7 +94,6 @@ def _lies_side_by_side(model: LoadedModel, plan: LayerPlan) -> bool:
 
 def _num_blocks(
     config: EngineConfig,
-    models: Sequence[LoadedModel],
     groups: Sequence[LayerGroup],
     block_size: int,
     block_bytes: int,
@@ -106,8 +104,7 @@ def _num_blocks(
         return memory.num_blocks
     if layout.is_plain:
         if memory.kv_cache_bytes is not None:
-            longest_named = config.model.max_model_len or 1
-            return blocks_within(models, memory.kv_cache_bytes, block_size, longest_named, memory.kv_cache_dtype)
+            return blocks_within(memory.kv_cache_bytes, block_bytes, block_size, config.model.max_model_len or 1)
         room = max(1, DEFAULT_KV_BYTES // block_bytes)
         return room if longest is None else min(room, config.scheduling.max_sequences * -(-longest // block_size))
     least = layout.pages_for(config.model.max_model_len or 1) + layout.spare_pages

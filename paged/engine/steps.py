@@ -1,9 +1,9 @@
 """One step of a model in two halves: a batch is put out, and a batch is ended.
 
-    launch: schedule → move → run → sample        finish: update
+    launch: schedule → begin → run → sample        finish: update
 
-One step ahead, a batch is put out before the one before it is ended: what that one sampled is filled in, and comes to nothing where
-its sequence ends with it.
+One step ahead, a batch is put out before the one before it is ended: what that one sampled is filled in where the model lies, and comes to
+nothing where its sequence ends with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import OutOfMemoryError, Tensor
@@ -21,8 +20,11 @@ from paged.base.growing import rising_from
 from paged.base.uninterrupted import Uninterrupted
 from paged.decoding.drafter import Drafter, Tried
 from paged.engine.results import EngineStats
+from paged.engine.step_inputs import StepInputs
 from paged.errors import BadLogits, CannotAdjust, EngineFailed, PagedError
-from paged.model.runner import Read, Runner
+from paged.model.runner import Read
+from paged.model.step_input import StepInput
+from paged.model.worker import Step, Worker
 from paged.sampling.rows import Asked, RowSampling, prompt_places, state_places, tell_prompts, tell_states
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 
@@ -43,6 +45,13 @@ class _NotChosen(Exception):
         self.error = error
 
 
+class Put(NamedTuple):
+    """A batch that is out, and the step that a worker runs of it."""
+
+    batch: Batch
+    step: StepInput
+
+
 class _Launched(NamedTuple):
     """A batch that ran, what it sampled, packed, how many of each row (None: one of each that samples), and when its logits were there."""
 
@@ -53,7 +62,7 @@ class _Launched(NamedTuple):
 
 
 class Steps:
-    """The batches of one scheduler, run by one runner. Whatever is raised, `take_back` then leaves none outstanding.
+    """The batches of one scheduler, run by one worker. Whatever is raised, `take_back` then leaves none outstanding.
 
     content_is_lost  copies have failed: no block is known to hold what the manager thinks
     """
@@ -61,7 +70,7 @@ class Steps:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        worker: Worker,
         sampling: RowSampling,
         clock: Callable[[], float],
         drafter: Drafter | None = None,
@@ -69,14 +78,13 @@ class Steps:
         self.content_is_lost = False
         self._drafter = drafter
         self._scheduler = scheduler
-        self._runner = runner
+        self._worker = worker
+        self._inputs = StepInputs(scheduler.manager.block_size)
         self._sampling = sampling
         self._clock = clock
         # Batches that have not ended, oldest first; those that ran are the first ones of them.
         self._outstanding: list[Batch] = []
         self._launched: deque[_Launched] = deque()
-        # What each of them sampled, int32 [rows], by its number.
-        self._values: dict[int, NDArray[np.int32]] = {}
         self._torn_by: BaseException | None = None
         self._num_steps = self._num_failed = self._num_tokens = 0
         self._host_s = self._model_s = 0.0
@@ -101,23 +109,23 @@ class Steps:
         Returns the batch if it was cancelled, for want of memory (`is_out_of_memory`) or because nothing can be chosen
         from the logits of a request. Raises EngineFailed when copies fail, and all else as it is."""
         began = self._clock()
-        batch = self._put_out(began, note_admitted)
-        if batch is None:
+        put = self._put_out(began, note_admitted)
+        if put is None:
             return None
         self._host_s += self._clock() - began
-        return self._run(batch, self._sampling.of(batch.rows), on_logits)
+        return self._run(put, self._sampling.of(put.batch.rows), on_logits)
 
-    def _run(self, batch: Batch, asked: Asked, on_logits: OnLogits | None) -> FailedBatch | None:
-        """The forward pass of a batch that is out and whose copies are made, and what is sampled from it; as `launch`. `asked` says how
+    def _run(self, put: Put, asked: Asked, on_logits: OnLogits | None) -> FailedBatch | None:
+        """The forward pass of a batch that is out and whose step has begun, and what is sampled from it; as `launch`. `asked` says how
         each of its rows is sampled."""
-        began = self._clock()
+        began, batch = self._clock(), put.batch
         of_prompts = prompt_places(asked, batch.num_tokens, batch.positions)
         of_states = state_places(asked, batch.num_tokens)
         try:
-            filled = self._filled_in(batch)
+            step = self._worker.ready(put.step)
             if self._drafter is not None:
-                filled = self._drafter.filled(filled, asked)
-            logits, read = self._computed(filled, asked, of_prompts, of_states)
+                step = self._drafter.filled(step, asked)
+            logits, read = self._computed(step, asked, of_prompts, of_states)
         except Exception as error:
             return self._failed(batch, error)
         computed = self._clock()
@@ -130,37 +138,43 @@ class Steps:
                 tell_states(read.states, asked.of(owners[of_states]), batch.positions[of_states])
         try:
             sampled = asked if batch.samples.all() else asked.of(batch.samples)
-            tokens, counts = self._chosen(filled, sampled, logits, on_logits)
+            tokens, counts = self._chosen(batch, step.token_ids, sampled, logits, on_logits)
         except _NotChosen as failure:
             return self._failed(batch, failure.error)
         self._launched.append(_Launched(batch, tokens, counts, computed))
-        values = self._values[batch.number] = np.zeros(len(batch.rows), np.int32)
+        values = np.zeros(len(batch.rows), np.int32)
         if counts is None:
             # Behind drafts nothing is computed before it is known how many are right.
             values[batch.samples] = tokens
+        self._worker.keep(put.step, values)
         self._model_s += computed - began
         self._host_s += self._clock() - computed
         return None
 
     def _computed(
         self,
-        batch: Batch,
+        step: Step,
         asked: Asked,
         of_prompts: NDArray[np.bool_] | None,
         of_states: NDArray[np.bool_] | None,
     ) -> tuple[Tensor, Read | None]:
         """Logits that are sampled from, and what else is read, if anything is."""
-        more = () if self._runner.model.rotary_limit is None else (asked.prompt_len,)
+        more = () if self._worker.runner.model.rotary_limit is None else (asked.prompt_len,)
         if of_prompts is None and of_states is None:
-            return self._runner.logits(batch, *more), None
-        none = np.zeros(batch.num_scheduled_tokens, np.bool_)
-        read = self._runner.read(
-            batch, none if of_prompts is None else of_prompts, none if of_states is None else of_states, *more
+            return self._worker.logits(step, *more), None
+        none = np.zeros(len(step.token_ids), np.bool_)
+        read = self._worker.read(
+            step, none if of_prompts is None else of_prompts, none if of_states is None else of_states, *more
         )
         return read.logits, read
 
     def _chosen(
-        self, batch: Batch, asked: Asked, logits: Tensor, on_logits: OnLogits | None
+        self,
+        batch: Batch,
+        token_ids: NDArray[np.int32],
+        asked: Asked,
+        logits: Tensor,
+        on_logits: OnLogits | None,
     ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """What each row that samples goes on with, packed, and how many tokens of each row of the batch; None: one of each that samples."""
         samples = batch.samples
@@ -184,7 +198,7 @@ class Steps:
         asked, places = asked.of(owners), places[owners] + nth
         is_draft = nth < num_drafts[owners]
         first = batch.query_start_loc[1:][samples] - num_drafts
-        drafts = batch.token_ids[rising_from(first, num_drafts)]
+        drafts = token_ids[rising_from(first, num_drafts)]
         self._sampling.note(asked.of(is_draft), places[is_draft], drafts)
         tokens = self._choose(logits, asked, places)
         # A token is one if all drafts before it are what was chosen there: then it is what would have been chosen without them.
@@ -221,17 +235,6 @@ class Steps:
         """Batches that ran and have not ended."""
         return len(self._launched)
 
-    def _filled_in(self, batch: Batch) -> Batch:
-        """The batch with the tokens that batches before it sampled."""
-        is_unknown = batch.source_batches >= 0
-        if not is_unknown.any():
-            return batch
-        token_ids = batch.token_ids.copy()
-        for number, values in self._values.items():
-            of_it = batch.source_batches == number
-            token_ids[of_it] = values[batch.source_places[of_it]]
-        return msgspec.structs.replace(batch, token_ids=token_ids)
-
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
         """The second half: end the oldest batch that ran, and `deliver` what became of its requests. None: no batch
         ran."""
@@ -242,7 +245,7 @@ class Steps:
         with Uninterrupted():
             try:
                 outputs = self._scheduler.update(batch, tokens, counts, now=computed)
-                del self._launched[0], self._outstanding[0], self._values[batch.number]
+                del self._launched[0], self._outstanding[0]
                 deliver(outputs)
             except BaseException as error:
                 self._note_torn(error)
@@ -256,7 +259,6 @@ class Steps:
         """Cancel every batch that has not ended, as if it had never run; with torn books, leave them as they are."""
         with Uninterrupted():
             self._launched.clear()
-            self._values.clear()
             while self._outstanding and self._torn_by is None:
                 try:
                     self._scheduler.cancel(self._outstanding.pop(), moved=True)
@@ -277,20 +279,22 @@ class Steps:
             model_s=self._model_s,
         )
 
-    def _put_out(self, now: float, note_admitted: Callable[[Batch], None]) -> Batch | None:
-        """Schedule a batch and make its copies, both or neither; None: there is nothing to run."""
+    def _put_out(self, now: float, note_admitted: Callable[[Batch], None]) -> Put | None:
+        """Schedule a batch and begin its step, both or neither; None: there is nothing to run."""
         with Uninterrupted():
             try:
                 batch = self._scheduler.schedule(now, self._drafts())
+                if batch.is_empty:
+                    return None
+                self._outstanding.append(batch)
+                # A step that is told of in part would leave the worker's tables wrong.
+                put = Put(batch, self._inputs.of(batch, self._outstanding[0].number))
             except BaseException as error:
                 self._note_torn(error)
                 raise
-            if batch.is_empty:
-                return None
-            self._outstanding.append(batch)
+            self._begin(put)
             note_admitted(batch)
-            self._move(batch)
-        return batch
+        return put
 
     def _drafts(self) -> Drafts | None:
         if self._drafter is None:
@@ -298,20 +302,24 @@ class Steps:
         manager, rows = self._scheduler.manager, self._scheduler.running_rows()
         return self._drafter.propose(manager.rows.tokens, manager.rows.num_tokens, rows) if len(rows) else None
 
-    def _move(self, batch: Batch) -> None:
+    def _begin(self, put: Put) -> None:
         try:
-            self._runner.move(batch)
+            self._worker.begin(put.step)
             if self._drafter is not None:
-                self._drafter.move(batch)
+                self._drafter.copy(put.step.moves)
         except Exception as error:
-            self.content_is_lost = True
+            self._lose_content(put)
             raise EngineFailed(
-                f"step {batch.number}: the copies failed: {error}. What the pool holds is not known; "
+                f"step {put.step.number}: the copies failed: {error}. What the pool holds is not known; "
                 f'every request ends with "error", and the cache is forgotten.'
             ) from error
         except BaseException:
-            self.content_is_lost = True
+            self._lose_content(put)
             raise
+
+    def _lose_content(self, put: Put) -> None:
+        self.content_is_lost = True
+        self._inputs.take_back(put.step)
 
     def _failed(self, batch: Batch, error: Exception) -> FailedBatch:
         """Cancel the batch and say whom that concerns; called where `error` was caught. Raises it unless it is one that

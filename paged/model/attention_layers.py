@@ -20,6 +20,7 @@ class AttentionLayer(NamedTuple):
     heads       of what it keeps of a token: `heads` of `key_size`, and as many of `value_size`
     attended    heads, key size and value size of what it attends to: what it keeps, or what that expands to (MLA)
     source      the earlier layer whose K and V it attends to, and keeps none of its own; None: it has its own
+    in_floats   its K and V stay in the model's dtype whatever those of others are stored as
     """
 
     layer: int
@@ -31,6 +32,7 @@ class AttentionLayer(NamedTuple):
     value_size: int
     attended: tuple[int, int, int]
     source: int | None = None
+    in_floats: bool = False
 
     @property
     def expands(self) -> bool:
@@ -39,7 +41,7 @@ class AttentionLayer(NamedTuple):
 
     def stored_as(self, kv_dtype: str) -> str:
         """How its K and V are stored where those of the model are to be so: latents stay in the model's dtype."""
-        return AUTO if self.expands else kv_dtype
+        return AUTO if self.expands or self.in_floats else kv_dtype
 
     def kept(self, dtype: torch.dtype, kv_dtype: str = AUTO) -> Layers:
         """What it keeps, as a plan of pages takes it."""
@@ -51,6 +53,6 @@ class AttentionLayer(NamedTuple):
 
 
 def are_alike(layers: Sequence[AttentionLayer]) -> bool:
-    """Whether all layers keep K and V of one shape, and each its own: then they can lie side by side in blocks of all layers."""
-    shapes = {(each.heads, each.key_size, each.value_size) for each in layers}
+    """Whether all layers keep K and V of one shape, stored alike, and each its own: then they can lie side by side in blocks of all layers."""
+    shapes = {(each.heads, each.key_size, each.value_size, each.in_floats) for each in layers}
     return len(shapes) == 1 and all(each.source is None for each in layers)

@@ -7,13 +7,13 @@ Layers that are all alike can share blocks of all layers (`pool_for`). Those of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool, StepTokens
-from paged.attention.kv_dtypes import AUTO
-from paged.base import budget
+from paged.attention.kv_dtypes import AUTO, CODE_BITS, KV_DTYPES, SKIPPED
 from paged.errors import InvalidConfig, UnsupportedModel
 from paged.model.layer_plan import LayerPlan, Layers, plan_layers
 from paged.model.loading import LoadedModel
@@ -31,6 +31,39 @@ def check_kv_dtype(model: LoadedModel, kv_dtype: str) -> None:
     raise InvalidConfig(
         f'kv_cache_dtype="{kv_dtype}": {model.path} keeps {kept}, which stay in the model\'s dtype; its kv_cache_dtype can be "{AUTO}".'
     )
+
+
+def with_kv_dtype(model: LoadedModel, kv_dtype: str, skipped: Sequence[str] = ()) -> tuple[LoadedModel, str]:
+    """A model whose `skipped` layers keep K and V in its dtype beside others in codes, and `kv_dtype` as pools know it. A dtype of floats has to be
+    the model's own.
+
+    `skipped` has numbers of layers, and SKIPPED for all of a kind. Raises InvalidConfig for two dtypes that contradict, for what names no layer of
+    the model, and where no layer is left.
+    """
+    own = str(model.dtype).removeprefix("torch.")
+    if kv_dtype not in KV_DTYPES and kv_dtype != own:
+        raise InvalidConfig(
+            f'kv_cache_dtype="{kv_dtype}": {model.path} is computed in {own}, and so are its K and V; it can be "{own}", '
+            f'"{AUTO}", which is the same, "int8" or "int4".'
+        )
+    if kv_dtype not in CODE_BITS:
+        return model, AUTO
+    names = {str(each.layer): {each.layer} for each in model.layers}
+    names |= {name: {each.layer for each in model.layers if each.kind == kind} for name, kind in SKIPPED.items()}
+    for name in skipped:
+        if not names.get(name):
+            known = ", ".join(each for each, of_name in names.items() if of_name) or "none"
+            raise InvalidConfig(
+                f'kv_cache_dtype_skip_layers has "{name}"; {model.path} has no such layers with K and V; it has {known}.'
+            )
+    floats = {number for name in skipped for number in names[name]}
+    layers = tuple(each._replace(in_floats=each.layer in floats) for each in model.layers)
+    marked = replace(model, layers=layers) if floats else model
+    if floats and all(each.stored_as(kv_dtype) == AUTO for each in layers):
+        raise InvalidConfig(
+            f"kv_cache_dtype_skip_layers={','.join(skipped)} leaves no layer of {model.path} whose K and V could be in {kv_dtype}."
+        )
+    return marked, kv_dtype
 
 
 def bytes_per_block(models: Sequence[LoadedModel], block_size: int, kv_dtype: str = AUTO) -> int:
@@ -85,13 +118,6 @@ def _check_uniform(model: LoadedModel) -> None:
             f"{model.path}: its layers keep states, K and V of several shapes, or attend through an earlier layer's; blocks of all layers "
             "hold K and V of one shape."
         )
-
-
-def blocks_within(
-    models: Sequence[LoadedModel], num_bytes: int, block_size: int, longest: int = 1, kv_dtype: str = AUTO
-) -> int:
-    """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
-    return budget.blocks_within(num_bytes, bytes_per_block(models, block_size, kv_dtype), block_size, longest)
 
 
 def kept_by(model: LoadedModel, kv_dtype: str = AUTO) -> list[Layers]:

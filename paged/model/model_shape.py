@@ -11,6 +11,7 @@ import msgspec
 
 from paged.errors import InvalidConfig
 from paged.model.layer_plan import Layers
+from paged.model.quantised.names import Codes
 
 BF16 = 2
 """Bytes of an element of K and V as `ModelShape.kept` has them."""
@@ -91,6 +92,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kept                  what layers of several kinds keep, with K and V in bf16; empty: all keep K and V of all tokens
     published_parameters  what the publisher counts, held against `parameters` by a test; 0: not known
     dtype                 the dtype of its weights where it is published in one of 8 bits; None: any
+    codes                 how its linear layers are stored where they are published as codes; None: as the rest
     aliases               names that publishers and runs use, as on Hugging Face
     variants              more such names, of models that differ in `max_length` alone, and what it is there
     not_modelled          what of the model no figure counts, a sentence each
@@ -118,6 +120,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kept: tuple[Layers, ...] = ()
     published_parameters: int = 0
     dtype: Literal["fp8", "int8"] | None = None
+    codes: Codes | None = None
     aliases: tuple[str, ...] = ()
     variants: dict[str, int] = {}
     not_modelled: tuple[str, ...] = ()

@@ -1,10 +1,10 @@
-"""One batch through a model: its copies, its forward pass over paged memory, and the logits of the rows that sample.
+"""One step through a model: its forward pass over paged memory, and the logits of the rows that sample.
 
-In batch-invariant mode a sequence's logits do not depend, to the last bit, on what else is in the batch, how its prompt was cut or
-where its blocks lie. A decoder of Llama's family on the native backend is so by how its sums are taken, and all tokens of a batch
+In batch-invariant mode a sequence's logits do not depend, to the last bit, on what else is in the step, how its prompt was cut or
+where its blocks lie. A decoder of Llama's family on the native backend is so by how its sums are taken, and all tokens of a step
 go through it in one call (`native/fused.py`). Any other model is run in tiles of 32 tokens, padded, so that what torch computes has
 one shape always, with attention in the backend's invariant mode; or in single tokens, where a tile's places disagree, or experts that are not in C
-(`native/experts.py`) get the rows that chose them. Without that mode such a model gets all tokens of the batch as one packed
+(`native/experts.py`) get the rows that chose them. Without that mode such a model gets all tokens of the step as one packed
 sequence: faster, and words may differ.
 """
 
@@ -45,7 +45,6 @@ from paged.model.states.layer import RowStates
 from paged.model.states.memory import PassStates
 from paged.model.threads import THREADS, free_cores
 from paged.model.tiling import Tiling
-from paged.scheduler import Batch
 
 # Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.
 TILE = 32
@@ -55,7 +54,7 @@ _ONE_THREAD_BELOW = 10_000_000
 
 
 class Read(NamedTuple):
-    """What a batch's forward pass came to: logits as of `Runner.logits`, those of `others`, float32 [k', vocabulary], and hidden states, float32
+    """What a forward pass came to: logits as of `Runner.forward`, those of `others`, float32 [k', vocabulary], and hidden states, float32
     [k", hidden size]."""
 
     logits: Tensor
@@ -110,8 +109,8 @@ class _Pass:
 
 
 class Runner:
-    """Runs batches of one scheduler on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
-    None has all tokens of a batch in one. One that `adapts` leaves cores to others who use them. `fused` is the whole model in one call, which
+    """Runs steps on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
+    None has all tokens of a step in one. One that `adapts` leaves cores to others who use them. `fused` is the whole model in one call, which
     does what the backend would. `runner_for` chooses them all."""
 
     def __init__(
@@ -140,52 +139,24 @@ class Runner:
         """How it cuts a step, for who wants to know what one costs; None where it does not."""
         return None if self.tile is None else Tiling(places=self.tile, piece=self.backend.piece)
 
-    def move(self, batch: Batch) -> None:
-        """The copies of the batch, which come before its forward pass."""
-        self.copy(batch.moves)
-
     def copy(self, moves: Moves) -> None:
         """Copy blocks, kind by kind."""
         run_moves(self.pool, moves)
 
-    def logits(self, batch: Batch, lengths: NDArray[np.int64] | None = None) -> Tensor:
-        """float32 [k, vocabulary]: the forward pass of a batch whose moves have run. Logits after the last token of each row that
-        samples, and after each of the num_drafts tokens before it. `lengths` as of `forward`."""
-        return self.forward(self.step_of(batch), batch.token_ids, _sampled_after(batch), lengths)
-
     def read(
         self,
-        batch: Batch,
+        step: StepTokens,
+        token_ids: NDArray[np.int32],
+        is_sampled: NDArray[np.bool_],
         others: NDArray[np.bool_],
         stateful: NDArray[np.bool_],
         lengths: NDArray[np.int64] | None = None,
     ) -> Read:
-        """As `logits`; and the same after `others`, and the hidden states of those that are `stateful`, both bool [T], tokens of the batch."""
-        is_sampled = _sampled_after(batch)
+        """As `forward`; and logits after `others`, and the hidden states of those that are `stateful`, both bool [T]."""
         is_wanted = is_sampled | others
-        logits, states = self._run(self.step_of(batch), batch.token_ids, is_wanted, stateful, lengths)
+        logits, states = self._run(step, token_ids, is_wanted, stateful, lengths)
         ours, theirs = torch.from_numpy(is_sampled[is_wanted]), torch.from_numpy(others[is_wanted])
         return Read(logits[ours], logits[theirs], states)
-
-    def step_of(self, batch: Batch) -> StepTokens:
-        """What the batch's forward pass attends to."""
-        groups = getattr(batch, "groups", None)
-        if groups is not None:
-            of_states = self.pool.state_group
-            tables = tuple(None if i == of_states else each.tables for i, each in enumerate(groups))
-            states = None if of_states is None else (groups[of_states].read, groups[of_states].write)
-            return StepTokens.of_groups(
-                batch.positions, batch.query_start_loc, batch.seq_lens, tables, self.pool.block_size, states
-            )
-        num_columns = -(-int(batch.seq_lens.max(initial=1)) // self.pool.block_size)
-        return StepTokens(
-            batch.positions,
-            batch.slot_mapping,
-            batch.query_start_loc,
-            batch.seq_lens,
-            batch.block_tables[batch.rows, :num_columns],
-            self.pool.block_size,
-        )
 
     def forward(
         self,
@@ -283,16 +254,6 @@ class Runner:
         padded = np.zeros(step.num_tokens + step.num_padded, np.int64)
         padded[: step.num_tokens] = values
         return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
-
-
-def _sampled_after(batch: Batch) -> NDArray[np.bool_]:
-    """Bool [T]: the tokens that a row samples after, its last and each draft, and the one before them."""
-    is_sampled = np.zeros(batch.num_scheduled_tokens, np.bool_)
-    counts = batch.num_drafts[batch.samples] + 1
-    # Where the tokens begin that each of them samples after.
-    first = batch.query_start_loc[1:][batch.samples] - counts
-    is_sampled[np.repeat(first - (counts.cumsum() - counts), counts) + np.arange(counts.sum())] = True
-    return is_sampled
 
 
 def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:

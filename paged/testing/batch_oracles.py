@@ -31,7 +31,8 @@ class Before:
     pending: set[Path]
     """What batches that are out are the first to compute."""
     decoding: set[str]
-    """Running requests of one sequence that had one token to compute; what ends with batches that are out has none."""
+    """Running requests of one sequence that had one token to compute, or that batches with drafts are out for; what ends with batches that
+    are out has none."""
     is_quiet: bool
     """No batch outstanding, nothing awaited from elsewhere."""
 
@@ -52,8 +53,8 @@ def observe(rig: SchedulerRig) -> Before:
             for id in rig.live
             if rig.statuses.get(id) == "running"
             and rig.books[id].request.num_sequences == 1
-            and not rig.is_undecided((id, 0))
-            and rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1 < rig.books[id].full_length(0) - 1
+            and (rig.is_undecided((id, 0)) or rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1)
+            and len(rig.foreseen((id, 0))) < rig.books[id].full_length(0)
         },
         is_quiet=not rig.flights and not rig.loads,
     )

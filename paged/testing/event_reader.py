@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,15 @@ class EventReader:
         found = [f"no event told that the {tier} stored {expected[key]}" for key in expected.keys() - shown]
         return found + [f"no event told that the {tier} removed {key.hex()[:8]}" for key in shown - expected.keys()]
 
+    def restart_differences(self, paths: Iterable[Path]) -> list[str]:
+        """The content behind which prompts begin against what was told, as sentences."""
+        expected = {hash_of(path): path for path in paths}
+        found = [
+            f"15: no event told that prompts begin behind {expected[key]}" for key in expected.keys() - self.restarts
+        ]
+        gone = self.restarts - expected.keys()
+        return found + [f"15: no event told that no prompt begins behind {key.hex()[:8]} any more" for key in gone]
+
     def _stored(self, event: Any) -> list[str]:
         found: list[str] = []
         blocks = np.asarray(event.tokens, np.int32).reshape(len(event.hashes), -1)
@@ -98,8 +107,8 @@ class EventWatch:
         self._reader = EventReader()
         self._late: EventReader | None = None
 
-    def look(self) -> list[str]:
-        """What is wrong with the events so far."""
+    def look(self, restarts: Callable[[], Iterable[Path]] | None = None) -> list[str]:
+        """What is wrong with the events so far. `restarts`: the content behind which prompts begin now; None: nobody knows."""
         if not self._stride:
             return []
         self._num_looks += 1
@@ -110,10 +119,10 @@ class EventWatch:
             found += self._late.apply(self._manager.events_snapshot())
         if self._num_looks % self._stride:
             return found
-        events = self._manager.take_events(**self._wanted)
+        events, paths = self._manager.take_events(**self._wanted), None if restarts is None else list(restarts())
         for reader in (self._reader, self._late):
             if reader is not None:
-                found += reader.apply(events)
+                found += reader.apply(events) + ([] if paths is None else reader.restart_differences(paths))
                 for tier in TIERS:
                     found += reader.differences(tier, self._manager.cached_contents(tier))
         return found

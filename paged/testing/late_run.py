@@ -1,4 +1,4 @@
-"""Requests on our scheduler and runner with several batches out on a device that lags, with drafts, aborts, and steps that fail.
+"""Requests on our scheduler and worker with several batches out on a device that lags, with drafts, aborts, and steps that fail.
 
 The caller's chance decides when a batch is scheduled, ended or cancelled, and what is guessed.
 """
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paged.engine.step_inputs import StepInputs
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
 from paged.scheduler import Batch, Output, Request
 from paged.testing.engine_world import EngineWorld, scheduler_in
-from paged.testing.late_runner import LateRunner
+from paged.testing.late_worker import LateWorker
 from paged.testing.pressure import Answers, Who
 
 MOST_DRAFTS = 4
@@ -36,8 +37,8 @@ class LateRun:
         pool = pool_for(
             model, num_blocks=world.num_blocks, block_size=world.block_size, num_host_blocks=world.host_blocks
         )
-        self.runner = runner_for(model, pool, backend=world.backend, batch_invariant=True)
-        self.late = LateRunner(self.runner)
+        self.late = LateWorker(runner_for(model, pool, backend=world.backend, batch_invariant=True))
+        self._inputs = StepInputs(world.block_size)
         self.answers = Answers()
         self.events: Counter[str] = Counter()
         self._guesses = guesses
@@ -90,14 +91,15 @@ class LateRun:
         self.events["preempted in flight"] += any(
             id in out.ids.tolist() for id, _ in batch.preempted for out in self._out
         )
-        self.late.put(batch, free)
         self._out.append(batch)
+        self.late.put(batch, self._inputs.of(batch, self._out[0].number), free)
 
     def _end_oldest(self) -> None:
         """Run the oldest batch and hand its tokens back: of a row with drafts those that are the model's own words, or fewer."""
         batch = self._out.pop(0)
         self.events["late"] += len(self._out) > 0
-        logits = self.runner.logits(self.late.take())
+        step = self.late.take()
+        logits = self.late.logits(step)
         words = logits.nan_to_num(nan=torch.inf).argmax(-1).tolist()
         tokens: list[int] = []
         counts, first = np.zeros(len(batch.rows), np.int64), np.zeros(len(batch.rows), np.int32)
@@ -118,7 +120,7 @@ class LateRun:
             length = int(batch.seq_lens[place]) - num_drafts
             self._see((batch.ids[place], int(batch.sequences[place])), length, logits[at : at + num_right + 1])
             at += num_drafts + 1
-        self.late.keep(batch, first)
+        self.late.keep(step.input, first)
         self._receive(list(self.scheduler.update(batch, tokens, counts)))
 
     def _see(self, who: Who, length: int, rows: Tensor) -> None:
@@ -134,14 +136,14 @@ class LateRun:
         if count == len(self._out):
             how = self._chance.choice(["before", "behind", "within"])
             if how == "behind":
-                self.late.move()
+                self.late.begin_oldest()
             if how == "within":
                 self.late.spoil()
             self.events[f"cancelled {how}"] += 1
         for _ in range(count):
             batch = self._out.pop()
             self.events["cancelled with copies"] += len(batch.moves) > 0
-            self.scheduler.cancel(batch, moved=self.late.drop(batch))
+            self.scheduler.cancel(batch, moved=self.late.drop(batch, self._inputs))
             self.events["cancelled"] += 1
 
     def _abort(self) -> None:

@@ -10,10 +10,10 @@ from typing import Literal
 
 from paged.base.uninterrupted import Uninterrupted
 from paged.engine.engine import Engine
-from paged.engine.steps import FailedBatch, OnLogits, Steps
+from paged.engine.steps import FailedBatch, OnLogits, Put, Steps
 from paged.sampling.rows import Asked
 from paged.scheduler import Batch, Outputs
-from paged.testing.late_runner import NO_BLOCKS, Blocks, LateRunner
+from paged.testing.late_worker import NO_BLOCKS, Blocks, LateWorker
 
 
 class DeviceLost(Exception):
@@ -27,11 +27,11 @@ class LateSteps(Steps):
     """
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.scheduler, engine.runner, engine._sampling, engine._clock)
-        self.late = LateRunner(engine.runner)
+        self.late = LateWorker(engine.runner)
+        super().__init__(engine.scheduler, self.late, engine._sampling, engine._clock)
         self.fails: Literal["before", "behind", "within"] | None = None
         # How each row is sampled, when a batch was put out: rows get others' values while it waits.
-        self._asked: list[tuple[Batch, Asked, OnLogits | None]] = []
+        self._asked: list[tuple[Put, Asked, OnLogits | None]] = []
         self._free: Blocks = NO_BLOCKS
 
     @property
@@ -42,45 +42,41 @@ class LateSteps(Steps):
     def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> FailedBatch | None:
         """Only queue the batch."""
         self._free = (self._scheduler.manager.device.states == 0).nonzero()[0]
-        batch = self._put_out(self._clock(), note_admitted)
-        if batch is not None:
-            self._asked.append((batch, self._sampling.of(batch.rows), on_logits))
+        put = self._put_out(self._clock(), note_admitted)
+        if put is not None:
+            self._asked.append((put, self._sampling.of(put.batch.rows), on_logits))
         return None
 
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
         """Run the oldest batch, and end it."""
         if self._asked:
             self._fail_if_asked()
+            self.late.take()
             failed = self._run(*self._asked.pop(0))
             if failed is not None:
                 raise failed.error
-            batch = self._launched[-1].batch
-            self.late.keep(batch, self._values[batch.number])
         return super().finish(deliver)
 
     def take_back(self) -> None:
         """Cancel every batch that is out, the latest first."""
         with Uninterrupted():
-            for waiting in (self._launched, self._values, self._asked):
+            for waiting in (self._launched, self._asked):
                 waiting.clear()
             while self._outstanding:
                 batch = self._outstanding.pop()
-                self._scheduler.cancel(batch, moved=self.late.drop(batch))
+                self._scheduler.cancel(batch, moved=self.late.drop(batch, self._inputs))
 
     def _fail_if_asked(self) -> None:
         fails, self.fails = self.fails, None
         if fails is not None:
             if fails == "behind":
-                self.late.move()
+                self.late.begin_oldest()
             if fails == "within":
                 self.late.spoil()
             raise DeviceLost(fails)
 
-    def _move(self, batch: Batch) -> None:
-        self.late.put(batch, self._free)
-
-    def _filled_in(self, batch: Batch) -> Batch:
-        return self.late.take()
+    def _begin(self, put: Put) -> None:
+        self.late.put(put.batch, put.step, self._free)
 
 
 def run_late(engine: Engine) -> LateSteps:

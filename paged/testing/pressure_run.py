@@ -1,4 +1,4 @@
-"""The pressure oracle with our own scheduler and runner, where more can be seen than from outside.
+"""The pressure oracle with our own scheduler and worker, where more can be seen than from outside.
 
 `PressureRun` runs requests under given conditions and keeps every logit row that was sampled from. Blocks are filled
 with NaN when they become free, so that a read of somebody else's memory shows, and a shadow keeps who wrote which
@@ -15,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged.engine.step_inputs import StepInputs
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
+from paged.model.worker import Worker
 from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch, Output, Request
 from paged.testing.engine_world import EngineWorld, request_of, scheduler_in
@@ -46,15 +48,17 @@ class PressureRun:
         )
         assert isinstance(pool, ShadowedPool), "that kind was asked for"
         self.pool = pool
-        self.runner = runner_for(model, self.pool, backend=world.backend, batch_invariant=True)
+        self.worker = Worker(runner_for(model, self.pool, backend=world.backend, batch_invariant=True))
+        self.inputs = StepInputs(world.block_size)
         self.on_logits: Callable[[str, int, Tensor], None] | None = None
         self._prompt_lens: dict[str, int] = {}
         self._contents: dict[Who, list[int]] = {}
 
     def logits(self, batch: Batch) -> Tensor:
-        """Moves, then the forward pass."""
-        self.runner.move(batch)
-        return self.runner.logits(batch)
+        """Copies, then the forward pass."""
+        step = self.inputs.of(batch)
+        self.worker.begin(step)
+        return self.worker.logits(self.worker.ready(step))
 
     def run(self, requests: Sequence[Request], most_steps: int = 10_000) -> Answers:
         """Run all to the end, greedily, or as far as so many steps lead."""

@@ -127,6 +127,8 @@ def _churn(num_requests: int, seed: int) -> tuple[Call, ...]:
 
 
 _IN_BLOCKS = tuple(name for name in dict.fromkeys(DRAWN) if name not in IN_REGIONS)
+# Those that let requests in while others run.
+_CONTINUOUS = tuple(name for name in _IN_BLOCKS if name != "static")
 _STEP: Call = ("step", ((),))
 _BATCH: tuple[Call, ...] = (("schedule", ()), ("update", ((),)))
 _ABORTS: tuple[Call, ...] = (
@@ -194,9 +196,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a large prompt is mostly computed elsewhere": Scenario(
         source="vLLM #57841, where it took 34 steps after the fix",
         holds="A prompt whose KV exists elsewhere gets in between two others, and all three finish.",
-        worlds=_policies(
-            World(num_blocks=270, block_size=16, max_tokens_per_step=2048, vocabulary=6000), "vllm", "fastgen", "paged"
-        ),
+        worlds=_policies(World(num_blocks=270, block_size=16, max_tokens_per_step=2048, vocabulary=6000), *_CONTINUOUS),
         calls=(
             _request("long", 0, 1600, 16),
             _request("loaded", 1600, 4080, 16, num_computed=4000),
@@ -230,7 +230,7 @@ SCENARIOS: dict[str, Scenario] = {
             for num_blocks in (48, 38, 30, 24, 19, 15, 12, 10, 8)
             for world in _policies(
                 World(num_blocks=num_blocks, block_size=4, max_tokens_per_step=64, max_sequences=6, vocabulary=256),
-                *("vllm", "fastgen", "paged"),
+                *_CONTINUOUS,
             )
         ),
         calls=tuple(_request(f"r{number}", 25 * number, 20, 10) for number in range(6)),

@@ -81,6 +81,7 @@ class SchedulerRig:
         self.decisions: list[Any] = []
         self.events: Counter[str] = Counter()
         self._roots: dict[object, bytes] = {}
+        self._namespaces: dict[bytes, object] = {}
 
     @property
     def live(self) -> list[str]:
@@ -170,6 +171,8 @@ class SchedulerRig:
             self.books.pop(request.id, None)
             self.statuses.pop(request.id, None)
             self.books[request.id] = ExpectedRequest(request, self.world.limit_of(request))
+            if self.world.groups:
+                self.root(self.books[request.id].namespace)
             self._forget_progress(request.id)
             self.figures.forget(request.id)
             self.past.discard(request.id)
@@ -633,7 +636,23 @@ class SchedulerRig:
             probe.allocate([row], [1])
             probe.confirm()
             self._roots[key] = next(iter(probe.cached_contents()))[0]
+            self._namespaces[self._roots[key]] = namespace
         return self._roots[key]
+
+    def _restart_points(self) -> list[tuple[bytes, ...]]:
+        """The content behind which prompts begin, of layers of several kinds, by lookups; all that they read there lies on some page."""
+        found, paths = list[str](), list[tuple[bytes, ...]]()
+        # Copies that are still to run bring content, too.
+        has_run = not self.carries_moves and all(flight.has_run for flight in self.flights)
+        for path in self.manager.cached_contents():
+            tokens = np.frombuffer(b"".join(path[1:]), np.int32).tolist()
+            namespace = self._namespaces[path[0]]
+            if self.manager.lookup([*tokens, 0], content_namespace(namespace)).num_tokens == len(tokens):
+                paths.append(path)
+                lacks = self.shadow.lacking(namespace, tokens) if has_run else []
+                found += [f"16: a prompt may begin behind {tokens}, and no page has {each}" for each in lacks]
+        self._fail_on(found)
+        return paths
 
     def _move(self, flight: Flight) -> None:
         """The moves of a batch, once."""
@@ -792,7 +811,9 @@ class SchedulerRig:
                 return
             found = life_oracles.violations(self)
             found += [violation for id in self.books for violation in self._received(id)]
-            found += self.events_read.look()
+            # Full layers alone have none, and without them nobody says which content there is.
+            has_some = len({group.kind == "full" for group in self.world.groups}) == 2
+            found += self.events_read.look(self._restart_points if has_some else None)
         self._fail_on(found)
         self._retire()
 

@@ -11,6 +11,7 @@ block of another group, two parts exchanged, and a state that is too old or too 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -95,6 +96,17 @@ class ShadowGroups:
             for written, _ in self._writes(share, views):
                 if written[0] not in but:
                     self.pages[written] = POISON
+
+    def lacking(self, namespace: object, tokens: Sequence[int]) -> list[str]:
+        """What no page holds of what the groups read behind these tokens, wherever it may lie."""
+        path, found = self.contents.path(namespace, tokens).tolist(), []
+        for number, group in enumerate(self.groups):
+            first = len(path) - 1 if group.kind == "state" else front(group, len(path))
+            for position, part in itertools.product(range(first, len(path)), range(group.pages)):
+                wanted = self._value(path[position], number, part)
+                if not (self.pages[:, position % self.block_size] == wanted).any():
+                    found.append(self._told(wanted))
+        return found
 
     def poison(self, pages: Iterable[int]) -> None:
         """Pages that nobody holds: whoever reads them now reads POISON."""

@@ -4,8 +4,6 @@ The engine stands in for a model: a slot of KV memory holds one number that depe
 a wrong block, a late copy or somebody else's slot shows as a wrong number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The pool and its free list: what is handed out, in which order, and what comes back."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged.errors import DuplicateRow, OutOfBlocks, UnknownRow
@@ -40,16 +38,6 @@ def test_A5_a_request_for_more_than_is_free_changes_nothing(make_manager, unchan
     assert isinstance(caught.value, ValueError)
     assert (caught.value.wanted, caught.value.free) == (99, 10)
     assert manager.device.num_free == 10
-
-
-def test_A6_a_call_for_several_rows_that_fit_only_one_by_one_changes_nothing(make_manager, unchanged):
-    manager = make_manager(3, 4)
-    rows = [manager.add([row] * 8) for row in range(2)]
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="4 blocks wanted, 3 free"):
-        manager.allocate(rows, [8, 8])
-    manager.allocate(rows, [8, 4])
-    assert manager.device.num_free == 0
-    manager.cancel()
 
 
 def test_A7_a_row_listed_twice_in_one_free_is_refused_and_nothing_changes(unchanged, filled):

@@ -1,7 +1,5 @@
 """Block tables and slots: how many blocks a row takes, and where its tokens lie."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import PagedError
@@ -42,13 +40,6 @@ def test_B3_reserved_slots_cost_when_they_are_reserved_and_nothing_when_filled(
     manager.append(row, range(1000, 1000 + lookahead))
     compute(manager, row)
     assert (manager.device.num_available, manager.rows.num_computed[row]) == (reserved, length + lookahead)
-
-
-def test_B3_a_reservation_smaller_than_the_table_takes_nothing(filled):
-    manager, row = filled(4, 4, range(8))
-    table = manager.table(row).tolist()
-    manager.reserve([row], [1])
-    assert (manager.table(row).tolist(), manager.device.num_available) == (table, 2)
 
 
 def test_B5_a_block_has_a_node_once_it_is_full(compute, filled):

@@ -1,7 +1,5 @@
 """Bad input: a typed error that names the value and the limit, before anything changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -99,6 +97,17 @@ def test_with_no_batch_out_nothing_can_be_confirmed_or_cancelled(make_manager, f
         for call in (manager.confirm, manager.cancel):
             with pytest.raises(NothingInFlight):
                 call()
+
+
+def test_a_batch_is_confirmed_when_its_tokens_are_known(make_manager, unchanged):
+    manager = make_manager(4, 4)
+    row = manager.add([1, 2])
+    manager.allocate(row, 3, unknown=1)
+    with unchanged(manager), pytest.raises(InvalidTokens, match="up to 3, and 2 are known"):
+        manager.confirm()
+    manager.append(row, [7])
+    manager.confirm()
+    assert int(manager.rows.num_computed[row]) == 3
 
 
 def test_calls_without_rows_begin_no_batch_and_change_nothing(make_manager, unchanged):

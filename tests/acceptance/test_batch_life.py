@@ -1,45 +1,6 @@
 """A batch's life: what is in flight, what an end makes of it, and what a cancel takes back."""
 
-from __future__ import annotations
-
-import pytest
-
 from paged import Policy, Request, Scheduler
-
-
-@pytest.mark.parametrize("moved", [True, False])
-def test_a_cancelled_batch_gives_its_blocks_back_and_is_scheduled_again(make_scheduler, make_engine, moved):
-    scheduler = make_scheduler(8, 4)
-    engine = make_engine(scheduler, {"a": (6, 6)})
-    engine.step()
-    used = scheduler.manager.device.num_used
-    for _ in range(3):
-        batch = scheduler.schedule()
-        engine.see_tables(batch)
-        if moved:
-            engine.move(batch.moves)
-        scheduler.cancel(batch, moved=moved)
-        assert (scheduler.check(), scheduler.manager.device.num_used) == ([], used)
-        assert int(scheduler.manager.rows.num_scheduled.sum()) == 0
-    assert len(engine.run()["a/0"]) == 6
-
-
-def test_rows_that_shared_a_withdrawn_block_compute_it_themselves(make_scheduler, make_engine, request_of):
-    scheduler = make_scheduler(20, 4)
-    engine = make_engine(scheduler)
-    for name in ("a", "b", "c"):
-        engine.add(request_of(name, [*range(8), ord(name)], max_tokens=4))
-    batch = scheduler.schedule()
-    engine.see_tables(batch)
-    assert batch.num_tokens.tolist() == [9, 1, 1]
-    scheduler.cancel(batch)
-    assert scheduler.check() == []
-    again = scheduler.schedule()
-    # Somebody computes the 8 tokens again, the others share them again.
-    assert sorted(again.num_tokens.tolist()) == [1, 1, 9]
-    engine.update(again, engine.forward(again))
-    engine.run()
-    assert {len(tokens) for tokens in engine.outputs.values()} == {4}
 
 
 def test_moves_that_did_not_run_go_into_the_next_batch(make_scheduler, make_engine):
@@ -71,37 +32,6 @@ def test_moves_that_did_not_run_go_into_the_next_batch(make_scheduler, make_engi
             engine.update(after, engine.forward(after))
         outputs.append(engine.run())
     assert outputs[0] == outputs[1] == outputs[2]
-
-
-def test_cancels_at_random_places_change_no_word(make_scheduler, make_engine, request_of):
-    prompts = [[(number * position) % 3 for position in range(4 + 2 * number)] for number in range(6)]
-
-    def outputs(cancel_every, moved, num_blocks):
-        scheduler = make_scheduler(num_blocks, 4, host_blocks=6, max_tokens_per_step=12, max_sequences=4)
-        engine = make_engine(scheduler)
-        for number, prompt in enumerate(prompts):
-            engine.add(request_of(f"r{number}", prompt, max_tokens=8))
-        for count in range(1, 1000):
-            if not scheduler.has_unfinished:
-                return engine.outputs
-            batch = scheduler.schedule()
-            if batch.is_empty:
-                continue
-            if cancel_every and count % cancel_every == 0:
-                engine.see_tables(batch)
-                if moved:
-                    engine.move(batch.moves)
-                scheduler.cancel(batch, moved=moved)
-            else:
-                engine.update(batch, engine.forward(batch))
-            assert scheduler.check() == []
-        raise AssertionError("no end")
-
-    plain = outputs(0, False, 60)
-    for num_blocks in (7, 9):
-        for cancel_every in (2, 3):
-            for moved in (True, False):
-                assert outputs(cancel_every, moved, num_blocks) == plain
 
 
 def test_an_engine_that_does_not_end_empty_batches_still_hears_of_every_end(make_scheduler, step):

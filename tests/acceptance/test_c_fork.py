@@ -1,10 +1,6 @@
 """Fork and copy-on-write: a fork costs nothing, the first write to a shared partial block costs one copy."""
 
-from __future__ import annotations
-
 import pytest
-
-from paged.errors import OutOfBlocks
 
 CASES = [(length, block_size) for length in (1, 9, 129) for block_size in (1, 8)]
 
@@ -61,29 +57,6 @@ def test_C6_a_row_whose_sibling_is_gone_writes_in_place(compute, filled):
     assert manager.table(parent).tolist() == table
 
 
-def test_C9_rows_that_share_reserved_slots_never_write_the_same_one(compute, filled):
-    manager, parent = filled(20, 4, range(6))
-    manager.reserve([parent], [4])
-    child = manager.fork(parent)
-    for row, first in ((parent, 100), (child, 200)):
-        manager.append(row, range(first, first + 8))
-        compute(manager, row)
-    mine, its = (set(manager.slots(row, 6, 14).tolist()) for row in (parent, child))
-    assert not mine & its
-    assert manager.slots(parent, 0, 4).tolist() == manager.slots(child, 0, 4).tolist()
-
-
-def test_C11_a_fork_of_a_row_in_flight_shares_what_its_batch_computes_and_falls_back_with_it(make_manager):
-    manager = make_manager(6, 4)
-    row = manager.add(range(6))
-    manager.allocate([row], [6])
-    child = manager.fork(row)
-    assert manager.table(child).tolist() == manager.table(row).tolist()
-    assert (manager.rows.num_launched[child], manager.rows.num_computed[child]) == (6, 0)
-    manager.cancel()
-    assert (manager.rows.num_launched[child], manager.device.num_used, manager.check()) == (0, 0, [])
-
-
 def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(make_manager):
     manager = make_manager(6, 2)
     row = manager.add([1])
@@ -99,33 +72,6 @@ def test_a_fork_copies_a_partial_block_that_became_content_of_its_parent_alone(m
     assert manager.lookup([1, 2, 0]).num_tokens == 2
 
 
-def test_C14_a_copy_stands_when_its_step_is_cancelled(compute, filled):
-    # As every move of a cancelled step: who has not run it runs it before the next one, which makes no second copy.
-    manager, parent = filled(6, 4, range(6))
-    child = manager.fork(parent)
-    manager.append(child, [50])
-    copy = manager.allocate([child], [1])
-    assert copy.device_to_device.tolist() == [[1, 2]]
-    manager.cancel()
-    assert (manager.rows.num_computed[child], manager.rows.num_scheduled[child]) == (6, 0)
-    assert (manager.table(parent).tolist(), manager.table(child).tolist()) == ([0, 1], [0, 2])
-    assert compute(manager, child).is_empty
-    assert manager.device.num_used == 3
-
-
-def test_C15_a_fork_of_a_row_that_shares_a_pending_block_gives_it_up_with_its_parent(make_manager):
-    manager = make_manager(10, 4)
-    leader = manager.add(range(10))
-    manager.allocate([leader], [10])
-    sharer = manager.add([*range(8), 50])
-    assert manager.rows.num_computed[sharer] == 8
-    child = manager.fork(sharer)
-    manager.cancel()
-    for row in (sharer, child):
-        assert (manager.rows.num_computed[row], manager.table(row).tolist()) == (0, [])
-    assert manager.device.num_available == 10
-
-
 def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_manager):
     manager = make_manager(num_blocks=8, block_size=1, host_blocks=8)
     leader = manager.add([0, 1, 2, 3])
@@ -137,70 +83,3 @@ def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_m
     assert row == follower
     child = manager.fork(row)
     manager.swap_out([child])
-
-
-@pytest.mark.parametrize("length", [3, 4, 6, 8, 9])
-def test_C2_a_fork_stands_on_the_content_that_its_parent_stands_on(length, filled):
-    manager, row = filled(8, 4, range(length))
-    assert manager.block_hashes(manager.fork(row)) == manager.block_hashes(row)
-    assert len(manager.block_hashes(row)) == length // 4
-
-
-def test_C9_forks_that_left_and_returned_together_share_their_partial_block_until_one_writes(filled):
-    manager, row = filled(8, 4, range(6), host_blocks=4)
-    child = manager.fork(row)
-    assert len(manager.swap_out([row, child]).device_to_host) == 2
-    manager.swap_in([row, child])
-    assert manager.table(row).tolist() == manager.table(child).tolist()
-    manager.append(row, [7])
-    moves = manager.allocate([row], [1])
-    assert moves.device_to_device.tolist() == [[int(manager.table(child)[1]), int(manager.table(row)[1])]]
-    manager.confirm()
-
-
-def forked_in_flight(manager):
-    """Two rows that share a second block, which a batch that is out fills; six of its eight tokens are computed."""
-    row = manager.add(range(8))
-    manager.allocate([row], [6])
-    manager.confirm()
-    manager.allocate([row], [2])
-    return row, manager.fork(row)
-
-
-@pytest.mark.parametrize(("away", "caching"), [(False, True), (False, False), (True, False)])
-def test_C9_a_block_that_is_partial_again_after_a_cancel_is_copied_before_one_of_two_writes(
-    make_manager, away, caching
-):
-    manager = make_manager(8, 4, host_blocks=4, prefix_caching=caching)
-    row, child = forked_in_flight(manager)
-    if away:
-        manager.swap_out([row, child])
-    manager.cancel()
-    if away:
-        manager.swap_in([row, child])
-    assert manager.rows.num_launched[[row, child]].tolist() == [6, 6]
-    assert manager.table(row).tolist() == manager.table(child).tolist()
-    moves = manager.allocate([row], [2])
-    assert moves.device_to_device.tolist() == [[int(manager.table(child)[1]), int(manager.table(row)[1])]]
-    manager.confirm()
-
-
-@pytest.mark.parametrize("keep", [0, 1])
-def test_C9_a_host_block_that_was_to_be_content_is_given_up_whole_by_rows_that_are_away(make_manager, keep):
-    manager = make_manager(8, 4, host_blocks=4)
-    row, child = forked_in_flight(manager)
-    manager.swap_out([row, child], keep)
-    manager.cancel()
-    assert manager.rows.num_launched[[row, child]].tolist() == [4, 4]
-    manager.swap_in([row, child])
-    assert (manager.device.num_used, manager.host.num_used) == (1, 0)
-
-
-def test_C8_copies_for_several_that_fit_only_one_by_one_change_nothing(unchanged, filled):
-    manager, row = filled(3, 4, range(6))
-    rows = [row, manager.fork(row), manager.fork(row)]
-    for each in rows:
-        manager.append(each, [each])
-    # Two of the three need a copy, and one block is free.
-    with unchanged(manager), pytest.raises(OutOfBlocks):
-        manager.allocate(rows, [1, 1, 1])

@@ -1,7 +1,5 @@
 """Drafts: guesses ride along with the token before them, are the first to go, and are never content."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -52,14 +50,6 @@ def test_accepted_drafts_are_computed_and_the_slots_of_rejected_ones_are_written
     assert scheduler.check() == []
 
 
-def test_a_block_that_held_rejected_drafts_alone_goes_back(make_scheduler, request_of):
-    scheduler = started(make_scheduler(8, 4), request_of)
-    batch = scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]})
-    assert scheduler.manager.device.num_used == 3
-    scheduler.update(batch, [9])
-    assert (scheduler.manager.device.num_used, scheduler.check()) == (2, [])
-
-
 def test_drafts_are_the_first_to_go_when_the_budget_is_short(make_scheduler, request_of):
     scheduler = started(make_scheduler(20, 4, max_tokens_per_step=6), request_of)
     scheduler.add(request_of("b", 4))
@@ -100,6 +90,21 @@ def test_drafts_are_no_content_before_they_are_accepted(make_scheduler, request_
     assert (scheduler.manager.lookup(prompt).num_tokens, scheduler.check()) == (8, [])
 
 
+def test_a_row_with_undecided_drafts_gives_no_block_to_one_behind_it(make_scheduler, request_of):
+    scheduler = make_scheduler(5, 1, policy="vllm", max_outstanding=2)
+    for id, prompt in (("a", [1]), ("b", [2])):
+        scheduler.add(Request(id=id, prompt=prompt, max_tokens=6))
+    scheduler.update(scheduler.schedule(), [5, 6])
+    second = scheduler.schedule(drafts={"a": [7]})
+    assert (second.ids.tolist(), scheduler.manager.device.num_available) == (["a", "b"], 0)
+    # "a" cannot go on before its drafts are decided, and "b" asks for a block.
+    third = scheduler.schedule()
+    assert third.is_empty and not third.preempted
+    scheduler.update(second, [7, 8, 9], [2, 1])
+    fourth = scheduler.schedule()
+    assert (fourth.ids.tolist(), [id for id, _ in fourth.preempted]) == (["a"], ["b"])
+
+
 def test_a_row_with_undecided_drafts_is_not_in_the_next_batch(make_scheduler, request_of):
     scheduler = started(make_scheduler(20, 4), request_of)
     scheduler.add(request_of("b", 4))
@@ -108,14 +113,6 @@ def test_a_row_with_undecided_drafts_is_not_in_the_next_batch(make_scheduler, re
     assert (first.ids.tolist(), second.ids.tolist()) == (["a", "b"], ["b"])
     scheduler.update(first, [1, 9, 8], [2, 1])
     assert scheduler.schedule().ids.tolist() == ["a", "b"]
-
-
-def test_a_cancelled_batch_leaves_nothing_of_its_drafts(make_scheduler, request_of):
-    scheduler = started(make_scheduler(20, 4), request_of)
-    before = scheduler.manager.device.num_used
-    scheduler.cancel(scheduler.schedule(drafts={"a": [1, 2, 3, 4, 5]}))
-    assert (scheduler.manager.device.num_used, scheduler.check()) == (before, [])
-    assert scheduler.stats().drafted_tokens == 0
 
 
 def test_arrays_by_row_say_the_same_as_a_mapping(make_scheduler):

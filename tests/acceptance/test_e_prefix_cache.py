@@ -1,7 +1,5 @@
 """The prefix cache: what is a hit, what a hit costs, and what is forgotten first."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Admission
@@ -95,18 +93,6 @@ def test_E11_the_cache_is_reset_only_while_no_block_is_used(fill, filled):
     assert manager.block_hashes(fill(manager, range(3))) == []
 
 
-def test_E12_a_hit_on_free_blocks_does_not_leave_them_free_for_the_rest(make_manager, fill, unchanged):
-    # 10 blocks: 3 shared and used, 3 cached and free, 4 free. The row hits all 6, so only 4 are left for its 5 new ones.
-    manager = make_manager(10, 16)
-    fill(manager, range(48))
-    manager.free([fill(manager, range(96))])
-    assert manager.device.num_available == 7
-    row = manager.add(range(96 + 5 * 16))
-    assert (manager.rows.num_computed[row], manager.device.num_available) == (96, 4)
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="5 blocks wanted, 4 free"):
-        manager.allocate([row], [80])
-
-
 @pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 8, 10])
 @pytest.mark.parametrize("share", [0, 0.3, 0.5, 0.7, 1])
@@ -123,17 +109,6 @@ def test_E13_a_second_sequence_is_admitted_iff_what_is_not_shared_fits(make_mana
     assert hit == min(num_shared, length - 1) // block_size
     fits = 2 * blocks - hit <= num_blocks
     assert manager.admission(blocks - hit) is (Admission.OK if fits else Admission.LATER)
-
-
-def test_E14_the_least_recently_freed_content_goes_first_and_a_hit_renews_it(make_manager, fill):
-    manager = make_manager(3, 4)
-    prompts = [[content] * 4 for content in (1, 2, 3)]
-    for prompt in prompts:
-        manager.free([fill(manager, prompt)])
-    # A hit on the oldest, given back: now the second is the oldest.
-    manager.free([manager.add([1] * 4 + [0])])
-    manager.free([fill(manager, [9])])
-    assert [manager.lookup([*prompt, 0]).num_tokens for prompt in prompts] == [4, 0, 4]
 
 
 @pytest.mark.parametrize("num_outputs", [1, 5, 9, 11])
@@ -216,19 +191,6 @@ def test_E20_other_content_of_the_same_size_replaces_the_old_and_the_cache_keeps
     new = manager.cached_contents()
     assert len(new) == count
     assert not old & new
-
-
-@pytest.mark.parametrize("count", [2, 3, 10])
-def test_E20_the_same_prompt_again_replaces_its_last_block_alone(make_manager, fill, count):
-    manager = make_manager(count, 4)
-    manager.free([fill(manager, range(4 * count))])
-    old = manager.cached_contents()
-    row = manager.add(range(4 * count))
-    assert manager.rows.num_computed[row] == 4 * (count - 1)
-    manager.allocate([row], [4])
-    assert len(manager.cached_contents()) == count - 1
-    manager.confirm()
-    assert manager.cached_contents() == old
 
 
 def test_E21_a_block_that_fills_with_known_content_switches_to_the_known_block(make_manager, fill, compute):

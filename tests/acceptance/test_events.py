@@ -1,13 +1,11 @@
 """What the cache stored and removed, for whoever keeps an index of it: replayed from empty, it is exactly what the cache holds."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
 import pytest
 
-from paged import Cleared, Removed, Stored
+from paged import Cleared, Stored
 
 A, B = list(range(8)), list(range(100, 108))
 
@@ -68,48 +66,6 @@ def test_a_computed_prompt_is_stored_with_its_tokens_parent_and_hashes(make_mana
     assert manager.take_events() == []
 
 
-def test_a_block_that_decoding_fills_is_told_as_its_parents_child(make_manager, compute):
-    manager = make_manager(4, 4)
-    row = manager.add(A[:5])
-    compute(manager, row)
-    (first,) = manager.take_events()
-    manager.append(row, [5, 6, 7])
-    compute(manager, row)
-    (second,) = manager.take_events()
-    assert second.parent == first.hashes[-1]
-    assert (second.tokens.tolist(), list(second.hashes)) == (A[4:8], manager.block_hashes(row)[1:])
-    manager.free([row])
-
-
-def test_parents_are_told_first_also_by_who_asked_while_they_were_being_computed(make_manager):
-    manager = make_manager(4, 4)
-    manager.add(A[:3])
-    manager.allocate([0], [3])
-    manager.confirm()
-    copy = manager.fork(0)
-    manager.append(copy, [A[3]])
-    manager.allocate([copy], [1])
-    manager.free([0])
-    # The row before it, and its child: shared while it is being computed.
-    row = manager.add(A)
-    manager.allocate([row], [4])
-    assert manager.take_events() == []
-    manager.confirm()
-    first, second = manager.take_events()
-    assert row < copy
-    assert (first.parent, second.parent) == (None, first.hashes[-1])
-
-
-def test_what_is_evicted_is_removed_children_first(make_manager, serve):
-    manager = make_manager(2, 4)
-    serve(manager, A)
-    (stored,) = manager.take_events()
-    serve(manager, B)
-    removed, new = manager.take_events()
-    assert removed == Removed("device", stored.hashes[::-1])
-    assert replay([stored, removed, new]) == {("device", key) for key in new.hashes}
-
-
 def test_what_moves_to_the_host_leaves_the_device_first(make_manager, serve):
     manager = make_manager(2, 4, host_blocks=4, host_caching=True)
     serve(manager, A)
@@ -153,21 +109,6 @@ def test_a_reset_is_told(make_manager, serve):
     assert (cleared, stored.tokens.tolist()) == (Cleared(), A)
 
 
-def test_a_reader_that_starts_late_gets_what_the_others_were_told(make_manager, serve):
-    manager = make_manager(4, 4, host_blocks=4, host_caching=True)
-    early = replay(manager.take_events())
-    for number in range(6):
-        serve(manager, [100 * number + i for i in range(8)])
-        if number % 2:
-            replay(manager.take_events(), early)
-    late = replay(manager.events_snapshot())
-    assert late == early
-    serve(manager, [1, 2, 3, 4, 5, 6, 7, 8])
-    news = manager.take_events()
-    assert replay(news, late) == replay(news, early)
-    assert len(late) == manager.device.num_cached + manager.host.num_cached
-
-
 def test_what_the_host_forgets_of_a_row_that_still_runs_is_told(make_manager, compute):
     manager = make_manager(6, 4, host_blocks=2)
     first = manager.add(A[:4])
@@ -183,30 +124,3 @@ def test_what_the_host_forgets_of_a_row_that_still_runs_is_told(make_manager, co
     contents = replay(manager.take_events(), replay(told))
     assert ("host", manager.block_hashes(first)[0]) not in contents
     manager.free([first, other])
-
-
-@pytest.mark.parametrize("tier", ["device", "host"])
-@pytest.mark.parametrize("begin", ["take_events", "events_snapshot"])
-def test_a_first_reading_while_a_row_that_left_is_being_computed_loses_nothing(make_manager, begin, tier):
-    manager = make_manager(10, 4, host_blocks=4)
-    row = manager.add(A)
-    manager.allocate([row], [8])
-    if tier == "host":
-        manager.swap_out([row])
-    manager.free([row])
-    contents = replay(getattr(manager, begin)())
-    assert contents == set()
-    manager.confirm()
-    replay(manager.take_events(), contents)
-    assert {name: len(manager.cached_contents(name)) for name, _ in contents} == {"device": 2, tier: 2}
-    assert len(contents) == (2 if tier == "device" else 4)
-
-
-def test_what_a_first_reading_found_being_computed_and_was_cancelled_is_never_told(make_manager):
-    manager = make_manager(10, 4)
-    row = manager.add(A)
-    manager.allocate([row], [8])
-    manager.free([row])
-    manager.take_events()
-    manager.cancel()
-    assert manager.take_events() == []

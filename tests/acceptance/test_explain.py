@@ -1,7 +1,5 @@
 """`explain`: an answer that an operator can act on, for a request in any state."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged.errors import NeverFits

@@ -1,7 +1,5 @@
 """Sliding windows and chunks: what lies before them goes back by computed tokens, and the table keeps its length."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

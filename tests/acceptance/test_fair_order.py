@@ -1,7 +1,5 @@
 """Fairness between tenants: who competes gets tokens by weight, whoever sends more waits for himself."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`finish`: the engine ends one sequence with a reason of its own, in whatever state it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """When waiting requests will be let in: by hand where all lengths are known, and against what then happens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

@@ -1,6 +1,5 @@
 """Forks of a sequence that runs: shared blocks, one copy, and branches of drafts, of which one goes on."""
 
-import numpy as np
 import pytest
 
 from paged import BlockManager, Request, Scheduler
@@ -75,41 +74,6 @@ def test_a_block_that_is_read_for_a_fork_is_written_by_no_other_copy_of_its_grou
     scheduler.fork("a", fork)
     groups = [scheduler.schedule().moves.device_to_device.tolist() for _ in range(2)]
     assert groups == [[[1, 2]], [[2, 1]]]
-
-
-def test_a_request_goes_on_as_its_fork():
-    scheduler = running()
-    fork = scheduler.fork("a")
-    scheduler.finish("a")
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule()
-        outputs = list(scheduler.update(batch, np.full(len(batch.rows), 9)))
-    assert [(output.sequence, output.finish_reason) for output in outputs] == [(fork, "length")]
-    assert scheduler.manager.device.num_available == scheduler.manager.num_blocks and scheduler.check() == []
-
-
-def test_forks_of_a_cancelled_step_are_copied_by_the_next_one():
-    scheduler = running()
-    scheduler.fork("a")
-    batch = scheduler.schedule()
-    scheduler.cancel(batch)
-    assert scheduler.schedule().moves.device_to_device.tolist() == batch.moves.device_to_device.tolist()
-    assert scheduler.check() == []
-
-
-def test_a_request_with_forks_gives_way_and_returns_whole():
-    scheduler = running(num_blocks=6)
-    scheduler.fork("a")
-    scheduler.add(Request(id="b", prompt=[9] * 6, max_tokens=8, priority=0))
-    ended = {}
-    for _ in range(80):
-        if not scheduler.has_unfinished:
-            break
-        batch = scheduler.schedule()
-        for output in scheduler.update(batch, np.full(batch.ticket.num_samples, 5)):
-            if output.finish_reason:
-                ended[output.id, output.sequence] = output.finish_reason
-    assert (ended, scheduler.check()) == ({("a", 0): "length", ("a", 1): "length", ("b", 0): "length"}, [])
 
 
 def test_what_cannot_be_forked_says_why_and_changes_nothing():

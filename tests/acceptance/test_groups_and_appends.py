@@ -1,7 +1,5 @@
 """Requests of several sequences, and tokens that the caller adds to a living one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

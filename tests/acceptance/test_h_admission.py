@@ -1,7 +1,5 @@
 """Admission and watermark: who may enter, who waits, and who is refused at the door."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Admission, PagedError, Policy

@@ -1,7 +1,5 @@
 """Content that leaves the device stays on the host and comes back on a hit, where that costs less than computing it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -45,69 +43,6 @@ def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
     assert manager.rows.num_computed[row] == 12
     assert moves.host_to_device[:, 1].tolist() == manager.table(row).tolist()
     assert (manager.stats().hit_tokens, manager.stats().host_hit_tokens) == (12, 12)
-    manager.free([row])
-
-
-def test_a_hit_on_the_host_goes_on_from_one_prompts_content_to_anothers(make_manager, serve):
-    manager = make_manager(5, 4, host_blocks=16, host_caching=True)
-    branched = [*A[:8], *B]
-    for tokens in (A, branched, list(range(200, 220))):
-        serve(manager, tokens)
-    assert manager.device.num_cached == 5
-    # Two blocks of the first prompt, and three of the one that went on otherwise.
-    assert manager.lookup([*branched, 1]).host_tokens == 20
-    row = manager.add([*branched, 1])
-    assert (manager.rows.num_computed[row], len(manager.take_moves().host_to_device)) == (20, 5)
-    manager.free([row])
-
-
-def test_a_hit_on_the_host_comes_back_as_far_as_there_is_room(make_manager, serve, fill):
-    manager = make_manager(5, 4, host_blocks=16, host_caching=True)
-    branched = [*A[:8], *B]
-    for tokens in (A, branched, list(range(200, 220))):
-        serve(manager, tokens)
-    fill(manager, range(300, 308))
-    row = manager.add([*branched, 1])
-    # Three blocks are available: for two of the first prompt, and one of the other.
-    assert (manager.rows.num_computed[row], manager.device.num_available) == (12, 0)
-    manager.take_moves()
-
-
-def test_of_a_hit_on_the_host_too_one_token_is_always_computed(make_manager, serve):
-    manager = make_manager(8, 4, host_blocks=24, host_caching=True)
-    for tokens in ([7] * 8, [7] * 20, [7] * 32, list(range(200, 232))):
-        serve(manager, tokens)
-    lengths = [8, 9, 20, 21, 32, 33]
-    assert [manager.lookup([7] * length).host_tokens for length in lengths] == [4, 8, 16, 20, 28, 32]
-
-
-def test_a_block_that_the_host_has_already_is_not_copied_again(make_manager, serve):
-    manager = make_manager(3, 4, host_blocks=9, host_caching=True)
-    for tokens in (A, B, A, B):
-        moves = serve(manager, tokens)
-    # The whole prompt is looked up but for its last block, which is computed anew.
-    assert (len(moves.host_to_device), manager.stats().offloaded_blocks) == (2, 6)
-
-
-def test_copies_that_nobody_has_taken_yet_hold_what_they_read(make_manager, serve):
-    manager = make_manager(3, 4, host_blocks=4, host_caching=True)
-    serve(manager, A)
-    serve(manager, B)
-    row = manager.add([*A, 1])
-    assert (manager.host.num_used, manager.check()) == (4, [])
-    manager.take_moves()
-    assert (manager.host.num_used, manager.check()) == (0, [])
-    manager.free([row])
-
-
-def test_content_never_keeps_a_swap_out(make_manager, serve, compute):
-    manager = make_manager(6, 4, host_blocks=3, host_caching=True)
-    for start in (0, 100, 200):
-        serve(manager, list(range(start, start + 12)))
-    row = manager.add(list(range(300, 312)))
-    compute(manager, row)
-    assert (manager.host.num_cached, len(manager.swap_out([row]).device_to_host)) == (3, 3)
-    assert manager.host.num_used == 3
     manager.free([row])
 
 
@@ -163,39 +98,6 @@ def test_a_pool_of_other_blocks_is_refused(make_manager):
             manager.must_fit(other)
 
 
-def test_of_several_prompts_that_leave_together_the_host_keeps_those_that_left_first(make_manager, serve):
-    manager = make_manager(6, 4, host_blocks=4, host_caching=True)
-    serve(manager, A)
-    serve(manager, B)
-    moves = serve(manager, range(200, 224))
-    assert (len(moves.device_to_host), manager.host.num_cached) == (4, 4)
-    # A left whole, and of B the block at its end, which without those before it nobody can use.
-    assert (manager.lookup([*A, 1]).host_tokens, manager.lookup([*B, 1]).host_tokens) == (12, 0)
-    assert manager.check() == []
-
-
-def test_a_prompt_that_leaves_the_host_in_parts_loses_its_end_first(make_manager, serve):
-    manager = make_manager(3, 4, host_blocks=3, host_caching=True)
-    serve(manager, A)
-    serve(manager, B)
-    serve(manager, [1, 2, 3, 4])
-    assert (manager.lookup([*A, 1]).host_tokens, manager.check()) == (8, [])
-
-
-def test_what_left_in_a_call_and_comes_back_in_the_next_is_copied_from_where_it_was(make_manager, serve):
-    manager = make_manager(6, 4, host_blocks=12, host_caching=True)
-    of_a, of_b, of_c = ([first + at for at in range(12)] for first in (100, 200, 300))
-    for tokens in (of_b, of_a, of_c):
-        serve(manager, tokens)
-    # A is what is evicted for B, and comes back while neither copy has run.
-    before = [manager.lookup([*tokens, 1]).blocks.tolist() for tokens in (of_a, of_c)]
-    rows = [manager.add([*tokens, 1]) for tokens in (of_b, of_a)]
-    moves = manager.take_moves()
-    assert sorted(moves.device_to_host[:, 0].tolist()) == sorted(before[0] + before[1])
-    assert moves.host_to_device[:, 1].tolist() == [block for row in rows for block in manager.table(row).tolist()]
-    manager.free(rows)
-
-
 def test_what_comes_back_without_an_eviction_changes_no_copy_that_was_planned_before(make_manager, serve, compute):
     manager = make_manager(9, 4, host_blocks=12, host_caching=True)
     of_a, of_b, of_c = ([first + at for at in range(12)] for first in (100, 200, 300))
@@ -210,37 +112,6 @@ def test_what_comes_back_without_an_eviction_changes_no_copy_that_was_planned_be
     targets = manager.take_moves().host_to_device[:, 1].tolist()
     assert targets == [*manager.table(loaded).tolist(), *manager.table(again).tolist()]
     manager.free([loaded, again])
-
-
-@pytest.mark.parametrize("when", ["before the cancel", "after it"])
-def test_a_fork_writes_no_host_block_that_a_cancelled_batch_has_still_to_read(
-    make_scheduler, make_engine, request_of, when
-):
-    scheduler = make_scheduler(
-        6, 2, host_blocks=1, host_caching=True, costs=Costs(seconds_per_swapped_block=1e-9, seconds_per_token=1.0)
-    )
-    engine = make_engine(scheduler, {"r": ([4, 4, 4], 50)})
-    batch = scheduler.schedule()
-    engine.forward(batch)
-    scheduler.update(batch, [], [0])
-    # What the second leaves behind goes to the one host block when the third comes.
-    for name, prompt in {"a": [1, 1, 1], "b": [2, 2, 3, 3, 3, 3, 3]}.items():
-        engine.add(request_of(name, prompt, max_tokens=1))
-        engine.step()
-    engine.add(request_of("c", [1, 1, 5], max_tokens=1))
-    batch = scheduler.schedule()
-    assert batch.moves.host_to_device[:, 0].tolist() == [0]
-    if when == "after it":
-        scheduler.cancel(batch)
-    # The second one evicts.
-    for number in (1, 2):
-        assert scheduler.fork("r") == number
-        engine.known["r", number] = [4, 4, 4]
-    if when == "before the cancel":
-        scheduler.cancel(batch)
-    for _ in range(4):
-        engine.step()
-    assert "c" in engine.reasons
 
 
 def test_what_a_fork_drives_out_between_two_steps_goes_to_the_host(make_scheduler, make_engine, request_of):

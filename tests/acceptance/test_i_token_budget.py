@@ -1,7 +1,5 @@
 """Token budget and chunked prefill: how a step is filled."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import POLICIES

@@ -1,7 +1,5 @@
 """Order: who comes first, and that waiting costs nobody their place."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import POLICIES, Request

@@ -1,7 +1,5 @@
 """Stopping, finishing and aborting: where a sequence ends, and that its end is told once."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged.errors import DuplicateRequest

@@ -1,7 +1,5 @@
 """What is told of layers of several kinds: pages by group, tokens that a group lost, and of a request why its hit ended and where it can restart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Blocks that somebody else fills: tokens computed elsewhere, and moves that run in the background."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import PagedError

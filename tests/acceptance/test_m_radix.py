@@ -1,7 +1,5 @@
 """The prefix cache as a tree of content: what an insertion finds, what a holder protects, and where every block is."""
 
-from __future__ import annotations
-
 import pytest
 
 

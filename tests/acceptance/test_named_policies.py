@@ -1,7 +1,5 @@
 """The named policies, each by what sets it apart: what it reserves, how it fills a step, and what it says while somebody waits."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import POLICIES

@@ -1,7 +1,5 @@
 """Numbers of every kind at the door of the memory layer: taken as they are meant, or refused with nothing changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What is counted, and how often: a lookup counts when its request is admitted, once, and not at all where nothing is looked up."""
 
-from __future__ import annotations
-
 
 def counted(scheduler):
     """(queries, their tokens, what they found) so far."""

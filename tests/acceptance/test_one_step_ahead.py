@@ -1,11 +1,9 @@
 """Steps scheduled before the update of those before them: each sentence of what order promises, by a program of a few calls."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Policy
-from paged.errors import BatchError, BatchOutOfOrder, DuplicateRequest, RequestInFlight, TooManyOutstanding, WrongTokens
+from paged.errors import BatchError, RequestInFlight, TooManyOutstanding, WrongTokens
 
 SWAPS = Policy(name="swaps", take="tail", preemption="swap")
 PAUSES = Policy(name="pauses", take="tail", preemption="recompute")
@@ -115,16 +113,6 @@ def test_an_abort_in_flight_gives_blocks_back_at_once_and_the_next_batch_draws_t
     assert told(scheduler.update(second, [8])) == [("b", [8], None)]
 
 
-def test_an_id_is_free_when_the_last_batch_with_a_share_of_it_has_ended(pair, request_of):
-    scheduler, first, second = pair
-    scheduler.abort("a")
-    for batch in (first, second):
-        with pytest.raises(DuplicateRequest):
-            scheduler.add(request_of("a", 4))
-        assert [id for id, _, _ in told(scheduler.update(batch, [7, 7]))] == ["b"]
-    scheduler.add(request_of("a", 4))
-
-
 def test_a_row_that_is_swapped_in_flight_gets_its_token_and_goes_on(make_scheduler, make_engine):
     def tokens(num_blocks, host_blocks, ahead):
         scheduler = make_scheduler(num_blocks, 4, host_blocks=host_blocks, policy=SWAPS)
@@ -143,42 +131,6 @@ def test_a_row_that_is_swapped_in_flight_gets_its_token_and_goes_on(make_schedul
     plain, _ = tokens(20, 0, 0)
     for ahead in (1, 2):
         assert tokens(5, 8, ahead) == (plain, ["swap"])
-
-
-def test_two_batches_are_cancelled_latest_first_and_nothing_is_missing(pair):
-    scheduler, first, second = pair
-    with pytest.raises(BatchOutOfOrder):
-        scheduler.cancel(first)
-    scheduler.cancel(second)
-    scheduler.cancel(first)
-    again = scheduler.schedule()
-    assert (again.ids.tolist(), again.seq_lens.tolist()) == (["a", "b"], [4, 4])
-    assert told(scheduler.update(again, [7, 8])) == [("a", [7], None), ("b", [8], None)]
-
-
-def test_the_changes_alone_make_the_tables_however_late_a_batch_runs(make_scheduler, make_engine, request_of):
-    prompts = [[(number * position) % 3 for position in range(4 + 2 * number)] for number in range(6)]
-
-    def outputs(num_blocks, ahead):
-        scheduler = make_scheduler(num_blocks, 4, host_blocks=6, max_tokens_per_step=12, max_sequences=4)
-        engine = make_engine(scheduler)
-        for number, prompt in enumerate(prompts):
-            engine.add(request_of(f"r{number}", prompt, max_tokens=8))
-        out = []
-        for _ in range(1000):
-            if not scheduler.has_unfinished:
-                return engine.outputs
-            batch = scheduler.schedule()
-            out += [] if batch.is_empty else [batch]
-            if out and (batch.is_empty or len(out) > ahead):
-                # The engine keeps tables of its own, and applies a batch's changes when it runs.
-                engine.update(out[0], engine.forward(out.pop(0)))
-        raise AssertionError("no end")
-
-    plain = outputs(60, 0)
-    for num_blocks in (7, 9, 60):
-        for ahead in (1, 2, 3):
-            assert outputs(num_blocks, ahead) == plain
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -251,15 +203,6 @@ def test_more_batches_than_max_outstanding_are_refused_with_the_number(make_sche
         scheduler.schedule()
     scheduler.update(first, [7])
     assert scheduler.schedule().ids.tolist() == ["a"]
-
-
-def test_there_is_something_unfinished_while_a_batch_is_out(make_scheduler):
-    scheduler = make_scheduler(20, 4, {"a": 4})
-    batch = scheduler.schedule()
-    scheduler.abort("a")
-    assert scheduler.has_unfinished
-    scheduler.update(batch, [7])
-    assert not scheduler.has_unfinished
 
 
 def test_moves_that_did_not_run_are_refused_before_those_of_a_later_batch_that_did(make_scheduler, request_of):

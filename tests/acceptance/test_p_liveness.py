@@ -1,7 +1,5 @@
 """Liveness: the ways in which schedulers of the field have hung, starved or thrashed."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import POLICIES
@@ -44,18 +42,6 @@ def test_P2_a_preempted_request_is_not_starved_by_fresh_ones(make_scheduler, req
     assert scheduler.status("victim") == "finished"
     for id in [*scheduler.waiting_ids(), *scheduler.running_ids()]:
         scheduler.abort(id)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_P3_no_request_of_a_mixed_crowd_is_left_behind(make_scheduler, request_of, run, policy):
-    scheduler = make_scheduler(10, 4, policy=policy, host_blocks=5, max_tokens_per_step=12, max_sequences=6)
-    for number in range(40):
-        prompt = [(number + position) % 2 for position in range(1 + number * 7 % 30)]
-        scheduler.add(request_of(f"r{number}", prompt, max_tokens=1 + number % 8, priority=number % 3))
-    run(scheduler, max_steps=3000)
-    counts = scheduler.counts()
-    assert counts["finished"] == 40
-    assert sum(counts[state] for state in ("waiting", "loading", "running", "paused", "swapped")) == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,12 +1,10 @@
 """Layers of several kinds in one pool of pages: states beside windows and full layers, refusals, and what a whole life leaves behind."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from paged import LayerGroup, Policy, Retention
-from paged.errors import InvalidConfig, InvalidRequest, NeverFits, OutOfBlocks, UnknownRow, UnsupportedByLayers
+from paged import LayerGroup, Retention
+from paged.errors import InvalidConfig, InvalidRequest, NeverFits, UnknownRow, UnsupportedByLayers
 
 HYBRID = (LayerGroup("full"), LayerGroup("state", pages=3))
 
@@ -62,40 +60,6 @@ def test_a_state_larger_than_the_pool_never_fits(make_scheduler, request_of):
     assert (refused.value.blocks_needed, refused.value.num_blocks) == (11, 8)
 
 
-def test_a_window_makes_room_for_what_would_never_fit(make_scheduler, request_of, run):
-    # 40 tokens of 4 a block; full layers alone would take 10 blocks, and here 6 hold two groups.
-    with pytest.raises(NeverFits):
-        make_scheduler(6, 4, prefix_caching=False).add(request_of("r", 40))
-    windows = [LayerGroup("window", 4), LayerGroup("window", 5)]
-    scheduler = make_scheduler(6, 4, {"r": (40, 2)}, groups=windows, prefix_caching=False, max_chunk=4)
-    run(scheduler)
-    assert scheduler.manager.device.num_free == 6
-
-
-def test_a_first_block_whose_states_find_no_page_changes_nothing(make_manager, unchanged):
-    manager = make_manager(3, 4, groups=HYBRID, prefix_caching=False)
-    row = manager.add([1, 2, 3])
-    with unchanged(manager), pytest.raises(OutOfBlocks) as refused:
-        manager.allocate(row, 1)
-    assert (refused.value.wanted, refused.value.free) == (4, 3)
-
-
-def test_pages_go_to_whichever_group_needs_them(make_manager, compute):
-    groups = [LayerGroup("full", pages=2), LayerGroup("window", 2, pages=1), LayerGroup("state", pages=4)]
-    manager = make_manager(12, 2, groups=groups, prefix_caching=False)
-    row = manager.add(range(8))
-    compute(manager, row, 2)
-    assert manager.device.num_used == 2 + 1 + 4
-    compute(manager, row, 2)
-    # The window's first block went back.
-    assert manager.device.num_used == 2 * 2 + 1 + 4
-    manager.free(row)
-    other = manager.add(range(20))
-    compute(manager, other, 4)
-    pages = [manager.group_pages(number, other) for number in range(3)]
-    assert ([each.shape for each in pages], manager.device.num_free) == ([(2, 2), (2, 1), (1, 4)], 12 - 9)
-
-
 @pytest.mark.parametrize("group", [LayerGroup("window", 4), LayerGroup("chunk", 4), LayerGroup("state")])
 def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_scheduler, request_of, group):
     groups = [LayerGroup("full"), group]
@@ -130,22 +94,6 @@ def test_pages_are_asked_for_by_group_and_row(make_manager):
             manager.group_pages(group, row)
     with pytest.raises(UnknownRow):
         manager.group_pages(0, row + 1)
-
-
-@pytest.mark.parametrize(
-    "policy", ["paged", "vllm", "trtllm-guaranteed-no-evict", Policy(name="mine", max_preemptions=1)]
-)
-def test_requests_that_are_in_each_others_way_all_get_their_answers(make_scheduler, request_of, run, policy):
-    groups = [LayerGroup("full"), LayerGroup("window", 6, pages=2), LayerGroup("state", pages=2)]
-    # 14 pages hold one of full length, and not two.
-    scheduler = make_scheduler(14, 4, groups=groups, prefix_caching=False, policy=policy)
-    for id in "abcd":
-        scheduler.add(request_of(id, 5, max_tokens=9))
-    tokens: dict[str, int] = {}
-    for each in run(scheduler):
-        for id, output in each.outputs.items():
-            tokens[id] = tokens.get(id, 0) + len(output.token_ids)
-    assert (tokens, scheduler.manager.device.num_free) == (dict.fromkeys("abcd", 9), 14)
 
 
 def begun(scheduler, request):
@@ -385,6 +333,30 @@ def test_a_caller_asks_where_a_share_should_end(make_manager, compute):
         manager.next_end(99, 30)
 
 
+def test_a_fork_is_wanted_where_its_row_is(make_manager, compute):
+    manager = make_manager(60, 4, groups=HYBRID)
+    row = manager.add(range(30), keep_at=(9, 22))
+    compute(manager, row, 8)
+    fork = manager.fork(row)
+    manager.free([row])
+    assert manager.next_end(fork, 30) == 20
+
+
+def test_of_what_is_retained_together_states_leave_before_full_blocks(make_manager, compute):
+    manager = make_manager(12, 4, groups=HYBRID)
+    row = manager.add(range(17))
+    compute(manager, row, 16)
+    compute(manager, row, 1)
+    manager.free([row])
+    assert (manager.retain(range(16), priority=1), manager.lookup(range(17)).num_tokens) == (16, 16)
+    # This takes the end of the row, which is not retained, and one page more the first of what is.
+    other = manager.add(range(100, 108))
+    compute(manager, other)
+    assert manager.lookup(range(17)).num_tokens == 16
+    manager.reserve([other], [3])
+    assert (manager.lookup(range(17)).num_tokens, len(manager.cached_contents())) == (0, 4 + 2)
+
+
 def test_who_has_no_scheduler_reads_states_where_they_were_kept(make_manager):
     manager = make_manager(60, 4, groups=HYBRID)
     first = manager.add(range(30), keep_at=(9,))
@@ -495,15 +467,6 @@ def test_drafts_behind_a_token_that_is_still_to_be_sampled_set_back_to_before_it
     assert scheduler.schedule().token_ids.tolist() == [70, 71, 9]
 
 
-def test_a_cancel_of_drafts_costs_a_row_with_states_nothing(make_scheduler, request_of):
-    scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=False)
-    read, _ = states_of(batch)
-    scheduler.cancel(batch, moved=True)
-    assert scheduler.status("r") == "running"
-    batch = scheduler.schedule()
-    assert (batch.positions.tolist(), states_of(batch)) == ([3], (read, read))
-
-
 def test_who_gives_way_with_drafts_undecided_gets_what_was_right_and_begins_anew(make_scheduler, request_of):
     # 4 blocks and 3 pages of states each, and 3 for what the drafts may have to go back to.
     scheduler = make_scheduler(17, 16, groups=HYBRID, prefix_caching=False, policy="vllm", max_tokens_per_step=160)
@@ -535,18 +498,6 @@ def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler
     assert scheduler.manager.device.num_used == 0
     batch = scheduler.schedule()
     assert (batch.positions.tolist(), batch.groups[1].read.tolist()) == ([0, 1], [[-1, -1, -1]])
-
-
-def test_wrong_drafts_never_keep_a_row_from_going_on(make_scheduler):
-    scheduler = make_scheduler(12, 4, {"r": (3, 6)}, groups=HYBRID, max_chunk=1, max_tokens_per_step=3)
-    num_steps, found = 0, []
-    while scheduler.has_unfinished:
-        num_steps += 1
-        batch = scheduler.schedule(drafts={"r": [1, 1]} if scheduler.running_ids() else None)
-        counts = batch.samples.astype(int)
-        found += [each.token_ids for each in scheduler.update(batch, [7] * int(counts.sum()), counts)]
-    # A token takes a step with drafts that sets it back, and one for what is known.
-    assert [each for each in found if each] == [[7]] * 6 and num_steps <= 3 + 2 * 6
 
 
 @pytest.mark.parametrize(

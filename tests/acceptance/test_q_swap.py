@@ -1,7 +1,5 @@
 """Swap of layers of several kinds: of each group what the row still needs goes to the host and comes back, page by page, and its states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -42,29 +40,6 @@ def test_a_full_block_that_is_on_the_device_comes_back_without_a_copy(filled):
     assert len(manager.swap_in(row).host_to_device) == 1 + 3
 
 
-def test_a_tail_goes_with_its_windows_and_the_state_stays(filled):
-    manager, row = filled(40, 2, range(8), groups=GROUPS, host_blocks=20, prefix_caching=False)
-    state = manager.group_pages(2, row).tolist()
-    assert len(manager.swap_out(row, keep=2).device_to_host) == 2 * 2 + 1
-    assert manager.group_pages(2, row).tolist() == state
-    assert (manager.group_pages(1, row) < 0).all()
-    # The rest goes, too.
-    assert len(manager.swap_out(row).device_to_host) == 2 * 2 + 3
-    assert len(manager.swap_in(row).host_to_device) == 4 * 2 + 1 + 3
-
-
-def test_a_window_passes_blocks_that_lie_on_the_host(make_manager):
-    manager = make_manager(40, 2, groups=GROUPS[:2], host_blocks=20, prefix_caching=False)
-    row = manager.add(range(8))
-    manager.allocate(row, 8)
-    manager.swap_out(row)
-    assert manager.host.num_used == 4 * 2 + 4
-    manager.confirm()
-    # Tokens 6 and 7 are what the next one attends to.
-    assert (manager.host.num_used, len(manager.swap_in(row).host_to_device)) == (4 * 2 + 1, 4 * 2 + 1)
-    assert (manager.group_pages(1, row)[:, 0] >= 0).tolist() == [False] * 3 + [True]
-
-
 def cancelled_on_the_host(manager):
     """A row of 8 tokens whose second batch, of the last two, is taken back when it has gone to the host."""
     row = manager.add(range(8))
@@ -102,12 +77,6 @@ def test_a_cancel_sets_a_row_without_states_back_on_the_host(make_manager):
     assert (manager.rows.num_launched[row], manager.host.num_used) == (6, 3 * 2 + 3)
 
 
-def test_a_host_that_is_too_small_by_a_page_changes_nothing(unchanged, filled):
-    manager, row = filled(40, 2, range(8), groups=GROUPS, host_blocks=11, prefix_caching=False)
-    with unchanged(manager), pytest.raises(OutOfBlocks, match="12 blocks wanted, 11 free on the host"):
-        manager.swap_out(row)
-
-
 def test_a_device_that_is_too_full_by_a_page_changes_nothing(fill, unchanged, filled):
     manager, row = filled(17, 2, range(8), groups=GROUPS, host_blocks=12, prefix_caching=False)
     manager.swap_out(row)
@@ -133,30 +102,6 @@ def test_forks_share_windows_on_the_host_and_have_a_state_each(filled):
     # Each overwrites its own state; of what both would write, one has a copy.
     assert len(manager.allocate([row, child], [1, 1]).device_to_device) == 2 + 1
     manager.free([row, child])
-
-
-@pytest.mark.parametrize("groups", [[LayerGroup("window", 3, pages=2)], [LayerGroup("state", pages=2)]])
-@pytest.mark.parametrize("prefix_caching", [False, True])
-def test_without_full_layers_only_what_they_keep_is_copied(groups, prefix_caching, filled):
-    manager, row = filled(20, 2, range(9), groups=groups, host_blocks=8, prefix_caching=prefix_caching)
-    assert len(manager.swap_out(row).device_to_host) == len(manager.swap_in(row).host_to_device) <= 3 * 2
-    assert manager.rows.num_blocks[row] == 5
-
-
-@pytest.mark.parametrize("groups", [GROUPS, GROUPS[:1], GROUPS[:2], (GROUPS[0], GROUPS[2])])
-@pytest.mark.parametrize("prefix_caching", [False, True])
-def test_requests_that_swap_get_all_their_tokens(make_scheduler, request_of, run, groups, prefix_caching):
-    # One of full length takes up to 24 pages, for a while.
-    scheduler = make_scheduler(26, 2, groups=groups, host_blocks=60, prefix_caching=prefix_caching, policy=SWAPS)
-    for id in "abcde":
-        scheduler.add(request_of(id, 5, max_tokens=8))
-    usage = {id: output.usage for taken in run(scheduler) for id, output in taken.outputs.items() if output.usage}
-    assert [each.output_tokens for each in usage.values()] == [8] * 5
-    stats = scheduler.stats()
-    assert stats.preemptions_swap > 0 == stats.preemptions_recompute
-    # Pages, both ways.
-    assert stats.swapped_in_blocks + stats.swapped_out_blocks == sum(each.swapped_blocks for each in usage.values())
-    assert (scheduler.manager.device.num_used, scheduler.manager.host.num_used) == (0, 0)
 
 
 @pytest.mark.parametrize(("a_page", "kind"), [(1e-9, "swap"), (1.0, "recompute")])

@@ -1,7 +1,5 @@
 """Where prompts can begin, of layers of several kinds: told beside blocks, when the last group's part comes and when the first one goes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Steps ahead for an engine that takes a row's tokens from the scheduler when it is told the row anew (`resumes_known`)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Content that is to stay: kept longer than other content, until a time; and rows that keep out of the cache."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged import Request, Retention
@@ -63,16 +61,6 @@ def test_content_of_a_higher_priority_goes_after_all_of_a_lower_one(make_manager
         assert hit(manager, gone) == 0
 
 
-def test_a_retained_block_keeps_all_before_it(make_manager, serve):
-    manager = make_manager(6, 4)
-    serve(manager, A)
-    serve(manager, [*A, 8, 9, 10, 11])
-    manager.retain([*A, 8, 9, 10, 11], priority=1)
-    serve(manager, list(range(300, 312)))
-    serve(manager, list(range(400, 412)))
-    assert hit(manager, [*A, 8, 9, 10, 11]) == 12
-
-
 def test_a_retention_ends_at_its_time_and_not_before(make_manager, serve):
     manager = make_manager(4, 4)
     serve(manager, A)
@@ -87,15 +75,6 @@ def test_a_retention_ends_at_its_time_and_not_before(make_manager, serve):
     assert (hit(manager, A), hit(manager, C)) == (8, 0)
     serve(manager, C)
     assert hit(manager, A) == 0
-
-
-def test_retained_content_stays_longer_on_the_host_too(make_manager, serve):
-    manager = make_manager(2, 4, host_blocks=4, host_caching=True)
-    serve(manager, A)
-    manager.retain(A, priority=1)
-    for start in (100, 200, 300, 400):
-        serve(manager, [start + i for i in range(8)])
-    assert manager.lookup([*A, 1]).host_tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -115,24 +94,6 @@ def test_wrong_wishes_are_refused(make_manager, serve, options, sentence):
     manager.expire(7)
     with pytest.raises(InvalidConfig, match=sentence):
         manager.retain(A, **options)
-
-
-def test_a_row_that_does_not_read_computes_what_is_there_and_shares_it_then(make_manager, serve, compute):
-    manager = make_manager(8, 4)
-    serve(manager, A)
-    row = manager.add([*A, 1], reads=False)
-    assert manager.rows.num_computed[row] == 0
-    compute(manager, row)
-    assert (manager.table(row)[:2].tolist(), manager.stats().queries) == ([0, 1], 1)
-    manager.free([row])
-
-
-def test_what_a_row_computes_that_does_not_write_is_for_nobody(make_manager, serve):
-    manager = make_manager(8, 4)
-    serve(manager, A)
-    serve(manager, [*A, *B], writes=False)
-    assert (hit(manager, A), hit(manager, [*A, *B])) == (8, 8)
-    assert (manager.device.num_cached, manager.device.num_used) == (2, 0)
 
 
 def test_a_request_says_how_its_content_is_kept(make_scheduler, run):
@@ -157,17 +118,3 @@ def test_requests_that_keep_to_themselves(make_scheduler, run):
     run(scheduler, Request(id="c", prompt=[*B, 1], max_tokens=1, writes_cache=False))
     assert run(scheduler, Request(id="d", prompt=[*B, 1], max_tokens=1)).hit_tokens == 0
     assert run(scheduler, Request(id="e", prompt=[*A, 1], max_tokens=1)).hit_tokens == 8
-
-
-def test_a_parent_that_was_retained_alone_is_still_evicted_after_a_child_that_is_retained_later(make_manager, compute):
-    manager = make_manager(3, 4)
-    row = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
-    compute(manager, row)
-    manager.retain([1, 2, 3, 4], priority=2)
-    manager.free([row])
-    manager.retain([1, 2, 3, 4, 5, 6, 7, 8], priority=2)
-    other = manager.add([9] * 8)
-    compute(manager, other)
-    assert manager.check() == []
-    found = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
-    assert manager.rows.num_computed[found] == 4

@@ -1,7 +1,5 @@
 """Tenants that share a cache do not share content: nobody can tell by what was cached what somebody else has asked."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, strategies as st
 

@@ -1,7 +1,5 @@
 """The time that callers tell: a finite number that never goes back, whatever is kept until a time."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

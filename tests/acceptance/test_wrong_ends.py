@@ -1,7 +1,5 @@
 """Batches that are ended in the wrong way, or with what does not fit them: refused, and they can still be ended."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

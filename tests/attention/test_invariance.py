@@ -3,8 +3,6 @@
 A step has 32 places in all, tokens and padding, as the engine always has it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from paged.attention import LayerOptions, get_backend
+from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -151,3 +149,40 @@ def test_it_holds_for_threads_that_share_the_work(draw_turn, lay_out, dtype, nam
     finally:
         torch.set_num_threads(1)
     assert torch.equal(crowd[-1], alone)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "largest"),
+    [(9, 3, 64, 1), (14, 2, 80, 1), (4, 4, 40, 1), (8, 1, 128, 1), (3, 1, 64, 1e-38)],
+)
+def test_native_bits_are_those_of_any_number_of_rows(kv_dtype, heads, kv_heads, size, largest):
+    """By a matrix unit or without it, in tiles that are full or not, down to the signs of zeros where numbers are too small to be normal."""
+    pool = KVPool(
+        num_layers=1,
+        num_blocks=10,
+        block_size=16,
+        num_kv_heads=kv_heads,
+        head_dim=size,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+    )
+    drawn = torch.Generator().manual_seed(1)
+    keys, values = (torch.randn(150, kv_heads, size, generator=drawn) for _ in range(2))
+    pool.write_kv(0, torch.arange(150), keys.bfloat16(), (values * largest).bfloat16())
+    queries = (3 * torch.randn(150, heads, size, generator=drawn)).bfloat16()
+    backend = INVARIANT["native"]
+
+    def in_parts_of(count, options):
+        found = []
+        for first in range(0, 150, count):
+            last = min(first + count, 150)
+            positions, new = np.arange(first, last), np.array([0, last - first])
+            step = StepTokens(positions, positions, new, np.array([last]), np.arange(10, dtype=np.int32)[None], 16)
+            found.append(backend.attend(queries[first:last], pool, 0, backend.prepare(step, pool), options))
+        return torch.cat(found).view(torch.int16)
+
+    for options in (LayerOptions(size**-0.5), LayerOptions(size**-0.5, window=20), LayerOptions(0.1, soft_cap=5.0)):
+        whole = in_parts_of(150, options)
+        for count in (1, 7, 33):
+            assert torch.equal(in_parts_of(count, options), whole), (count, options)

@@ -1,7 +1,5 @@
 """The tensors of both tiers: what a write touches, what stays zero, what a block costs, and which sizes are none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Views of pages: whatever is read was written at this place, other bytes stay, and what a row does not have reads as zeros."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings, strategies as st
 

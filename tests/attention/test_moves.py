@@ -3,8 +3,6 @@
 Every block holds one number of its own: 10, 11, ... on the device, 20, 21, ... on the host; slot and layer come behind the point.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

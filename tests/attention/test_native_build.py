@@ -1,7 +1,5 @@
 """The library of the backend `native`: made once, kept, made again where it is damaged; and what is said where it cannot be made."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """K and V in 8 and 4 bits: what comes back of numbers, when their bytes are the same, and how many bytes they take."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

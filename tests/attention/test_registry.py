@@ -1,7 +1,5 @@
 """The names: which backends there are, what each import loads, and that whatever is announced exists."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Two sequences in blocks of 4: three tokens of "a" behind five, two tokens of "b"
                          | step   |              step
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

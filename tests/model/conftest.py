@@ -3,8 +3,6 @@
 Torch runs on one thread, since matrices this small are not worth two; transformers says nothing.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 how they were cut, though every page that a row gives back is poisoned and taken by another.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from types import SimpleNamespace
@@ -13,12 +11,16 @@ import pytest
 import torch
 
 from paged.attention import StepTokens
+from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
 from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
 from paged.model.hook import _mask, under_way
 from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
+from paged.model.states.plan import check_plan
+from paged.model.step_input import StepInput, TableChanges
+from paged.model.worker import Worker
 
 ARCHITECTURES = [
     "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
@@ -28,7 +30,7 @@ WITH_STATES = [
     "falcon_h1", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "minimax", "qwen3_5_text", "qwen3_next",
     "recurrent_gemma", "rwkv", "zaya",
 ]  # fmt: skip
-STATES_IN_CI = ("falcon_h1", "jamba", "lfm2", "mamba2", "qwen3_next")
+STATES_IN_CI = ("falcon_h1", "jamba", "lfm2", "mamba", "mamba2", "minimax", "qwen3_next", "rwkv")
 MAX_TOKENS = 12
 
 
@@ -185,6 +187,13 @@ def test_the_plan_keeps_what_the_configuration_says(architecture, loaded):
         assert kept <= plan.kept_bytes(length) <= 1.02 * kept
 
 
+def test_state_layers_that_keep_other_than_the_configuration_says_are_refused(loaded, tmp_path):
+    model = loaded("lfm2")
+    check_plan(model.state_layers, model.module.config, tmp_path)
+    with pytest.raises(UnsupportedModel, match="its state layers keep other than their configuration says"):
+        check_plan(model.state_layers[:-1], model.module.config, tmp_path)
+
+
 def test_a_decoder_of_llama_s_family_with_windows_alone_is_one_call(loaded, monkeypatch):
     model = loaded("mistral")
     memory = Memory(model)
@@ -226,21 +235,30 @@ def test_a_batch_brings_tables_and_states_by_group(loaded):
     memory = Memory(model)
     runner = runner_for(model, memory.pool, backend="torch_gather")
     step = memory.step({0: 5, 1: 3})
-    i = memory.pool.state_group
-    groups = [SimpleNamespace(tables=each) for each in step.tables]
-    groups[i] = SimpleNamespace(read=step.states[0], write=step.states[1])
-    batch = SimpleNamespace(
-        groups=tuple(groups),
-        positions=step.positions,
-        query_start_loc=step.query_start_loc,
+    tables = list(step.tables)
+    tables[memory.pool.state_group] = step.states[1][:, None]
+    changes = []
+    for each in tables:
+        rows, columns = np.indices(each.shape[:2]).reshape(2, -1)
+        changes.append(TableChanges(rows, columns, each[rows, columns]))
+    sent = StepInput(
+        number=1,
+        oldest=1,
+        rows=np.arange(2),
+        num_tokens=np.array([5, 3]),
         seq_lens=step.seq_lens,
-        token_ids=np.arange(3, 11, dtype=np.int32),
-        samples=np.array([True, False]),
         num_drafts=np.zeros(2, np.int64),
-        num_scheduled_tokens=8,
+        samples=np.array([True, False]),
+        token_ids=np.arange(3, 11, dtype=np.int32),
+        sources=np.zeros((0, 3), np.int64),
+        tables=tuple(changes),
+        moves=Moves(),
+        reads=step.states[0],
     )
-    every = runner.forward(step, batch.token_ids, np.ones(8, np.bool_))
-    assert torch.equal(runner.logits(batch), every[4:5])
+    worker = Worker(runner)
+    worker.begin(sent)
+    every = runner.forward(step, sent.token_ids, np.ones(8, np.bool_))
+    assert torch.equal(worker.logits(worker.ready(sent)), every[4:5])
 
 
 @pytest.mark.parametrize(("architecture", "backend"), [each for each in CASES if each[1] != "reference"])

@@ -160,26 +160,37 @@ def test_all_that_can_come_between_a_batch_and_its_end_does(kind, happens, draw_
 
 def reads_the_tables_of_the_scheduler(late):
     """Those of the time when it runs, by which later batches have been scheduled."""
-    seen = late._seen_here
-    late._seen_here = lambda waiting: msgspec.structs.replace(seen(waiting), block_tables=waiting.batch.block_tables)
+    put, ready, live = late.put, late.ready, {}
+
+    def put_and_keep(batch, step, free):
+        live[batch.number] = batch
+        put(batch, step, free)
+
+    def as_they_are_now(step):
+        right = ready(step)
+        num_columns = right.tokens.block_tables.shape[1]
+        now = live[step.number].block_tables[step.rows, :num_columns]
+        return right._replace(tokens=replace(right.tokens, block_tables=now))
+
+    late.put, late.ready = put_and_keep, as_they_are_now
 
 
 def copies_as_soon_as_it_can(late):
     """Before batches that wait have run."""
     put = late.put
 
-    def put_and_move(batch, free):
-        put(batch, free)
+    def put_and_begin(batch, step, free):
+        put(batch, step, free)
         late._waiting, waiting = late._waiting[-1:], late._waiting
-        late.move()
+        late.begin_oldest()
         late._waiting = waiting
 
-    late.put = put_and_move
+    late.put = put_and_begin
 
 
 def takes_values_from_the_next_place(late):
     keep = late.keep
-    late.keep = lambda batch, tokens: keep(batch, np.roll(tokens, 1))
+    late.keep = lambda step, tokens: keep(step, np.roll(tokens, 1))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 from transformers.utils import logging
 
 from paged import LLM, SamplingParams, StructuredOutputsParams
+from paged.base.budget import blocks_within
 from paged.errors import (
     BrokenCheckpoint,
     BudgetTooSmall,
@@ -22,7 +23,7 @@ from paged.errors import (
     ModelError,
     UnsupportedModel,
 )
-from paged.model.capacity import blocks_within, bytes_per_block
+from paged.model.capacity import bytes_per_block
 from paged.model.loading import load_model
 
 WEIGHTS = "model.safetensors"
@@ -222,7 +223,9 @@ def test_a_block_takes_what_its_k_and_v_take_and_there_are_as_many_as_fit(loaded
     # K and V, 2 layers, 16 tokens, 2 heads of 12 numbers of 4 bytes.
     assert bytes_per_block([loaded("llama")], 16) == 2 * 2 * 16 * 2 * 12 * 4 == 6144
     assert bytes_per_block([load_model(folder, dtype="bfloat16")], 16) == 3072
-    assert [blocks_within([loaded("llama")], num_bytes, 16) for num_bytes in (6144, 12287, 12288)] == [1, 1, 2]
+    assert [
+        blocks_within(num_bytes, bytes_per_block([loaded("llama")], 16), 16) for num_bytes in (6144, 12287, 12288)
+    ] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,6 @@ def test_a_block_takes_what_its_k_and_v_take_and_there_are_as_many_as_fit(loaded
 def test_a_budget_that_is_too_small_says_what_would_do_and_that_does(loaded, num_bytes, longest, wanted, message):
     model = loaded("llama")
     with pytest.raises(BudgetTooSmall, match=re.escape(message)) as raised:
-        blocks_within([model], num_bytes, 16, longest)
+        blocks_within(num_bytes, bytes_per_block([model], 16), 16, longest)
     assert (raised.value.wanted, raised.value.given) == (wanted, num_bytes)
-    assert blocks_within([model], raised.value.wanted, 16, longest) == wanted // 6144
+    assert blocks_within(raised.value.wanted, bytes_per_block([model], 16), 16, longest) == wanted // 6144

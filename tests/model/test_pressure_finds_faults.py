@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from paged.attention import StepTokens
+from paged.block_manager import Moves
 from paged.model.runner import runner_for
 from paged.testing.pressure import Answers, differences
 from paged.testing.pressure_run import PressureRun, run_alone
@@ -59,16 +61,18 @@ def instead(part: str, name: str, call: Callable[..., Any]) -> Fault:
     """A method of a part of the run is replaced by call(run, the method, *its arguments)."""
 
     def replace_it(run: PressureRun) -> None:
-        owner = getattr(run, part)
+        owner = attrgetter(part)(run)
         setattr(owner, name, partial(call, run, getattr(owner, name)))
 
     return replace_it
 
 
 def altered(changes: Callable[[Any], dict[str, Any]]) -> Fault:
-    """The forward pass is given a batch of which some arrays are others."""
+    """The forward pass is given a step of which some arrays are others."""
     return instead(
-        "runner", "logits", lambda run, logits, batch: logits(msgspec.structs.replace(batch, **changes(batch)))
+        "worker",
+        "logits",
+        lambda run, logits, step: logits(step._replace(tokens=replace(step.tokens, **changes(step)))),
     )
 
 
@@ -83,16 +87,18 @@ def last_layer_left_behind(run, copy, sources, destinations):
 
 def moves_after_the_forward_pass(run):
     def logits(batch):
-        found = run.runner.logits(batch)
-        run.runner.move(batch)
+        step = run.inputs.of(batch)
+        run.worker.begin(msgspec.structs.replace(step, moves=Moves()))
+        found = run.worker.logits(run.worker.ready(step))
+        run.worker.runner.copy(step.moves)
         return found
 
     run.logits = logits
 
 
-def next_door(batch):
-    """The last token of each batch goes to its neighbour's slot."""
-    slots = batch.slot_mapping.copy()
+def next_door(step):
+    """The last token of each step goes to its neighbour's slot."""
+    slots = step.tokens.slot_mapping.copy()
     slots[-1:] = np.abs(slots[-1:] - 1)
     return {"slot_mapping": slots}
 
@@ -100,20 +106,21 @@ def next_door(batch):
 def reads_the_tables_of_the_step_before(run):
     run.stale = np.zeros((0, 0), np.int32)
 
-    def changes(batch):
-        tables = np.zeros_like(batch.block_tables)
+    def changes(step):
+        kept = run.worker._tables[0]
+        tables = np.zeros_like(kept)
         rows, columns = run.stale.shape
         tables[:rows, :columns] = run.stale
-        run.stale = batch.block_tables.copy()
-        return {"block_tables": tables}
+        run.stale = kept.copy()
+        return {"block_tables": tables[step.input.rows, : step.tokens.block_tables.shape[1]]}
 
     altered(changes)(run)
 
 
-def one_position_early(batch):
+def one_position_early(step):
     """Words after the first output stand where the word before them stands."""
-    is_decode = np.repeat(batch.num_tokens == 1, batch.num_tokens)
-    return {"positions": np.maximum(batch.positions - is_decode, 0)}
+    counts = step.input.num_tokens
+    return {"positions": np.maximum(step.tokens.positions - np.repeat(counts == 1, counts), 0)}
 
 
 def last_token_of_a_chunk_not_written(run, write, layer, slots, keys, values):
@@ -143,7 +150,7 @@ def pads_with_freed_blocks(run):
             free = (run.manager.device.states == 0).nonzero()[0]
             return int(free[0]) if len(free) else super().scratch_block
 
-    run.runner.pool.__class__ = PadsWithFreed
+    run.pool.__class__ = PadsWithFreed
 
 
 def frees_a_block_that_is_in_use(run):
@@ -180,7 +187,8 @@ def finds_one_block_too_many(run):
 
 def sums_in_whatever_order(run):
     """Packed: every product has the shape that the batch happens to have."""
-    run.runner = runner_for(run.runner.model, run.pool, backend=run.runner.backend.name, batch_invariant=False)
+    right = run.worker.runner
+    run.worker.runner = runner_for(right.model, run.pool, backend=right.backend.name, batch_invariant=False)
 
 
 # What the shadow says, where it sees the fault: which slot it was.
@@ -198,20 +206,20 @@ FAULTS = {
     "writes next door": (altered(next_door), SLOT),
     "reads the tables of the step before": (reads_the_tables_of_the_step_before, ""),
     "believes contexts shorter": (
-        altered(lambda batch: {"seq_lens": np.maximum(batch.seq_lens - 1, batch.num_tokens)}),
+        altered(lambda step: {"seq_lens": np.maximum(step.tokens.seq_lens - 1, step.input.num_tokens)}),
         "",
     ),
     "decodes one position early": (altered(one_position_early), ""),
     "samples after the token before": (
         instead(
-            "runner",
+            "worker.runner",
             "forward",
             lambda run, forward, step, ids, is_sampled, n: forward(step, ids, np.roll(is_sampled, -1), n),
         ),
         "",
     ),
     "does not write the last token of a chunk": (instead("pool", "write_kv", last_token_of_a_chunk_not_written), SLOT),
-    "cuts without telling": (instead("runner", "forward", cut_without_telling), ""),
+    "cuts without telling": (instead("worker.runner", "forward", cut_without_telling), ""),
     "pads with freed blocks": (pads_with_freed_blocks, ""),
     "frees a block that is in use": (frees_a_block_that_is_in_use, ""),
     "forgets what is cached": (forgets_what_is_cached, ""),

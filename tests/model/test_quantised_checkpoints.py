@@ -1,7 +1,5 @@
 """Checkpoints in the formats that users have: made by the libraries that write them (tools/make_quantised_checkpoints.py), read, run and refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -19,8 +17,10 @@ from paged.errors import BrokenCheckpoint, InvalidConfig, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.native.coded import QuantisedLinear, coded_library
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, reader_of
+from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.weights import QuantisedWeight, quantise
 from paged.model.quantised.writing import write_quantised
+from paged.study.hardware import Roofline, device_named, model_named
 
 MADE = Path(__file__).parent / "quantised"
 NAMES = sorted(each.name for each in MADE.iterdir() if each.is_dir())
@@ -400,3 +400,33 @@ def test_codes_of_experts_that_transformers_joins_are_refused(checkpoint: Callab
     save_file(held, out / WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(UnsupportedModel, match=f"{name} is a layer of its own in the files, and part of .*experts"):
         load_model(out)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_planning_counts_the_bytes_of_the_files(name: str) -> None:
+    folder = MADE / name
+    found = Roofline(model=model_named(str(folder)), device=device_named("h100"), dtype="bf16")
+    files = TensorFiles(folder)
+    # compressed-tensors writes each layer's shape, too.
+    shapes = sum(header.num_bytes for tensor, header in files.headers.items() if tensor.endswith("weight_shape"))
+    assert found.weight_bytes == sum(header.num_bytes for header in files.headers.values()) - shapes
+    assert found.codes is not None
+    assert found.codes.title == reader(folder).title
+
+
+@pytest.mark.parametrize("asked", [{"quantization": "int8"}, {"quantization": "int4", "quantize_head": True}])
+def test_planning_refuses_what_contradicts_the_folder_as_loading_does(asked: dict[str, Any]) -> None:
+    folder = MADE / "gptq"
+    with pytest.raises(InvalidConfig, match="stored as GPTQ, 4 bits, groups of 32.*leave it out") as loading:
+        load_model(folder, **asked)
+    with pytest.raises(InvalidConfig) as planning:
+        Roofline(model=model_named(str(folder)), device=device_named("h100"), **asked)
+    assert str(planning.value) == str(loading.value).replace(str(folder), "gptq")
+
+
+def test_planning_takes_the_quantization_that_a_folder_has() -> None:
+    shape, device = model_named(str(MADE / "gptq")), device_named("h100")
+    assert (
+        Roofline(model=shape, device=device, quantization="int4").weight_bytes
+        == Roofline(model=shape, device=device).weight_bytes
+    )

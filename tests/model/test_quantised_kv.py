@@ -10,12 +10,14 @@ pytest.importorskip("torch")
 from paged import Engine
 from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.capacity import plan_of
+from paged.model.layer_plan import plan_layers
 from paged.serving.engine_process import ready
 from paged.study.hardware import layers_named
 from paged.testing.pressure import answers_of, differences
 
 # A window beside full layers, and gated delta rules beside full layers.
 ARCHITECTURES = ("gemma3_text", "qwen3_next")
+WINDOWS = ("sliding_window",)
 each_kv_dtype = pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 
 
@@ -25,11 +27,17 @@ def memory(short_memory):
 
 
 @each_kv_dtype
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_layers_of_several_kinds_answer_under_pressure_as_they_do_alone(architecture, kv_dtype, loaded, memory):
-    model = loaded(architecture)
-    assert not Engine(model, num_blocks=500, block_size=8, kv_cache_dtype=kv_dtype).manager.layout.is_plain
-    assert differences(memory.check(model, kv_cache_dtype=kv_dtype), memory.alone(model)) != []
+@pytest.mark.parametrize(
+    ("architecture", "skipped"), [*((each, ()) for each in ARCHITECTURES), ("gemma3_text", WINDOWS)]
+)
+def test_layers_of_several_kinds_answer_under_pressure_as_they_do_alone(
+    architecture, skipped, kv_dtype, loaded, memory
+):
+    model, stored = loaded(architecture), {"kv_cache_dtype": kv_dtype, "kv_cache_dtype_skip_layers": skipped}
+    assert not Engine(model, num_blocks=500, block_size=8, **stored).manager.layout.is_plain
+    answers = memory.check(model, **stored)
+    assert differences(answers, memory.alone(model)) != []
+    assert not skipped or differences(answers, memory.alone(model, kv_cache_dtype=kv_dtype)) != []
 
 
 @each_kv_dtype
@@ -70,6 +78,15 @@ def test_capacity_counts_k_and_v_beside_states_as_the_engine_keeps_them(architec
 
 
 @each_kv_dtype
+def test_capacity_keeps_windows_in_floats_as_the_engine_does(kv_dtype, checkpoint, loaded):
+    skipped = {"kv_cache_dtype": kv_dtype, "kv_cache_dtype_skip_layers": WINDOWS}
+    found = Engine(loaded("gemma3_text"), num_blocks=64, **skipped).model
+    of_engine = plan_of(found, block_size=16, kv_dtype=kv_dtype)
+    known = layers_named(str(checkpoint("gemma3_text")), kv_dtype=kv_dtype, skipped=WINDOWS, floats="fp32")
+    assert plan_layers(known.layers, block_size=16).held_bytes(999) == of_engine.held_bytes(999)
+
+
+@each_kv_dtype
 def test_capacity_refuses_scales_where_a_configuration_keeps_latents(kv_dtype, checkpoint):
     with pytest.raises(InvalidConfig, match=f'kv_dtype is "{kv_dtype}", with a scale a head'):
         layers_named(str(checkpoint("deepseek_v3")), kv_dtype=kv_dtype)
@@ -82,14 +99,96 @@ def test_a_model_that_keeps_no_k_and_v_is_refused_by_name(architecture, kept, kv
         Engine(loaded(architecture), num_blocks=500, kv_cache_dtype=kv_dtype)
 
 
-@pytest.mark.parametrize("given", ["fp8", "fp8_e5m2", "bfloat16", "int2", "", 8, None])
+@pytest.mark.parametrize("given", ["nvfp4", "int2", "", 8, None])
 def test_any_other_kv_dtype_is_refused_with_what_can_be_had(given, loaded):
-    with pytest.raises(InvalidConfig, match='kv_cache_dtype has to be "auto", "int8" or "int4"; got '):
+    with pytest.raises(InvalidConfig, match='kv_cache_dtype has to be "auto", "int8", "int4", "float32", .*; got '):
         Engine(loaded("llama"), kv_cache_dtype=given)
 
 
-def test_vllm_s_name_of_a_scale_a_token_and_head_is_int8(loaded):
-    assert Engine(loaded("llama"), num_blocks=4, kv_cache_dtype="int8_per_token_head").pool.kv_dtype == "int8"
+@pytest.mark.parametrize("given", ["fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"])
+def test_floats_of_8_bits_are_refused_by_name(given, loaded):
+    with pytest.raises(
+        InvalidConfig, match=f'kv_cache_dtype="{given}": no backend here reads floats of 8 bits; "int8"'
+    ):
+        Engine(loaded("llama"), kv_cache_dtype=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [("int8_per_token_head", "int8"), ("int4_per_token_head", "int4"), ("float32", "auto")]
+)
+def test_vllm_s_names_mean_what_they_mean_there(given, stored, loaded):
+    assert Engine(loaded("llama"), num_blocks=4, kv_cache_dtype=given).pool.kv_dtype == stored
+
+
+def test_a_dtype_of_floats_that_is_not_the_model_s_is_refused(loaded):
+    with pytest.raises(
+        InvalidConfig, match='kv_cache_dtype="bfloat16": .* is computed in float32, and so are its K and V'
+    ):
+        Engine(loaded("llama"), num_blocks=4, kv_cache_dtype="bfloat16")
+
+
+@each_kv_dtype
+def test_windows_stay_in_floats_beside_full_layers_in_codes(kv_dtype, loaded):
+    model = loaded("gemma3_text")
+    pool = Engine(model, num_blocks=64, kv_cache_dtype=kv_dtype, kv_cache_dtype_skip_layers=WINDOWS).pool
+    stored = {
+        each.kind: {pool.layer(other.layer).keys.kv_dtype for other in model.layers if other.kind == each.kind}
+        for each in model.layers
+    }
+    assert stored == {"full": {kv_dtype}, "window": {"auto"}}
+    assert pool.kv_dtype == kv_dtype
+
+
+def test_layers_stay_in_floats_by_their_numbers_where_all_are_alike(loaded, memory):
+    model, stored = loaded("llama"), {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "1"}
+    engine = Engine(model, num_blocks=500, block_size=8, **stored)
+    assert [engine.pool.layer(each).keys.kv_dtype for each in (0, 1)] == ["int8", "auto"]
+    assert answers_of(engine, memory.requests()).tokens == memory.alone(model, **stored).tokens
+    assert not model.layers[1].in_floats, "the caller's model stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "said"),
+    [
+        ("llama", {"kv_cache_dtype_skip_layers": "1"}, 'goes with a kv_cache_dtype of "int8" or "int4"; got "auto"'),
+        (
+            "llama",
+            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": WINDOWS},
+            'has "sliding_window"; .* has no such layers',
+        ),
+        ("llama", {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": ["7"]}, 'has "7"; .* it has 0, 1'),
+        (
+            "llama",
+            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0,1"},
+            "leaves no layer of .* could be in int8",
+        ),
+        (
+            "llama",
+            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "windows"},
+            'has to be "sliding_window", "chunk" or numbers',
+        ),
+        (
+            "llama",
+            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": ["-1"]},
+            'has to be "sliding_window", "chunk" or numbers',
+        ),
+    ],
+)
+def test_layers_that_cannot_stay_in_floats_are_refused_by_name(architecture, options, said, loaded):
+    with pytest.raises(InvalidConfig, match=f"kv_cache_dtype_skip_layers.*{said}"):
+        Engine(loaded(architecture), num_blocks=64, **options)
+
+
+def test_layers_in_floats_do_not_share_blocks_with_a_model_that_drafts(loaded):
+    with pytest.raises(InvalidConfig, match='speculate="draft": layers of several kinds'):
+        Engine(
+            loaded("llama"),
+            num_blocks=64,
+            kv_cache_dtype="int8",
+            kv_cache_dtype_skip_layers="0",
+            speculate="draft",
+            draft_model=loaded("llama"),
+        )
 
 
 def test_a_server_says_what_k_and_v_are_stored_in(loaded):

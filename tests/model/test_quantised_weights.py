@@ -1,7 +1,5 @@
 """Weights in codes: how near they are, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

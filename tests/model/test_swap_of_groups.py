@@ -1,7 +1,5 @@
 """Models with layers of several kinds whose requests go to the host and come back: their tokens and their logits are those of each request alone, bit by bit."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -129,15 +129,15 @@ def test_an_abort_by_id_gives_the_task_its_last_output(model):
 def test_a_step_that_raises_is_told_to_all_who_wait_and_the_next_request_is_answered(model):
     async def main():
         async with AsyncEngine(model) as engine:
-            runner = engine.engine.runner
+            worker = engine.engine.worker
 
-            def broken(batch):
+            def broken(step):
                 raise ZeroDivisionError
 
-            runner.logits = broken
+            worker.logits = broken
             found = await asyncio.gather(*(ask(engine, number) for number in (1, 2, 3)), return_exceptions=True)
             assert [type(each) for each in found] == [ZeroDivisionError] * 3
-            del runner.logits
+            del worker.logits
             return await ask(engine, 1)
 
     assert asyncio.run(main()).partition(":")[0] in ("stop", "length")

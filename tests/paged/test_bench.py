@@ -12,13 +12,16 @@ pytest.importorskip("transformers")
 import msgspec
 import torch
 
+from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed, InvalidConfig
 from paged.model import limits
 from paged.model.limits import Limits, product_rate
+from paged.model.loading import load_model
+from paged.model.native.coded import aligned, coded_library
 from paged.model.native.packed import model_library
 from paged.model.random_weights import random_model
 from paged.model.shape import shape_of
-from paged.study.bench import WORKLOADS, Measured, workload
+from paged.study.bench import WORKLOADS, Measured, step as bench_step, workload
 from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
 from paged.study.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
 from paged.study.bench.floor import Floor
@@ -302,6 +305,23 @@ def test_a_decoder_that_is_one_call_is_divided_within(parts):
     assert (found.model, found.backend, found.rows, found.context, found.steps) == ("embedded", "native", 3, 8, 4)
     assert found.attention_us + found.products_us + found.rest_us == pytest.approx(found.forward_us.median)
     assert found.products_us > 0
+
+
+@pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_products_are_timed_in_the_calls_that_a_decoder_makes(quantization):
+    module = load_model("embedded", quantization=quantization, quantize_head=quantization is not None).module
+    together, layers = bench_step._together(module), module.config.num_hidden_layers
+    assert [len(each) for each in together] == [3, 1, 2, 1] * layers + [1]
+    linears = together[0]
+    x, to = torch.randn(5, linears[0].in_features), torch.empty(3, 5 * linears[0].out_features)
+    call = bench_step._Call.of(linears, to)
+    work = aligned(call.room(5))
+    coded_library().paged_mixed_products(
+        x.data_ptr(), call.depth, 5, call.depth, ELEMENTS[x.dtype], call.products, 3, work.data_ptr()
+    )
+    for linear, row in zip(linears, to):
+        assert torch.equal(row[: 5 * linear.out_features].view(5, -1), linear(x))
 
 
 @pytest.mark.parametrize("mode", [[], ["--fast"]])

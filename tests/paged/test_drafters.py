@@ -44,29 +44,6 @@ def run(model, **options):
 
 
 @pytest.fixture(scope="module")
-def plain(model):
-    return run(model, num_blocks=400)[:2]
-
-
-AMPLE, SHORT_OF_BLOCKS, WITH_HOST = {"num_blocks": 400}, {"num_blocks": 24}, {"num_blocks": 24, "host_blocks": 30}
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("lookup", AMPLE), ("lookup", SHORT_OF_BLOCKS), ("lookahead", WITH_HOST), ("draft", AMPLE), ("draft", WITH_HOST)],
-    ids=str,
-)
-def test_answers_and_logits_are_those_of_plain_decoding(model, plain, kind, options):
-    tokens, logits, engine = run(model, speculate=kind, **options)
-    expected, their_logits = plain
-    assert tokens == expected
-    assert logits.keys() >= their_logits.keys()
-    assert all(torch.equal(logits[which], row) for which, row in their_logits.items())
-    assert engine.stats().accepted_tokens > 0
-    assert engine.scheduler.stats().preemptions > 0 or options["num_blocks"] == 400
-
-
-@pytest.fixture(scope="module")
 def hybrid():
     return load_model("hybrid")
 

@@ -89,14 +89,14 @@ def test_a_request_ends_with_a_reason_of_the_callers(model):
 
 def failing(engine, times):
     """The next `times` forward passes run out of memory."""
-    logits, left = engine.runner.logits, iter(range(times))
+    logits, left = engine.worker.logits, iter(range(times))
 
-    def fails(batch):
+    def fails(step):
         for _ in left:
             raise MemoryError("48 GiB wanted")
-        return logits(batch)
+        return logits(step)
 
-    engine.runner.logits = fails
+    engine.worker.logits = fails
 
 
 def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason(model):

@@ -215,14 +215,14 @@ def test_abort_returns_the_tokens_and_the_end_that_step_could_not_return(max_tok
 def generating(llm, answers):
     """Another thread, "first", is in a forward pass of generate."""
     is_inside, may_go_on = Event(), Event()
-    logits = llm.engine.runner.logits
+    logits = llm.engine.worker.logits
 
-    def waits(batch):
+    def waits(step):
         is_inside.set()
         assert may_go_on.wait(600)
-        return logits(batch)
+        return logits(step)
 
-    llm.engine.runner.logits = waits
+    llm.engine.worker.logits = waits
     thread = Thread(target=lambda: answers.extend(llm.generate(PROMPTS, SIX)), name="first")
     thread.start()
     try:

@@ -42,14 +42,14 @@ def engine_with_requests(**options):
 
 def failing(engine, at, error):
     """The forward pass fails, once for each of the calls `at`."""
-    logits, calls = engine.runner.logits, count()
+    logits, calls = engine.worker.logits, count()
 
-    def fails(batch):
+    def fails(step):
         if next(calls) in at:
             raise error
-        return logits(batch)
+        return logits(step)
 
-    engine.runner.logits = fails
+    engine.worker.logits = fails
 
 
 def drained(engine, expected=(), most_steps=400):
@@ -149,14 +149,15 @@ def test_a_forward_pass_that_is_out_of_memory_is_tried_again(error, steps_ahead)
 
 def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone():
     engine = engine_with_requests(num_blocks=32, max_tokens_per_step=32)
-    logits = engine.runner.logits
+    logits = engine.worker.logits
 
-    def poisoned(batch):
-        found = logits(batch).clone()
-        found[torch.from_numpy(batch.ids[batch.samples] == "1")] = float("nan")
+    def poisoned(step):
+        found, its = logits(step).clone(), step.input
+        row = engine.scheduler.row_of("1") if engine.live_request("1") else -1
+        found[torch.from_numpy(its.rows[its.samples] == row)] = float("nan")
         return found
 
-    engine.runner.logits = poisoned
+    engine.worker.logits = poisoned
     found, _ = drained(engine)
     assert found["1"][-1].finish_reason == "error"
     assert "a logit is NaN" in found["1"][-1].error

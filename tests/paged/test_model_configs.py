@@ -10,6 +10,7 @@ from .files_of_others import CONFIGS  # noqa: TID252
 
 LLAMA, PHI_3, GPT_OSS, DEEPSEEK_V3 = (CONFIGS[name] for name in ("LLAMA", "PHI_3", "GPT_OSS", "DEEPSEEK_V3"))
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+BITSANDBYTES = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
 
 
 @pytest.fixture
@@ -61,12 +62,19 @@ def test_a_folder_and_its_config_json_are_the_same_model_as_the_one_that_ships(w
         (CONFIGS["GEMMA_3_27B"], ["what reads vision"]),
         (CONFIGS["LLAMA_4_SCOUT"], ["what reads vision"]),
         (DEEPSEEK_V3, ["layers that guess tokens ahead, 1 beside the 61"]),
-        ({**LLAMA, **AWQ}, ["weights in awq with 4 bits"]),
+        ({**LLAMA, **BITSANDBYTES}, ["weights in bitsandbytes, as published: they are counted in the dtype"]),
+        ({**CONFIGS["QWEN3_MOE"], **AWQ}, ["weights in AWQ, 4 bits, groups of 128, as published"]),
+        (
+            {**LLAMA, "quantization_config": {**AWQ["quantization_config"], "modules_to_not_convert": ["v_proj"]}},
+            ["layers that stay floats, as v_proj: they are counted in AWQ, 4 bits"],
+        ),
+        ({**LLAMA, **AWQ}, []),
         ({**LLAMA, "num_kv_shared_layers": 8}, ["K and V that 8 of 32 layers take from others"]),
         (LLAMA, []),
     ],
 )
 def test_what_no_figure_counts_is_said(written, config, said):
+    pytest.importorskip("torch")
     found = model_named(str(written(config))).not_modelled
     assert [sentence.startswith(words) for sentence, words in zip(found, said, strict=True)] == [True] * len(said)
 
@@ -100,8 +108,20 @@ def test_weights_are_counted_as_they_are_published(written, document):
     assert figures(DEEPSEEK_V3)["dtype"] == "fp8"
     fp8 = {"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": {"num_bits": 8, "type": "float"}}}}
     assert figures({**LLAMA, "quantization_config": fp8})["weight_bytes"] == 8_030_261_248
-    awq = figures({**LLAMA, **AWQ})
-    assert (awq["weight_bytes"], len(awq["not_modelled"])) == (2 * 8_030_261_248, 1)
+    bitsandbytes = figures({**LLAMA, **BITSANDBYTES})
+    assert (bitsandbytes["weight_bytes"], len(bitsandbytes["not_modelled"])) == (2 * 8_030_261_248, 1)
+
+
+def test_weights_that_are_published_as_codes_are_counted_with_scales_and_zero_points(written, document):
+    pytest.importorskip("torch")
+    linear = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
+    found = document("capacity", written({**LLAMA, **AWQ}), "--device", "h100")
+    codes, scales, zeros = linear // 2, linear // 128 * 2, linear // 128 // 2
+    assert found["weight_bytes"] == codes + scales + zeros + (8_030_261_248 - linear) * 2
+    assert found["quantization"] == "AWQ, 4 bits, groups of 128"
+    assert found["notes"][0].startswith(
+        "linear layers are codes in AWQ, 4 bits, groups of 128 with scales, all else bf16"
+    )
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan --find devices --ttft 10 --no-explain"])

@@ -202,15 +202,15 @@ def test_a_search_may_be_ended_at_any_time(model, after, end, reason):
 
 def test_a_step_that_fails_is_taken_back_and_the_search_goes_on(model, expected):
     llm = LLM(model, block_size=4, num_blocks=40)
-    runner, calls = llm.engine.runner, count(1)
-    real = runner.logits
+    worker, calls = llm.engine.worker, count(1)
+    real = worker.logits
 
-    def now_and_then(batch):
+    def now_and_then(step):
         if next(calls) % 3 == 0:
             raise MemoryError("too little")
-        return real(batch)
+        return real(step)
 
-    runner.logits = now_and_then
+    worker.logits = now_and_then
     found = llm.generate(PROMPTS, list(map(params, BEAMS)))
     assert [[each.token_ids for each in answer.outputs] for answer in found] == [tokens for tokens, _ in expected]
     assert llm.engine.stats().failed_steps > 3

@@ -152,28 +152,6 @@ def test_an_interrupt_while_workers_are_sent_home_comes_when_they_are_gone():
     assert kept[0]() is None, "what the pool keeps holds its semaphores"
 
 
-def test_an_interrupt_while_the_pool_is_made_leaves_none(monkeypatch):
-    made = []
-
-    class Interrupted(workers._Pool):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            made.append(weakref.ref(self._call_queue))
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(workers, "_Pool", Interrupted)
-
-    def study():
-        with processes(1):
-            made.append("begun")
-
-    with tool().heard(), pytest.raises(KeyboardInterrupt) as caught:
-        study()
-    assert caught.tb is not None
-    assert len(made) == 1
-    assert made[0]() is None, "what the pool keeps holds its semaphores"
-
-
 def test_an_interrupt_while_the_pools_own_thread_starts_comes_when_it_has_started(monkeypatch):
     kept, start = [], threading.Thread.start
 

@@ -185,6 +185,17 @@ def test_who_says_a_dtype_says_in_what_quantised_weights_are_counted(recorded):
     assert found.simulated["tpot"].mean > 0
 
 
+@pytest.mark.parametrize("quantization", ["gptq", "awq_marlin", "bitsandbytes"])
+def test_weights_in_a_format_that_the_model_is_not_stored_in_are_refused_until_somebody_says_how_to_count(
+    recorded, quantization
+):
+    run = recorded(described_as=meta_of(quantization=quantization))
+    with pytest.raises(InvalidConfig, match=f"quantization = '{quantization}', and llama-3.1-8b is not known to be"):
+        prepared(run, Asked())
+    assert "nobody measured" not in prepared(run, Asked(dtype="bf16")).cost_model
+    assert "weights in int4" in prepared(run, Asked(device="h100", quantization="int4")).cost_model
+
+
 def test_fields_that_nobody_knows_are_named_and_harmless_ones_are_not(recorded):
     fields = {"seed": 7, "enforce_eager": True, "some_new_field": 3, "another": None, "pipeline_parallel_size": 1}
     said = validated(recorded(described_as=meta_of(**fields))).assumed

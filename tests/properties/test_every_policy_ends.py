@@ -4,8 +4,6 @@ The state machines draw the named policies, too, with every call that there is; 
 press, and beside them any combination of strategies that somebody may make his own policy of.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import suppress
 from typing import get_args, get_type_hints

@@ -7,7 +7,9 @@ after every rule, and at the end all pages are back. `make campaign` runs the sa
 
 import pytest
 
+from paged import LayerGroup
 from paged.testing.machines import LayerMachine, run_machine
+from paged.testing.shadow_groups import ShadowGroups
 
 # Hypothesis switches rules off for many examples at a time: of a hundred, few see what is rarer.
 SHARES = {
@@ -30,3 +32,18 @@ def test_whatever_is_called_every_read_finds_what_the_rules_of_its_group_promise
 
 def test_the_machine_reaches_what_matters(reached):
     assert reached.below(SHARES) == {}
+
+
+def test_a_prompt_begins_only_where_some_page_holds_what_each_group_reads():
+    shadow = ShadowGroups([LayerGroup("full"), LayerGroup("window", 2), LayerGroup("state")], 3, 2)
+    first, second = shadow.contents.path(None, [0, 1]).tolist()
+    full, window, state = shadow.pages
+    # Parts are numbered over all groups: the full one's is 0, the window's 1, the state's 2.
+    full[:] = 3 * first, 3 * second
+    window[1] = 3 * second + 1
+    state[:] = 3 * first + 2
+    assert [each.split(" at ")[0] for each in shadow.lacking(None, [0, 1])] == ["part 0 of group 2"]
+    state[:] = 3 * second + 2
+    assert shadow.lacking(None, [0, 1]) == []
+    window[1] = 3 * second
+    assert [each.split(" at ")[0] for each in shadow.lacking(None, [0, 1])] == ["part 0 of group 1"]

@@ -51,8 +51,8 @@ def test_a_bit_of_a_logit_is_a_difference(builders):
     def build(world):
         engine = builders["engine"](world)
         if world == TIGHT:
-            logits = engine.runner.logits
-            engine.runner.logits = lambda batch: logits(batch) * (1 + 2**-23)
+            logits = engine.worker.logits
+            engine.worker.logits = lambda step: logits(step) * (1 + 2**-23)
         return engine
 
     found = pressure_differences(build, REQUESTS, AMPLE, TIGHT)

@@ -6,7 +6,6 @@ pool of blocks of 4   | 0: a | 1: b | 2: b | 3: a, from its fifth token on |
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager
@@ -91,7 +90,7 @@ class Scribbled(Scheduler):
 
 
 def test_an_engine_that_scribbles_over_batches_changes_nothing_later():
-    for seed in range(15):
+    for seed in range(6):
         random_program(seed, 60, lambda world: build_scheduler(world, Scribbled)).drain()
 
 
@@ -99,22 +98,3 @@ def test_an_engine_that_scribbles_over_batches_changes_nothing_later():
 def test_arrays_that_may_be_shared_are_read_only_in_a_step_of_decodes(scheduler, last, name):
     scheduler.update(last, [52, 60])
     assert not getattr(scheduler.schedule(), name).flags.writeable
-
-
-@pytest.mark.parametrize(("lengths", "num_sequences"), [((60, 100), 1), ((64, 64), 1), ((60, 61), 2)])
-def test_replaying_what_is_told_once_gives_the_tables(lengths, num_sequences):
-    manager = BlockManager(256, 1)
-    scheduler = Scheduler(manager)
-    for token, length in enumerate(lengths):
-        scheduler.add(Request(id=str(token), prompt=[token] * length, max_tokens=12, num_sequences=num_sequences))
-    copy, told = np.full((64, 256), -1, np.int64), []
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule()
-        for row, column, block in zip(batch.table_rows, batch.table_columns, batch.table_blocks, strict=True):
-            told.append((int(row), int(column), int(block)))
-            copy[row, column] = block
-        for row in manager.rows.live.tolist():
-            table = manager.table(row).tolist()
-            assert copy[row, : len(table)].tolist() == table
-        scheduler.update(batch, [7] * int(batch.samples.sum()))
-    assert len(told) == len(set(told))

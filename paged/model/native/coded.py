@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed
+from paged.model.native.large_pages import on_large_pages
 from paged.model.native.packed import NativeLinear, Product, model_library, on_one_thread
 from paged.model.quantised.names import BITS
 from paged.model.quantised.weights import QuantisedWeight, quantise
@@ -177,7 +178,7 @@ def aligned(size: int) -> Tensor:
 
 
 def _held(tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)
+    return nn.Parameter(on_large_pages(tensor), requires_grad=False)
 
 
 def _filled(group_size: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from paged.attention import LayeredPool, StepTokens
 from paged.attention.native.backend import ELEMENTS, Call, attention_function, plan_of, stored_as
 from paged.model.native.coded import PackedCodes, QuantisedLinear
+from paged.model.native.large_pages import empty
 from paged.model.native.packed import PackedLinear, model_library
 from paged.model.native.recurrences import MOST_TAPS, Rows, rows_of
 
@@ -254,10 +255,10 @@ class FusedDecoder:
     def _room(self, rows: int) -> int:
         needed = self._functions.paged_decoder_room(ctypes.byref(self._decoder), _int64(rows))
         if len(self._work) < needed:
-            # On a line of the cache, and of use outside inference mode, too.
+            # Of use outside inference mode, too.
             with torch.inference_mode(False):
-                self._work = torch.empty(needed + needed // 4 + 64, dtype=torch.uint8)
-        return -(-self._work.data_ptr() // 64) * 64
+                self._work = empty(needed + needed // 4)
+        return self._work.data_ptr()
 
     def _reach(self, position: int) -> None:
         """Cosines and sines up to this position, computed in parts of one shape."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from paged.attention.native.backend import ELEMENTS, HEADERS
 from paged.attention.native.build import library
 from paged.errors import BuildFailed
+from paged.model.native.large_pages import on_large_pages
 
 _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.
@@ -96,13 +97,17 @@ def on_one_thread() -> Iterator[None]:
 
 def pack(weight: Tensor, columns: int) -> Tensor:
     """Weights [outs, depth] in panels of `columns` results: float32 [panels, depth, columns], bfloat16 [panels, depth / 2, columns, 2]."""
+    return _in_panels(weight, columns).contiguous()
+
+
+def _in_panels(weight: Tensor, columns: int) -> Tensor:
+    """The same, a view where panels are whole: a head is copied once."""
     outs, depth = weight.shape
     panels = -(-outs // columns)
-    # Of a head as few copies as can be.
     padded = weight if outs % columns == 0 else torch.nn.functional.pad(weight, (0, 0, 0, panels * columns - outs))
     if weight.dtype == torch.float32:
-        return padded.view(panels, columns, depth).transpose(1, 2).contiguous()
-    return padded.view(panels, columns, depth // 2, 2).transpose(1, 2).contiguous()
+        return padded.reshape(panels, columns, depth).transpose(1, 2)
+    return padded.reshape(panels, columns, depth // 2, 2).transpose(1, 2)
 
 
 def multiply(
@@ -154,7 +159,7 @@ class PackedLinear(NativeLinear):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias)
         columns = model_library().paged_columns()
-        self.packed = nn.Parameter(pack(linear.weight.detach(), columns), requires_grad=False)
+        self.packed = nn.Parameter(on_large_pages(_in_panels(linear.weight.detach(), columns)), requires_grad=False)
 
     @property
     def weight(self) -> Tensor:

@@ -20,7 +20,7 @@ from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
 from paged.model.native.coded import coded_library, replace_linears
 from paged.model.native.experts import can_be_coded, code_experts
 from paged.model.quantised.files import TensorFiles
-from paged.model.quantised.names import BITS, GROUPS, HEAD, QUANTIZATIONS
+from paged.model.quantised.names import BITS, GROUPS, HEAD, check_asked
 from paged.model.quantised.placing import Emptied, linears_of, options_of
 from paged.model.quantised.reading import ModuleFiles
 from paged.model.quantised.weights import QuantisedWeight, quantise
@@ -28,13 +28,9 @@ from paged.model.quantised.weights import QuantisedWeight, quantise
 
 def check_quantization(quantization: str | None, where: torch.device, *, with_head: bool = False) -> None:
     """Raise InvalidConfig for one that is not known, UnsupportedModel for one that this device or machine does not do."""
+    check_asked(quantization, with_head=with_head)
     if quantization is None:
-        if with_head:
-            raise InvalidConfig("quantize_head goes with a quantization; got quantize_head=True and quantization=None.")
         return
-    if quantization not in QUANTIZATIONS:
-        known = " or ".join(f'"{name}"' for name in QUANTIZATIONS)
-        raise InvalidConfig(f'quantization has to be {known}; got "{quantization}".')
     if where.type != "cpu":
         raise UnsupportedModel(
             f'quantization="{quantization}" is computed on a CPU; device is "{where}", where weights can stay floats.'

@@ -17,6 +17,7 @@ from paged.model.quantised.awq import AWQ
 from paged.model.quantised.compressed import CompressedTensors
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.gptq import GPTQ
+from paged.model.quantised.names import Codes
 from paged.model.quantised.stored import FLOATS, Stored
 from paged.model.quantised.weights import QuantisedWeight
 
@@ -35,6 +36,8 @@ class Format(Protocol):
     """What a reader calls it, with bits and groups: "GPTQ, 4 bits, groups of 128"."""
     bits: set[int]
     """Of its codes."""
+    codes: Codes
+    """What its layers take, where that is the same for all."""
     marks: tuple[str, ...]
     """A layer that has a tensor of one of these names is stored in codes, or has a part that only such a layer has."""
 
@@ -111,6 +114,12 @@ def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
     if settings is None:
         _check_floats(TensorFiles(folder))
         return None
+    return QuantisedCheckpoint(folder, format_of(settings, folder))
+
+
+def format_of(settings: dict[str, Any], folder: Path) -> Format:
+    """The format that a configuration's `settings` of quantisation name. Raises UnsupportedModel for one that is not read, with those that are, and
+    BrokenCheckpoint for settings that cannot be."""
     method = settings.get("quant_method")
     make: Any = FORMATS.get(str(getattr(method, "value", method)))
     if make is None:
@@ -123,7 +132,7 @@ def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
         raise BrokenCheckpoint(
             f"{folder}: what its configuration says of quantisation cannot be read: {error!r}."
         ) from error
-    return QuantisedCheckpoint(folder, found)
+    return found
 
 
 def _check_floats(files: TensorFiles) -> None:

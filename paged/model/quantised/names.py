@@ -1,6 +1,12 @@
-"""How weights can be quantised at load, by name; without torch, for settings and planning."""
+"""How weights can be quantised at load, by name, and what codes take; without torch, for settings and planning."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from paged.errors import InvalidConfig
 
 BITS = {"int8": 8, "int4": 4}
 """Bits of a code."""
@@ -9,3 +15,67 @@ GROUPS: dict[str, int | None] = {"int8": None, "int4": 32}
 QUANTIZATIONS = tuple(BITS)
 HEAD = "int8"
 """What an output projection is quantised to, whatever the layers are."""
+
+
+class Codes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the linear layers of a model's decoder layers are stored as codes.
+
+    title        what a reader calls it
+    bits         of a code; None: what these layers take is not known here
+    group_size   inputs that share a scale; None: all of a result
+    scale_bytes  of a scale
+    zero_bits    of the code that means 0, one a scale; 0: it is the same everywhere
+    input_bytes  of what is stored for each input of a layer, as GPTQ's groups
+    """
+
+    title: str
+    bits: int | None = None
+    group_size: int | None = None
+    scale_bytes: int = 2
+    zero_bits: int = 0
+    input_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("bits", 1), ("group_size", 1), ("scale_bytes", 0), ("zero_bits", 0), ("input_bytes", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or value < least):
+                raise InvalidConfig(f"codes: {name} is {value!r}; it has to be a whole number of at least {least}")
+
+    def num_bytes(self, numbers: int, results: int, inputs: int) -> int:
+        """Return what so many numbers of linear layers take, which have so many results and inputs in all. `bits` is known."""
+        assert self.bits is not None, "what is not known is not counted"
+        scales = results if self.group_size is None else numbers // self.group_size
+        return (
+            numbers * self.bits // 8
+            + self.scale_bytes * scales
+            + scales * self.zero_bits // 8
+            + self.input_bytes * inputs
+        )
+
+
+AT_LOAD = {name: Codes(title=name, bits=BITS[name], group_size=GROUPS[name], scale_bytes=4) for name in BITS}
+"""What an engine makes of linear layers when it loads them."""
+
+
+def check_asked(quantization: str | None, *, with_head: bool = False) -> None:
+    """Raise InvalidConfig for a quantization that is none, and for a head that is to be quantised without one."""
+    if quantization is None and with_head:
+        raise InvalidConfig("quantize_head goes with a quantization; got quantize_head=True and quantization=None.")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        known = " or ".join(f'"{name}"' for name in QUANTIZATIONS)
+        raise InvalidConfig(f'quantization has to be {known}; got "{quantization}".')
+
+
+def check_stored(
+    name: object, title: str, bits: Collection[int], quantization: str | None, *, with_head: bool = False
+) -> None:
+    """Raise InvalidConfig where other bits are asked for than a checkpoint is stored in, or its head is to be quantised; `title`: how it is stored,
+    `bits`: of its codes."""
+    if quantization is not None and set(bits) != {BITS[quantization]}:
+        raise InvalidConfig(
+            f'quantization="{quantization}" is asked for, and {name} is stored as {title}; leave it out.'
+        )
+    if with_head:
+        raise InvalidConfig(
+            f"quantize_head is asked for, and {name} is stored as {title}, its head as it is; leave it out."
+        )

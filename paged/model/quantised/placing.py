@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from paged.errors import BrokenCheckpoint, BuildFailed, InvalidConfig, UnsupportedModel
+from paged.errors import BrokenCheckpoint, BuildFailed, UnsupportedModel
 from paged.model.native.coded import coded_library, replace_linears
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, settings_of
 from paged.model.quantised.files import TensorFiles
-from paged.model.quantised.names import BITS
+from paged.model.quantised.names import BITS, check_stored
 from paged.model.quantised.reading import renamed
 from paged.model.quantised.stored import FLOATS
 
@@ -49,14 +49,7 @@ class Placed:
         does not compute with codes."""
         if checkpoint is None:
             return None
-        if quantization is not None and checkpoint.bits != {BITS[quantization]}:
-            raise InvalidConfig(
-                f'quantization="{quantization}" is asked for, and {checkpoint.folder} is stored as {checkpoint.title}; leave it out.'
-            )
-        if with_head:
-            raise InvalidConfig(
-                f"quantize_head is asked for, and {checkpoint.folder} is stored as {checkpoint.title}, its head as it is; leave it out."
-            )
+        check_stored(checkpoint.folder, checkpoint.title, checkpoint.bits, quantization, with_head=with_head)
         if where.type != "cpu":
             raise UnsupportedModel(
                 f'{checkpoint.folder}: stored as {checkpoint.title}, which is computed on a CPU; device is "{where}".'

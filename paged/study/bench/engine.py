@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -108,7 +109,9 @@ class EngineBench:
         with THREADS.at_most(1 if is_small(model) else torch.get_num_threads()):
             self._limits = measured_limits(model.dtype)
         shape = shape_of(model)
-        self._floor = None if shape is None else Floor(shape, self._limits, serving.kv_cache_dtype, model.quantization)
+        stored = {"quantization": model.quantization, "quantize_head": model.quantize_head}
+        its: Any = {"kv_dtype": self._engine.pool.kv_dtype, **stored}
+        self._floor = None if shape is None else Floor(shape, self._limits, **its)
 
     def run(self) -> EngineRun:
         """Serve the trace once. Raises as `engine_run`."""

@@ -21,11 +21,17 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Floor:
-    """A model on this machine; `kv_dtype` as an engine's `kv_cache_dtype`, and its `quantization`. Operations go at the rate of products in
+    """A model on this machine; `kv_dtype` as an engine's `kv_cache_dtype`, and its `quantization` and `quantize_head`. Operations go at the rate of products in
     the dtype, which those of codes may be above."""
 
     def __init__(
-        self, shape: ModelShape, limits: Limits, kv_dtype: str = AUTO, quantization: str | None = None
+        self,
+        shape: ModelShape,
+        limits: Limits,
+        *,
+        kv_dtype: str = AUTO,
+        quantization: str | None = None,
+        quantize_head: bool = False,
     ) -> None:
         dtype = _DTYPES[limits.dtype]
         here = Device(
@@ -42,6 +48,7 @@ class Floor:
             dtype=dtype,
             kv_dtype=None if kv_dtype == AUTO else kv_dtype,
             quantization=quantization,
+            quantize_head=quantize_head,
         )
 
     def seconds(self, steps: Sequence[StepWork], used_slots: Sequence[int]) -> float:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,9 +27,10 @@ from paged.attention import StepTokens
 from paged.attention.kv_dtypes import AUTO
 from paged.attention.native.backend import ELEMENTS
 from paged.engine.engine import Engine
+from paged.engine.step_inputs import StepInputs
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
-from paged.model.native.coded import QuantisedLinear
+from paged.model.native.coded import Codes, QuantisedLinear, aligned, coded_library
 from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
 from paged.study.bench.engine import Serving
 from paged.study.bench.measured import Measured
@@ -41,13 +42,17 @@ _LEAST_BUDGET = 2048
 _BLOCK_SIZE = 16
 # The function of the model's library that is a decoder's pass.
 _CALL = "paged_decoder_forward"
+_SAME_INPUTS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "both"),
+}
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """Microseconds of the wall clock, over the steps.
 
     context         prompt tokens of each row
-    inputs_us       what the runner does before and behind the forward pass
+    inputs_us       what the worker does before and behind the forward pass
     update_us       the scheduler's update; outputs_us all that is left: text, what is handed out, the engine's own books
     attention_us    of all layers, products_us of all linear layers, and rest_us: parts of the median forward_us, by their shares of the
                     last step's pass, made again; None where the pass is not one call
@@ -206,7 +211,9 @@ def _watched(engine: Engine, watch: _Stopwatch) -> Iterator[None]:
     """The parts of its steps. A forward pass is one call into C, or as many of the module as there are tiles."""
     watched = [
         (engine.scheduler, "schedule", "schedule"),
-        (engine.runner, "logits", "runner"),
+        (engine.worker, "begin", "worker"),
+        (engine.worker, "ready", "worker"),
+        (engine.worker, "logits", "worker"),
         (engine.model.module, "forward", "module"),
         (engine._sampling, "choose", "sampling"),
         (engine.scheduler, "update", "update"),
@@ -223,7 +230,7 @@ def _parts_of(seconds: dict[str, float], step: float) -> dict[str, float]:
     forward = seconds.get("call", 0.0) + seconds.get("module", 0.0)
     named = {
         "schedule": seconds["schedule"],
-        "inputs": seconds["runner"] - forward,
+        "inputs": seconds["worker"] - forward,
         "forward": forward,
         "sampling": seconds["sampling"],
         "update": seconds["update"],
@@ -243,20 +250,24 @@ class _Again:
     def __init__(self, engine: Engine, batch: Batch) -> None:
         self._runner = engine.runner
         self._ids = batch.token_ids
-        self._step = self._runner.step_of(batch)
+        self._step = engine.worker.ready(StepInputs(engine.manager.block_size).of(batch)).tokens
         self._no_attention = replace(
             self._step,
             query_start_loc=np.zeros(1, np.int64),
             seq_lens=np.zeros(0, np.int64),
             block_tables=self._step.block_tables[:0],
         )
-        self._linears = [each for each in engine.model.module.modules() if isinstance(each, NativeLinear)]
         rows, drawn = self._step.num_tokens, torch.Generator().manual_seed(0)
+        together = _together(engine.model.module)
         self._inputs = {
             depth: torch.randn(rows, depth, generator=drawn).to(engine.model.dtype)
-            for depth in {each.in_features for each in self._linears}
+            for depth in {linears[0].in_features for linears in together}
         }
-        self._to = torch.empty(rows * max(each.out_features for each in self._linears))
+        outs = max(each.out_features for linears in together for each in linears)
+        self._to = torch.empty(max(map(len, together)), rows * outs)
+        self._calls = [_Call.of(linears, self._to) for linears in together]
+        rooms = [call.room(rows) for call in self._calls]
+        self._work = aligned(max(rooms, default=0))
 
     def shares(self) -> tuple[float, float]:
         """What attention and products take of a pass; medians over rounds in which all take turns."""
@@ -278,18 +289,49 @@ class _Again:
         return watch.seconds["call"]
 
     def _products(self, rows: int) -> float:
-        functions, seconds = model_library(), 0.0
-        for linear in self._linears:
-            x, outs = self._inputs[linear.in_features], linear.out_features
-            if isinstance(linear, QuantisedLinear):
-                began = time.perf_counter()
-                linear.packed.multiply(x[:rows], None)
-                seconds += time.perf_counter() - began
-                continue
-            assert isinstance(linear, PackedLinear), "there are two kinds"
-            product = Product(packed=linear.packed.data_ptr(), to=self._to.data_ptr(), outs=outs, to_stride=outs)
-            depth, element, one = linear.in_features, ELEMENTS[x.dtype], ctypes.byref(product)
+        multiply, work, seconds = coded_library().paged_mixed_products, self._work.data_ptr(), 0.0
+        for depth, products in self._calls:
+            x, count = self._inputs[depth], len(products)
+            element, address = ELEMENTS[x.dtype], x.data_ptr()
             began = time.perf_counter()
-            functions.paged_products(x.data_ptr(), depth, rows, depth, element, one, 1)
+            multiply(address, depth, rows, depth, element, products, count, work)
             seconds += time.perf_counter() - began
         return seconds
+
+
+class _Call(NamedTuple):
+    """A call into C: products of the same inputs, as decoder.c makes them."""
+
+    depth: int
+    products: Any
+
+    @classmethod
+    def of(cls, linears: Sequence[NativeLinear], to: torch.Tensor) -> _Call:
+        """Of these linear layers, each to a row of `to`."""
+        products = []
+        for each, row in zip(linears, to):
+            outs = each.out_features
+            product = Product(to=row.data_ptr(), outs=outs, to_stride=outs)
+            if isinstance(each, QuantisedLinear):
+                product.packed, product.codes = each.packed.codes.data_ptr(), ctypes.addressof(each.packed.c)
+            else:
+                assert isinstance(each, PackedLinear), "there are two kinds"
+                product.packed = each.packed.data_ptr()
+            products.append(product)
+        return cls(linears[0].in_features, (Product * len(products))(*products))
+
+    def room(self, rows: int) -> int:
+        """Bytes of work that its products with codes take."""
+        each = (product.codes for product in self.products if product.codes)
+        room = coded_library().paged_codes_room
+        return max((room(ctypes.byref(Codes.from_address(codes)), rows, self.depth) for codes in each), default=0)
+
+
+def _together(module: Any) -> list[list[NativeLinear]]:
+    """The linear layers of a module that runs as one call; those that read the same inputs are multiplied in one."""
+    found: dict[tuple[str, ...], list[NativeLinear]] = {}
+    for path, each in module.named_modules():
+        if isinstance(each, NativeLinear):
+            parent, _, name = path.rpartition(".")
+            found.setdefault((parent, _SAME_INPUTS.get(name, name)), []).append(each)
+    return list(found.values())

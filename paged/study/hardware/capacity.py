@@ -48,6 +48,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks, max_sequences                       blocks of KV beside the weights, or pages of layers of several kinds, and sequences of this
                                                     length in them; 0: no room
     fewest_devices                                  the fewest devices that the model can be split over and on which these sequences fit, powers of two first; None: however many
+    quantization                                    how linear layers are stored where they are codes; None: in the dtype
     notes, not_modelled                             what a reader of these figures should know, and what of the model they do not count
     ridge                                           operations a byte at which arithmetic and memory take equally long
     knee_tokens                                     tokens of a step at which the weights' reading and their arithmetic do
@@ -57,6 +58,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     kv_dtype: str
+    quantization: str | None
+    quantize_head: bool
     tensor_parallel: int
     split_context: bool
     batch: int
@@ -124,6 +127,8 @@ def capacity_of(
         device=roofline.device.name,
         dtype=roofline.dtype,
         kv_dtype=roofline.kept_dtype,
+        quantization=None if roofline.codes is None else roofline.codes.title,
+        quantize_head=roofline.quantize_head,
         tensor_parallel=roofline.tensor_parallel,
         split_context=roofline.split_context,
         batch=batch,

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from paged.errors import BadHardwareFile, InvalidConfig, NotModelled
+from paged.errors import BadHardwareFile, InvalidConfig, ModelError, NotModelled
 from paged.model.kept_layers import MOST
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import BF16, Experts, Latent, ModelShape
+from paged.model.quantised.names import Codes
 from paged.study.hardware.hf_kinds import KINDS
 
 _TEXT = ("text_config", "language_config", "llm_config")
@@ -46,6 +47,8 @@ _STATES = (
 )
 """Fields of layers that keep a state of one size instead of K and V."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+_FLOATS = ("ignore", "modules_to_not_convert", "dynamic", "modules_in_block_to_quantize")
+"""Fields of quantisation by which some linear layers stay floats."""
 _FP8, _MXFP4_BITS = {"fp8", "fbgemm_fp8"}, 4.25
 
 
@@ -98,11 +101,13 @@ class _Reader:
         if heads % kv_heads:
             self._fail("num_key_value_heads", f"it is {kv_heads}; {heads} heads cannot share so many evenly")
         experts = self._experts(layers)
-        dtype, quantisation = self._quantised(experts)
-        if experts is not None and isinstance(quantisation, float):
-            experts = msgspec.structs.replace(experts, bits=quantisation)
-        said = self._left_out(layers)
-        said += [quantisation] if isinstance(quantisation, str) else []
+        dtype, bits, codes = self._quantised(experts)
+        if experts is not None and bits is not None:
+            experts = msgspec.structs.replace(experts, bits=bits)
+        if codes is not None and (experts or latent):
+            # Which of their weights are codes is not known here.
+            codes = Codes(title=codes.title)
+        said = [*self._left_out(layers), *self._left_of(codes)]
         try:
             return ModelShape(
                 name=name_of(self.path),
@@ -122,6 +127,7 @@ class _Reader:
                 experts=experts,
                 latent=latent,
                 dtype=dtype,
+                codes=codes,
                 kept=() if latent else self._kept(layers, longest, kv_heads * head_dim * BF16),
                 not_modelled=tuple(said),
                 source=f"{self.path}",
@@ -304,20 +310,50 @@ class _Reader:
             said.append(f"what reads {' and '.join(towers)}: its weights are not counted")
         return said
 
-    def _quantised(self, experts: Experts | None) -> tuple[Literal["fp8", "int8"] | None, float | str | None]:
-        """The dtype of the weights where it is one of 8 bits, or the experts' bits, or what is not modelled of it."""
+    @property
+    def _settings(self) -> dict[str, Any] | None:
+        """What it says of quantisation."""
         found = self.text.get("quantization_config") or self.whole.get("quantization_config")
-        if not isinstance(found, dict):
-            return None, None
+        return found if isinstance(found, dict) else None
+
+    def _quantised(self, experts: Experts | None) -> tuple[Literal["fp8"] | None, float | None, Codes | None]:
+        """The dtype of the weights where it is one of 8 bits, or the experts' bits, or how linear layers are stored."""
+        found = self._settings
+        if found is None:
+            return None, None, None
         method = str(found.get("quant_method"))
         if method == "mxfp4" and experts is not None:
-            return None, _MXFP4_BITS
+            return None, _MXFP4_BITS, None
         groups = found.get("config_groups")
         groups = list(groups.values()) if isinstance(groups, dict) else []
         weights = [group.get("weights") or {} for group in groups if isinstance(group, dict)]
         is_fp8 = bool(weights) and all((each.get("num_bits"), each.get("type")) == (8, "float") for each in weights)
         if method in _FP8 or is_fp8 or str(found.get("quant_algo")) == "FP8":
-            return "fp8", None
+            return "fp8", None, None
         bits = found.get("bits") or found.get("w_bit") or next((each.get("num_bits") for each in weights), None)
-        how = method + (f" with {bits} bits" if bits else "")
-        return None, f"weights in {how}, as published: they are counted in the dtype of the rest"
+        title = method + (f" with {bits} bits" if bits else "")
+        return None, None, self._codes(found) or Codes(title=title)
+
+    def _codes(self, settings: dict[str, Any]) -> Codes | None:
+        """How linear layers are stored; None for a format that no engine here reads, and without what reads it."""
+        try:
+            from paged.model.quantised.checkpoints import format_of
+        except ImportError:
+            return None
+        try:
+            codes = format_of(settings, self.path).codes
+        except ModelError:
+            return None
+        # compressed-tensors has scales in the dtype of the weights, the others in 16 bits.
+        is_wide = str(self.text.get("dtype") or self.text.get("torch_dtype")) == "float32"
+        is_wide &= settings.get("quant_method") == "compressed-tensors"
+        return msgspec.structs.replace(codes, scale_bytes=4) if is_wide else codes
+
+    def _left_of(self, codes: Codes | None) -> list[str]:
+        """What of linear layers in codes no figure counts."""
+        if codes is None or self._settings is None:
+            return []
+        if codes.bits is None:
+            return [f"weights in {codes.title}, as published: they are counted in the dtype of the rest"]
+        floats = {each for name in _FLOATS for each in self._settings.get(name) or ()} - {"lm_head"}
+        return [f"layers that stay floats, as {min(floats)}: they are counted in {codes.title}"] if floats else []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paged.attention.kv_dtypes import CODE_BITS
+from paged.attention.kv_dtypes import CODE_BITS, SKIPPED
 from paged.errors import BadHardwareFile, InvalidConfig, MissingExtra, NotModelled, UnknownLayers, UnknownModel
 from paged.model.kept_layers import config_of, kept_layers
 from paged.model.layer_plan import Layers
@@ -26,10 +27,10 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     doubt: str | None = None
 
 
-def layers_named(name: str, *, kv_dtype: str = "bf16") -> Kept:
+def layers_named(name: str, *, kv_dtype: str = "bf16", skipped: Sequence[str] = (), floats: str = "bf16") -> Kept:
     """Return what the layers of a model keep: one of `published_layers` or of `model_names`, a publisher's name, or a file as `model_named` takes it.
 
-    `kv_dtype`: of K and V; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
+    `kv_dtype`: of K and V, but of layers that are `skipped` in `floats`; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
     for a configuration that nothing installed reads, InvalidConfig for scales of heads whose size is not known, or OSError for a file that cannot
     be read.
     """
@@ -40,8 +41,14 @@ def layers_named(name: str, *, kv_dtype: str = "bf16") -> Kept:
         except UnknownModel:
             raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
     head_size = _head_size(name, kept, kv_dtype) if kv_dtype in CODE_BITS else 1
+    kinds = {SKIPPED[each] for each in skipped}
     layers = [
-        msgspec.structs.replace(each, entry=tuple(kv_bytes(kv_dtype, piece // BF16, head_size) for piece in each.entry))
+        msgspec.structs.replace(
+            each,
+            entry=tuple(
+                kv_bytes(floats if each.kind in kinds else kv_dtype, piece // BF16, head_size) for piece in each.entry
+            ),
+        )
         for each in kept.layers
     ]
     return msgspec.structs.replace(kept, layers=tuple(layers))

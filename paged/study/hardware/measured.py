@@ -85,7 +85,7 @@ def measured_layers(roofline: Roofline) -> Layers | None:
     with latents or states has none, nor has a context that is split over devices, nor a dtype or weights in codes that were not timed.
     """
     published = roofline.as_published()
-    if roofline.split_context or roofline.model.latent or roofline.model.mixers or roofline.quantization:
+    if roofline.split_context or roofline.model.latent or roofline.model.mixers or roofline.codes:
         return None
     name, dtype = roofline.device.name, "bf16" if roofline.dtype == "fp16" else roofline.dtype
     kept = "bf16" if roofline.kept_dtype == "fp16" else roofline.kept_dtype
@@ -107,10 +107,14 @@ def measured_layers(roofline: Roofline) -> Layers | None:
 def layers_in(path: str | Path, roofline: Roofline) -> Layers:
     """Of the roofline's model, from tables that `paged profile --import` wrote.
 
-    Raises BadHardwareFile for a file that holds none, or those of another device or model, or of a dtype or head size that has none in
+    Raises BadHardwareFile for weights in codes, a file that holds none, or those of another device or model, or of a dtype or head size that has none in
     them; and OSError.
     """
     path = Path(path)
+    if roofline.codes is not None:
+        raise BadHardwareFile(
+            path, None, f"what it has was timed with weights as floats, and these are in {roofline.codes.title}"
+        )
     if read_described(path, _Head).dense is not None:
         tables = LayerTables.load(path)
         if tables.device != roofline.device.name:
@@ -180,8 +184,8 @@ def unmeasured(roofline: Roofline) -> str:
         return f"nobody measured attention on latents on {name}"
     if roofline.model.mixers and name in kernel_names():
         return f"nobody measured layers with a state on {name}"
-    if roofline.quantization and name in kernel_names():
-        return f"nobody measured weights in {roofline.quantization} on {name}"
+    if roofline.codes and name in kernel_names():
+        return f"nobody measured weights in {roofline.codes.title} on {name}"
     of_device = sorted({timing.model.name for timing in _timings() if timing.tables.device == name})
     if of_device:
         return f"on {name} only {', '.join(of_device)} in bf16 was measured, which says nothing of {model} in {roofline.dtype}"

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 
 import msgspec
 
-from paged.attention.kv_dtypes import CODE_BITS
+from paged.attention.kv_dtypes import CODE_BITS, SKIPPED
 from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
-from paged.model.quantised.names import BITS, GROUPS, QUANTIZATIONS
+from paged.model.quantised.names import AT_LOAD, HEAD, Codes, check_asked, check_stored
 from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, kv_bytes
 from paged.study.hardware.link import Link
 from paged.study.hardware.step_work import Span, Spans
 
 LOGIT_BYTES = 4
-_SCALE_BYTES = 4
 MOST_DEVICES = 1 << 16
 
 
@@ -26,12 +25,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A model in a dtype on `tensor_parallel` devices of one kind, or in `data_parallel` ranks of so many.
 
     Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
-    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16. Weights are split evenly. Heads go to devices whole, so beyond
+    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16; so are those of layers that `kv_skip` names, beside int8 or int4. Weights are split evenly. Heads go to devices whole, so beyond
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
     head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
     and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
-    reaches. With a `quantization` linear layers are codes with scales, as an engine makes them at load, and operations go at the dtype's rate. Raises
-    InvalidConfig for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
+    reaches. With a `quantization` linear layers are codes with scales, as an engine makes them at load, or as the model is published; with
+    `quantize_head` so are the output projection and an embedding that shares its weights. Operations go at the dtype's rate. Raises
+    InvalidConfig for a quantization that is none, or that contradicts what the model is published in, for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
     and heads or an MLP that so many devices cannot share evenly.
     """
 
@@ -39,11 +39,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     device: Device
     dtype: str = "bf16"
     kv_dtype: str | None = None
+    kv_skip: tuple[str, ...] = ()
     tensor_parallel: int = 1
     split_context: bool = False
     data_parallel: int = 1
     link: Link | None = None
     quantization: str | None = None
+    quantize_head: bool = False
 
     def __post_init__(self) -> None:
         self.device.peak(self.dtype)
@@ -70,6 +72,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f'kv_dtype is "{self.kept_dtype}"; {self.model.name} keeps latents, which have no scale a head: it can be '
                 f"{', '.join(each for each in KV_DTYPES if each not in CODE_BITS)}"
             )
+        check_skipped(self.model.name, self.model.kept, self.kept_dtype, self.kv_skip)
         if not _is_shared_evenly(self.model, degree, self.split_context):
             few = [each for each in self.degrees() if each <= max(self.model.heads, 2 * degree)]
             raise InvalidConfig(
@@ -78,10 +81,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
 
     def _check_quantization(self) -> None:
+        check_asked(self.quantization)
+        stored = self.model.codes or (Codes(title=self.model.dtype) if self.model.dtype else None)
+        if stored is not None:
+            bits = () if stored.bits is None else (stored.bits,)
+            check_stored(self.model.name, stored.title, bits, self.quantization, with_head=self.quantize_head)
+        check_asked(self.quantization, with_head=self.quantize_head)
         if self.quantization is None:
             return
-        if self.quantization not in QUANTIZATIONS:
-            raise InvalidConfig(f'quantization is "{self.quantization}"; known are {", ".join(QUANTIZATIONS)}')
         kinds = {"experts": self.model.experts, "latents": self.model.latent, "layers with a state": self.model.mixers}
         for kind, has in kinds.items():
             if has:
@@ -119,25 +126,38 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def layer_bytes(self) -> int:
         """Weights of all layers but the routed experts, over all devices; of codes their scales, too."""
         model, size = self.model, DTYPES[self.dtype]
-        if self.quantization is None:
+        if self.codes is None:
             return model.layer_parameters * size
-        bits, group = BITS[self.quantization], GROUPS[self.quantization]
         queries, kept = model.heads * model.head_dim * (1 + model.gated_attention), 2 * model.kv_heads * model.head_dim
         wide = 2 if model.gated_mlp else 1
         numbers = model.hidden * (queries + kept + model.heads * model.head_dim + (wide + 1) * model.intermediate)
         results = queries + kept + wide * model.intermediate + 2 * model.hidden
-        scales = results if group is None else numbers // group
-        return (
-            model.layers * (numbers * bits // 8 + _SCALE_BYTES * scales)
-            + (model.layer_parameters - model.layers * numbers) * size
-        )
+        inputs = (3 + wide) * model.hidden + model.heads * model.head_dim + model.intermediate
+        of_layer = self.codes.num_bytes(numbers, results, inputs)
+        return model.layers * of_layer + (model.layer_parameters - model.layers * numbers) * size
+
+    @cached_property
+    def codes(self) -> Codes | None:
+        """How linear layers are stored where they are codes: as the model is published, or as an engine makes them at load."""
+        published = self.model.codes
+        if published is not None and published.bits is not None:
+            return published
+        return AT_LOAD.get(self.quantization or "")
+
+    @property
+    def head_bytes(self) -> int:
+        """The output projection, over all devices."""
+        numbers = self.model.head_parameters
+        if self.quantize_head:
+            return AT_LOAD[HEAD].num_bytes(numbers, self.model.vocab, self.model.hidden)
+        return numbers * DTYPES[self.dtype]
 
     @property
     def weight_bytes(self) -> int:
         """All weights, over all devices."""
         model, routed = self.model, self.model.routed_parameters
-        rest = (model.parameters - routed - model.layer_parameters) * DTYPES[self.dtype]
-        return rest + self.layer_bytes + int(routed * self.expert_parameter_bytes)
+        rest = (model.parameters - routed - model.layer_parameters - model.head_parameters) * DTYPES[self.dtype]
+        return rest + self.head_bytes + self.layer_bytes + int(routed * self.expert_parameter_bytes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -149,12 +169,19 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         if model.dtype is not None and model.dtype != self.dtype:
             said.append(f"{model.name} is published in {model.dtype}; its weights are counted in {self.dtype}")
-        if self.quantization is not None:
+        if self.codes is not None:
+            head = f", the output projection {HEAD}" if self.quantize_head else ""
             said.append(
-                f"linear layers are codes in {self.quantization} with scales, all else {self.dtype}, at whose rate operations are counted"
+                f"linear layers are codes in {self.codes.title} with scales{head}, all else {self.dtype}, at whose rate operations are counted"
+            )
+        if self.quantize_head and model.tied_embeddings:
+            said.append(
+                "the embedding shares the output projection's codes, which one that scales its weights does not"
             )
         if self.kept_dtype != self.dtype or self.kept_dtype in ("fp8", *CODE_BITS):
             said.append(f"K and V are kept in {self.kept_dtype}" + ("" if self.kv_dtype else " (--kv-dtype)"))
+        if self.kv_skip:
+            said.append(f"K and V of {' and '.join(self.kv_skip)} layers are kept in {kept_as(self.dtype)}")
         if not self.split_context and not model.latent and self.tensor_parallel > model.kv_heads:
             times = self.tensor_parallel // model.kv_heads
             said.append(
@@ -172,11 +199,15 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of a token over all layers, each kept once."""
-        return self.kv_bytes_of(self.model.kv_elements)
+        if not self.kv_skip:
+            return self.kv_bytes_of(self.model.kv_elements)
+        layers = [each for each in self.model.kept if each.kind != "state"]
+        return sum(self.kv_bytes_of(each.count * sum(each.entry) // (BF16 * each.stride), each.kind) for each in layers)
 
-    def kv_bytes_of(self, elements: int) -> int:
-        """Return the bytes of so many elements of K and V, scales included."""
-        return kv_bytes(self.kept_dtype, elements, self.model.head_dim)
+    def kv_bytes_of(self, elements: int, kind: str = "full") -> int:
+        """Return the bytes of so many elements of K and V, scales included, in layers of this kind."""
+        is_skipped = kind in (SKIPPED[name] for name in self.kv_skip)
+        return kv_bytes(kept_as(self.dtype) if is_skipped else self.kept_dtype, elements, self.model.head_dim)
 
     @cached_property
     def kv_bytes_per_token_of_device(self) -> int:
@@ -200,7 +231,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(
             msgspec.structs.replace(
                 each,
-                entry=tuple(-(-self.kv_bytes_of(piece // BF16) * times // of) for piece in each.entry),
+                entry=tuple(-(-self.kv_bytes_of(piece // BF16, each.kind) * times // of) for piece in each.entry),
                 parts=tuple(_split(part, degree) for part in each.parts),
             )
             for each in model.kept
@@ -233,7 +264,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if not self.model.kept:
             return self.kv_bytes_per_token * length
         return sum(
-            each.kept_bytes(length) if each.kind == "state" else self.kv_bytes_of(each.kept_bytes(length) // BF16)
+            each.kept_bytes(length)
+            if each.kind == "state"
+            else self.kv_bytes_of(each.kept_bytes(length) // BF16, each.kind)
             for each in self.model.kept
         )
 
@@ -322,6 +355,21 @@ def _split(part: Part, degree: int) -> Part:
 def usual_dtype(model: ModelShape, device: Device) -> str:
     """What stands in for a dtype that nobody named: the model's own where the device has a rate for it, else the device's usual one."""
     return model.dtype if model.dtype in device.peak_flops else device.usual_dtype
+
+
+def check_skipped(name: str, kept: Sequence[Layers], kv_dtype: str, skipped: Sequence[str]) -> None:
+    """Raise InvalidConfig where `skipped` names layers of which a model has none, where no other layer is left with K and V, or where K and V are in no codes."""
+    kinds = {each.kind for each in kept} - {"state"}
+    for each in skipped:
+        if SKIPPED.get(each) not in kinds:
+            known = ", ".join(known for known, kind in SKIPPED.items() if kind in kinds) or "none"
+            raise InvalidConfig(f'kv_dtype_skip_layers has "{each}"; of what can be named so {name} has {known}')
+    if skipped and kv_dtype not in CODE_BITS:
+        raise InvalidConfig(f'kv_dtype_skip_layers goes with a kv_dtype of "int8" or "int4"; K and V are in {kv_dtype}')
+    if skipped and not kinds - {SKIPPED[each] for each in skipped}:
+        raise InvalidConfig(
+            f"kv_dtype_skip_layers={','.join(skipped)} leaves no layer of {name} whose K and V could be in {kv_dtype}"
+        )
 
 
 def kept_as(dtype: str) -> str:

@@ -263,7 +263,8 @@ class Roofline(Placement, frozen=True, kw_only=True):
     def _head(self) -> tuple[float, float, float]:
         """Of the output projection on one device: operations a row, bytes of weights, bytes of logits a row."""
         parameters = self.model.head_parameters / self.tensor_parallel
-        return 2 * parameters, parameters * DTYPES[self.dtype], LOGIT_BYTES * self.model.vocab / self.tensor_parallel
+        logits = LOGIT_BYTES * self.model.vocab / self.tensor_parallel
+        return 2 * parameters, self.head_bytes / self.tensor_parallel, logits
 
     @cached_property
     def _attention_share(self) -> float:

@@ -89,7 +89,7 @@ class Apart(Composition):
 def _is_mid_prompt(state: State) -> bool:
     """Whether a running row has more than one token to go: prompts that were begun come first."""
     manager = state.manager
-    rows = state.running_rows.array(state.running)
+    rows = state.running.rows()
     return bool(np.any(manager.rows.num_tokens[rows] - manager.rows.num_launched[rows] > 1))
 
 
@@ -99,7 +99,7 @@ def _can_enter(state: State, step: Step, least: int) -> bool:
         return False
     state.manager.growth.draw_promised()
     blocks = state.books.num_free()
-    seats = min(step.seats, state.limits.max_sequences - state.running_rows.num)
+    seats = min(step.seats, state.limits.max_sequences - state.running.num_rows)
     tokens = step.budget
     for number, request in enumerate(state.waiting):
         if number == least:

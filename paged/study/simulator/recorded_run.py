@@ -41,6 +41,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str | None = None
     dtype: str | None = None
     kv_dtype: str | None = None
+    quantization: str | None = None
     tensor_parallel: int = 1
     data_parallel: int = 1
     max_tokens_per_step: int | None = None
@@ -163,6 +164,7 @@ def _setup(path: Path) -> RunSetup:
         "device_name": card.get("device_name"),
         "dtype": given.get("dtype"),
         "kv_dtype": given.get("kv_cache_dtype"),
+        "quantization": given.get("quantization") or None,
         "tensor_parallel": given.get("tensor_parallel_size") or 1,
         "data_parallel": given.get("data_parallel_size") or 1,
         "max_tokens_per_step": given.get("max_num_batched_tokens"),

@@ -116,6 +116,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     model, device    names, or paths of JSON files (docs/hardware.md); both or neither
     dtype, kv_dtype  of weights, and of K and V; None: as `Placement` has it
+    kv_skip          layers whose K and V stay in floats, as of `Placement`
+    quantization, quantize_head
+                     of linear layers and the output projection, as of `Placement`
     tensor_parallel  devices over which the model is split
     link_gbps, link_us
                      what the link between them reaches: 10⁹ bytes/s one way, and µs a message; None: as `usual_link` has it
@@ -130,6 +133,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     dtype: str = "bf16"
     kv_dtype: str | None = None
+    kv_skip: tuple[str, ...] = ()
+    quantization: str | None = None
+    quantize_head: bool = False
     tensor_parallel: int = 1
     link_gbps: float | None = None
     link_us: float | None = None
@@ -212,6 +218,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             link=link_of(device, self.link_gbps, self.link_us),
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            kv_skip=self.kv_skip,
+            quantization=self.quantization,
+            quantize_head=self.quantize_head,
             tensor_parallel=self.tensor_parallel,
             faster=self.faster,
         )

@@ -83,9 +83,9 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
         raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
     state.set_now(now)
     drawn = _skip_decodes(state.manager, rows, tokens)
-    if state.running_rows.steady is not None:
-        steady, computed, ends = state.running_rows.steady
-        state.running_rows.steady = (steady, computed + num_steps, ends + num_steps)
+    if state.running.steady is not None:
+        steady, computed, ends = state.running.steady
+        state.running.steady = (steady, computed + num_steps, ends + num_steps)
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
     state.stats.count_batches(num_steps, len(rows) * num_steps, tokens.size)
@@ -113,9 +113,9 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
     if type(state.composition) not in _COMPOSITIONS or type(state.admission) not in (Admission, WholeBatches):
         # A strategy of the user's own may decide in any step.
         return None
-    if not state.running.num or (state.running_rows.steady is None and not isinstance(state.composition, Lockstep)):
+    if not state.running.num or (state.running.steady is None and not isinstance(state.composition, Lockstep)):
         return None
-    rows = state.running_rows.array(state.running)
+    rows = state.running.rows()
     if len(rows) > min(limits.max_tokens_per_step, limits.max_sequences):
         return None
     if state.outstanding.batches or state.carried.groups or state.to_reject or state.books.bounded:
@@ -128,9 +128,9 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if not _may_skip(manager):
         return None
-    if state.running_rows.steady is None:
+    if state.running.steady is None:
         return state.composition.walking(state, rows) if isinstance(state.composition, Lockstep) else None
-    return (rows, len(rows)) if state.running_rows.steady[0] is rows else None
+    return (rows, len(rows)) if state.running.steady[0] is rows else None
 
 
 def _steps_shut(state: State) -> int:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paged import BlockManager, Scheduler
 from paged.errors import InvalidConfig
+from paged.model.model_shape import ModelShape
 from paged.study.hardware import KV_DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
 from paged.study.hardware.link import link_of
 from paged.study.hardware.measured import step_of, timed_by
@@ -82,6 +83,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     dtype: str | None = None
     kv_dtype: str | None = None
+    quantization: str | None = None
+    quantize_head: bool = False
     engine: str | None = None
     blocks: int | None = None
     tensor_parallel: int | None = None
@@ -111,11 +114,9 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
     names raise."""
     setup, assumed = run.setup, list[str]()
     engine = engine or engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
-    refused = [field for field in setup.refused if not (asked.dtype and field.startswith("quantization "))]
-    if refused:
+    if setup.refused:
         raise InvalidConfig(
-            f"the run has {'; '.join(refused)}, which changes what is simulated and is not modelled"
-            + ("; --dtype says in which dtype to count its weights" if refused[0].startswith("quantization ") else "")
+            f"the run has {'; '.join(setup.refused)}, which changes what is simulated and is not modelled"
         )
     if setup.runs_ahead is not None:
         engine = msgspec.structs.replace(engine, runs_ahead=setup.runs_ahead)
@@ -129,6 +130,7 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
         raise InvalidConfig(
             f"{shape.name} has layers that keep a state; how a recorded engine keeps one is not modelled"
         )
+    _check_quantization(setup.quantization, shape, asked)
     # A checkpoint of 8 bits stays one, whatever dtype its activations have.
     is_quantised = shape.dtype is not None and usual_dtype(shape, placed) == shape.dtype
     dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
@@ -143,6 +145,8 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
         device=placed,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantization=asked.quantization,
+        quantize_head=asked.quantize_head,
         tensor_parallel=degree,
         data_parallel=ranks,
         link=link_of(placed, asked.link_gbps, asked.link_us),
@@ -374,6 +378,18 @@ def _by_length(names: list[str]) -> Iterator[str]:
 
 def _squeezed(name: str | None) -> str:
     return re.sub(r"[^a-z0-9]", "", (name or "").lower())
+
+
+def _check_quantization(found: str | None, shape: ModelShape, asked: Asked) -> None:
+    """Raise InvalidConfig for weights that a run had in some format, unless the model is published in it or somebody says how to count them."""
+    if found is None or asked.dtype or asked.quantization:
+        return
+    stored = shape.dtype or (shape.codes.title if shape.codes and shape.codes.bits else "")
+    if not stored.lower().startswith(found.removesuffix("_marlin")):
+        raise InvalidConfig(
+            f"the run has quantization = {found!r}, and {shape.name} is not known to be stored so; --quantization or --dtype says how to count "
+            "its weights, or --model names a folder that is"
+        )
 
 
 def _kv_dtype_of(dtype: str | None) -> str | None:

@@ -1,0 +1,124 @@
+/* Products of bfloat16 by a processor's matrix unit (AMX): 16 rows with 16 columns over 32 numbers of the depth an instruction.
+ *
+ * The instruction sums the even numbers of the 32 in order, the odd ones likewise, and adds both to what is there; what is smaller than the least
+ * normal number counts as 0. So a result has one order of additions for one depth, whatever the rows, but another than fused additions have:
+ * where there is a matrix unit it computes one row, too. A processor may have it and Linux not allow it: that is asked once.
+ */
+#ifndef PAGED_MATRIX_H
+#define PAGED_MATRIX_H
+
+#include "vector.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__) && LANES == 16
+#define HAS_MATRIX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Rows and columns of a tile, and numbers of the depth in a row of it. */
+#define SIDE 16
+#define DEEP 32
+
+/* Linux' ARCH_REQ_XCOMP_PERM, and the feature that it names XFEATURE_XTILEDATA. */
+static int may_use_matrix(void) {
+    static int may = -1;
+    if (may < 0) may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return may;
+}
+__attribute__((constructor)) static void ask_for_matrix(void) { may_use_matrix(); }
+
+/* Rows of the upper and the lower tiles, as the processor has them; 0: it has none. */
+typedef struct {
+    size_t high, low;
+} matrix_shape;
+
+/* Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 columns of w. Of 0, 1, 4 the rows are `high`, of 2, 3, 5 `low`. */
+static void shape_matrix(matrix_shape *now, size_t high, size_t low) {
+    if (now->high == high && now->low == low) return;
+    struct {
+        uint8_t palette, start, unused[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        shape.bytes[t] = 64;
+        shape.rows[t] = t > 5 ? SIDE : t < 2 || t == 4 ? high : low;
+    }
+    /* GCC's own intrinsic does not say that all of it is read. */
+    __asm__ volatile("ldtilecfg %0" ::"m"(shape));
+    *now = (matrix_shape){high, low};
+}
+
+static void release_matrix(matrix_shape *now) {
+    _tile_release();
+    *now = (matrix_shape){0, 0};
+}
+
+/* One or two tiles of rows with one or two of columns. */
+INLINE void matrix_block(const int tall, const int wide, const bf16 *x, size_t x_stride, const int32_t *w, size_t w_stride, size_t depth, float *to,
+                         size_t to_stride, const int first) {
+    const bf16 *const below = x + SIDE * x_stride;
+    float *const to_below = to + SIDE * to_stride;
+    if (first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, to, to_stride * 4);
+        if (wide > 1) _tile_loadd(1, to + SIDE, to_stride * 4);
+        if (tall > 1) _tile_loadd(2, to_below, to_stride * 4);
+        if (tall > 1 && wide > 1) _tile_loadd(3, to_below + SIDE, to_stride * 4);
+    }
+    for (size_t p = 0; p < depth; p += DEEP) {
+        const int32_t *const pairs = w + p / 2 * w_stride;
+        _tile_loadd(4, x + p, x_stride * 2);
+        _tile_loadd(6, pairs, w_stride * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        if (wide > 1) {
+            _tile_loadd(7, pairs + SIDE, w_stride * 4);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (tall > 1) {
+            _tile_loadd(5, below + p, x_stride * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            if (wide > 1) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, to, to_stride * 4);
+    if (wide > 1) _tile_stored(1, to + SIDE, to_stride * 4);
+    if (tall > 1) _tile_stored(2, to_below, to_stride * 4);
+    if (tall > 1 && wide > 1) _tile_stored(3, to_below + SIDE, to_stride * 4);
+}
+
+/* to[rows, columns] = x[rows, depth] · w[depth / 2, columns, 2], on top of what is there unless this is `first`. `columns` is a multiple of SIDE,
+ * `depth` of DEEP. */
+INLINE void matrix_product(matrix_shape *shape, size_t rows, const bf16 *x, size_t x_stride, const int32_t *w, size_t w_stride, size_t depth,
+                           float *to, size_t to_stride, size_t columns, const int first) {
+    for (size_t r = 0; r < rows; r += 2 * SIDE, x += 2 * SIDE * x_stride, to += 2 * SIDE * to_stride) {
+        const size_t left = rows - r, high = left < SIDE ? left : SIDE, low = left < 2 * SIDE ? left - high : SIDE;
+        shape_matrix(shape, high, low ? low : high);
+        for (size_t c = 0; c < columns; c += 2 * SIDE) {
+            const int is_wide = c + SIDE < columns;
+            if (low && is_wide)
+                matrix_block(2, 2, x, x_stride, w + c, w_stride, depth, to + c, to_stride, first);
+            else if (low)
+                matrix_block(2, 1, x, x_stride, w + c, w_stride, depth, to + c, to_stride, first);
+            else if (is_wide)
+                matrix_block(1, 2, x, x_stride, w + c, w_stride, depth, to + c, to_stride, first);
+            else
+                matrix_block(1, 1, x, x_stride, w + c, w_stride, depth, to + c, to_stride, first);
+        }
+    }
+}
+
+/* LANES numbers that are rounded to bfloat16, to the nearest, halves to even. */
+INLINE vec rounded(vec v) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)), 16); }
+
+/* LANES numbers as bfloat16, to the nearest, halves to even. */
+INLINE void store_narrow(bf16 *to, vec v) {
+    *(__m256i_u *)to = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+}
+#else
+#define HAS_MATRIX 0
+#endif
+#endif

@@ -1,0 +1,65 @@
+"""Memory on pages of 2 MiB, where the system has them.
+
+A decode reads all weights once. On pages of 4 KiB the processor may spend more of that time on looking up addresses than on reading.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+_PAGE = 2 * 2**20
+# Bytes mapped at a time; what is larger has a region of its own. None is resident before it is written.
+_REGION = 16 * _PAGE
+_LINE = 64
+_is_there = hasattr(mmap, "MADV_HUGEPAGE")
+
+
+class _Region:
+    """Mapped memory, handed out from its front; unmapped with the last tensor on it."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # A kernel may be built without.
+        with suppress(OSError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._at = -torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr() % _PAGE
+        self.left = size
+
+    def take(self, size: int) -> Tensor:
+        found = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=self._at)
+        taken = -(-size // _LINE) * _LINE
+        self._at += taken
+        self.left -= taken
+        return found
+
+
+_shared: list[_Region] = []
+_lock = Lock()
+
+
+def empty(size: int) -> Tensor:
+    """uint8 [size], on a line of the cache, from 1 on: on large pages of its own, if there are any."""
+    if not _is_there:
+        room = torch.empty(size + _LINE, dtype=torch.uint8)
+        return room[-room.data_ptr() % _LINE :][:size]
+    return _Region(size + _LINE).take(size)
+
+
+def on_large_pages(tensor: Tensor) -> Tensor:
+    """A contiguous copy of numbers on a CPU, beside those that came before."""
+    size = tensor.nbytes
+    if not size:
+        return tensor
+    if not _is_there or size > _REGION // 2:
+        room = empty(size)
+    else:
+        with _lock:
+            if not _shared or _shared[0].left < size + _LINE:
+                _shared[:] = [_Region(_REGION)]
+            room = _shared[0].take(size)
+    return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)

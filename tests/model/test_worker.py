@@ -1,0 +1,198 @@
+"""What runs steps needs nothing but the steps: from a file, in a process that never sees a scheduler, it gives the same logits."""
+
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import Engine, SamplingParams
+from paged.block_manager import Moves
+from paged.engine.step_inputs import StepInputs
+from paged.errors import EngineFailed, InvalidStep
+from paged.model.loading import load_model
+from paged.model.step_input import StepInput, TableChanges
+from paged.testing.tiny_model import tiny_model
+
+TEXT = "Once upon a time there was a small dog who liked to run in the park with his friends every day"
+PROMPTS = [TEXT[:start] + TEXT for start in (0, 40, 61, 7)]
+# So few that requests are preempted, and the host's blocks are used where there are any.
+TIGHT = {
+    "embedded": {"num_blocks": 21, "host_blocks": 16, "block_size": 8},
+    "hybrid": {"num_blocks": 16, "block_size": 16},
+}
+
+
+def recorded(name, engine):
+    """Runs PROMPTS; the steps that the worker was given, and every batch's own view of them."""
+    worker, schedule = engine.worker, engine.scheduler.schedule
+    begin, logits, ready, keep = worker.begin, worker.logits, worker.ready, worker.keep
+    steps, batches = [], []
+
+    def begin_and_note(step):
+        steps.append([step.encoded(), None, None])
+        begin(step)
+
+    def logits_and_note(step, *others):
+        found = logits(step, *others)
+        steps[-1][1] = found.numpy().tobytes()
+        return found
+
+    def keep_and_note(step, tokens):
+        steps[-1][2] = tokens.tobytes()
+        keep(step, tokens)
+
+    def schedule_and_keep(*arguments):
+        batches.append(schedule(*arguments))
+        return batches[-1]
+
+    def ready_and_compare(step):
+        found = ready(step)
+        check_against(batches[-1], found, engine)
+        return found
+
+    worker.begin, worker.ready = begin_and_note, ready_and_compare
+    worker.logits, worker.keep = logits_and_note, keep_and_note
+    engine.scheduler.schedule = schedule_and_keep
+    for number, prompt in enumerate(PROMPTS):
+        # Two sequences of one prompt share blocks, and part.
+        engine.add_request(
+            prompt, SamplingParams(max_tokens=12 + number, temperature=1.0, seed=number, n=1 + (number == 1))
+        )
+    while engine.has_unfinished:
+        engine.step()
+    return {
+        "model": name,
+        "num_blocks": engine.manager.num_blocks,
+        "host_blocks": engine.config.memory.host_blocks,
+        "block_size": engine.manager.block_size,
+        "is_plain": engine.manager.layout.is_plain,
+        "steps": steps,
+    }
+
+
+def check_against(batch, found, engine):
+    """A worker's own tables say what the scheduler's do, wherever a step looks."""
+    tokens = found.tokens
+    assert np.array_equal(tokens.positions, batch.positions)
+    assert np.array_equal(tokens.query_start_loc, batch.query_start_loc)
+    if batch.groups is None:
+        assert np.array_equal(tokens.slot_mapping, batch.slot_mapping)
+    for row in range(len(batch.rows)):
+        columns = -(-int(batch.seq_lens[row]) // engine.manager.block_size)
+        if batch.groups is None:
+            assert np.array_equal(tokens.block_tables[row, :columns], batch.block_tables[batch.rows[row], :columns])
+            continue
+        for group, mine in zip(batch.groups, tokens.tables, strict=True):
+            if mine is not None:
+                assert np.array_equal(mine[row, :columns], group.tables[row, :columns])
+            else:
+                assert all(map(np.array_equal, tokens.states, (group.read, group.write)))
+
+
+def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(tmp_path):
+    files, least = [], []
+    for name, steps_ahead in product(TIGHT, (0, 1)):
+        engine = Engine(load_model(name), **TIGHT[name], steps_ahead=steps_ahead, max_tokens_per_step=48)
+        files.append(tmp_path / f"{name}-{steps_ahead}.msgpack")
+        files[-1].write_bytes(msgspec.msgpack.encode(recorded(name, engine)))
+        stats = engine.scheduler.stats()
+        assert stats.preemptions > 0 and stats.hit_tokens > 0, stats
+        assert name == "hybrid" or stats.swapped_out_blocks > 0
+        least.append((engine.stats().output_tokens, steps_ahead))
+    script = Path(__file__).with_name("replay_steps.py")
+    ran = subprocess.run([sys.executable, str(script), *map(str, files)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    for (num_equal, num_unknown), (num_outputs, steps_ahead) in zip(found, least, strict=True):
+        assert num_equal >= num_outputs and (num_unknown > 0) == (steps_ahead == 1)
+
+
+def step_of(**changes):
+    """A step of two rows, the second of which goes on from step 6."""
+    entries = TableChanges(np.arange(2), np.zeros(2, np.int64), np.arange(2, dtype=np.int32))
+    fields = {
+        "number": 7,
+        "oldest": 6,
+        "rows": np.arange(2),
+        "num_tokens": np.array([2, 1]),
+        "seq_lens": np.array([2, 1]),
+        "num_drafts": np.zeros(2, np.int64),
+        "samples": np.ones(2, np.bool_),
+        "token_ids": np.array([3, 4, -1], np.int32),
+        "sources": np.array([[2, 6, 0]]),
+        "tables": (entries,),
+        "moves": Moves(),
+    }
+    return StepInput(**fields | changes)
+
+
+def test_a_step_comes_back_as_it_went():
+    step = step_of(moves=Moves(device_to_host=np.array([[1, 2]], np.int32)), reads=np.array([[-1], [4]], np.int32))
+    found = StepInput.decoded(step.encoded())
+    assert found.encoded() == step.encoded()
+    assert np.array_equal(found.moves.device_to_host, [[1, 2]]) and np.array_equal(found.reads, [[-1], [4]])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "0 bytes are no step"),
+        (step_of().encoded()[:-1], "truncated"),
+        (msgspec.msgpack.encode({"number": 7}), "oldest"),
+        (step_of(rows=np.arange(2, dtype=np.int32)).encoded(), "int32 stands where one of int64"),
+        (step_of(samples=np.ones(3, np.bool_)).encoded(), r"samples of step 7 has shape \(3,\); rows has 2"),
+        (step_of(num_tokens=np.array([3, 0])).encoded(), "num_tokens of step 7 has 0"),
+        (step_of(token_ids=np.zeros(4, np.int32)).encoded(), "add up to 3; token_ids has 4"),
+        (step_of().encoded().replace(b"rows", b"rowz"), "rows"),
+    ],
+)
+def test_what_is_no_step_is_refused(data, said):
+    with pytest.raises(InvalidStep, match=said):
+        StepInput.decoded(data)
+
+
+def test_a_step_goes_on_from_those_that_are_out_alone():
+    worker = Engine(tiny_model(), num_blocks=8, block_size=4).worker
+    worker.begin(step_of())
+    with pytest.raises(InvalidStep, match="step 7 goes on from step 6, of which no tokens are kept"):
+        worker.ready(step_of())
+    worker.keep(step_of(number=6, oldest=6), np.array([5, 0], np.int32))
+    assert worker.ready(step_of()).token_ids.tolist() == [3, 4, 5]
+    worker.keep(step_of(oldest=7), np.zeros(2, np.int32))
+    with pytest.raises(InvalidStep):
+        worker.ready(step_of())
+
+
+def test_what_a_step_told_that_never_began_is_told_again():
+    engine = Engine(load_model("hybrid"), **TIGHT["hybrid"])
+    engine.add_request(TEXT, SamplingParams(max_tokens=4))
+    inputs, batch = StepInputs(engine.manager.block_size), engine.scheduler.schedule()
+    first, second = inputs.of(batch), inputs.of(batch)
+    assert all(len(each.rows) for each in first.tables) and not any(len(each.rows) for each in second.tables)
+    inputs.take_back(first)
+    assert msgspec.structs.replace(inputs.of(batch), number=first.number).encoded() == first.encoded()
+
+
+def test_an_engine_whose_worker_fails_to_begin_tells_it_all_again():
+    engine = Engine(load_model("hybrid"), **TIGHT["hybrid"])
+    begin, told = engine.worker.begin, []
+
+    def fails_once(step):
+        told.append(step)
+        if len(told) == 1:
+            raise MemoryError("no memory for a table")
+        begin(step)
+
+    engine.worker.begin = fails_once
+    take_back, taken = engine._steps._inputs.take_back, []
+    engine._steps._inputs.take_back = lambda step: (taken.append(step), take_back(step))
+    engine.add_request(TEXT, SamplingParams(max_tokens=4))
+    with pytest.raises(EngineFailed):
+        engine.step()
+    assert taken == told
