@@ -102,7 +102,7 @@ def served(model: str, dtype: str, quantization: str | None, kv: int) -> Memory:
 
 def is_ready(at: str) -> bool:
     with suppress(OSError), urllib.request.urlopen(f"{at}/health", timeout=2) as answer:
-        return answer.status == 200
+        return bool(answer.status == 200)
     return False
 
 
