@@ -110,3 +110,14 @@ def test_G5_a_block_that_is_cached_on_the_host_is_pinned_and_leaves_no_room_for_
     # Its first block lies on the host, its second one needs the place that this one keeps.
     with unchanged(manager), pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free on the host"):
         manager.swap_out([row])
+
+
+def test_G7_cached_content_on_the_host_gives_way_to_a_swap(fill, filled):
+    manager, first = filled(4, 4, range(8), host_blocks=2)
+    manager.swap_out([first])
+    manager.swap_in([first])
+    manager.free([first])
+    assert (manager.host.num_free, manager.host.num_cached) == (0, 2)
+    second = fill(manager, range(100, 108))
+    assert len(manager.swap_out([second]).device_to_host) == 2
+    assert (manager.host.num_cached, manager.host.num_used) == (0, 2)
