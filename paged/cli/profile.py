@@ -150,11 +150,11 @@ def _context_for(model: LoadedModel, max_tokens_per_step: int, block_size: int) 
 def _about(engine: Any, fast: bool) -> str:
     import torch
 
+    from paged.study.bench.engine import precision_of
+
     here = machine()
     mode = "packed" if fast else "batch-invariant"
-    dtype = engine.model.precision
-    if engine.pool.kv_dtype != AUTO:
-        dtype += f", K and V in {engine.pool.kv_dtype}"
+    dtype = precision_of(engine)
     num_threads = torch.get_num_threads()
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     versions = ", ".join(f"{name} {here[name]}" for name in ("paged", "python", "torch", "transformers"))

@@ -126,3 +126,28 @@ def test_what_a_fork_drives_out_between_two_steps_goes_to_the_host(make_schedule
         scheduler.fork("r")
     assert scheduler.schedule().moves.device_to_host[:, 1].tolist() == [0]
     assert scheduler.manager.lookup([1, 1, 1]).host_tokens == 2
+
+
+def test_copies_that_nobody_has_taken_yet_hold_what_they_read(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=4, host_caching=True)
+    serve(manager, A)
+    serve(manager, B)
+    row = manager.add([*A, 1])
+    assert (manager.host.num_used, manager.check()) == (4, [])
+    manager.take_moves()
+    assert (manager.host.num_used, manager.check()) == (0, [])
+    manager.free([row])
+
+
+def test_what_left_in_a_call_and_comes_back_in_the_next_is_copied_from_where_it_was(make_manager, serve):
+    manager = make_manager(6, 4, host_blocks=12, host_caching=True)
+    of_a, of_b, of_c = ([first + at for at in range(12)] for first in (100, 200, 300))
+    for tokens in (of_b, of_a, of_c):
+        serve(manager, tokens)
+    # A is what is evicted for B, and comes back while neither copy has run.
+    before = [manager.lookup([*tokens, 1]).blocks.tolist() for tokens in (of_a, of_c)]
+    rows = [manager.add([*tokens, 1]) for tokens in (of_b, of_a)]
+    moves = manager.take_moves()
+    assert sorted(moves.device_to_host[:, 0].tolist()) == sorted(before[0] + before[1])
+    assert moves.host_to_device[:, 1].tolist() == [block for row in rows for block in manager.table(row).tolist()]
+    manager.free(rows)

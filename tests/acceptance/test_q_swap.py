@@ -141,3 +141,14 @@ def test_Q_a_request_on_the_host_whose_batch_is_cancelled_begins_anew(make_sched
         for id, output in each.outputs.items():
             tokens[id] = tokens.get(id, 0) + len(output.token_ids)
     assert tokens == {"first": 4, "second": 4}
+
+
+def test_a_tail_goes_with_its_windows_and_the_state_stays(filled):
+    manager, row = filled(40, 2, range(8), groups=GROUPS, host_blocks=20, prefix_caching=False)
+    state = manager.group_pages(2, row).tolist()
+    assert len(manager.swap_out(row, keep=2).device_to_host) == 2 * 2 + 1
+    assert manager.group_pages(2, row).tolist() == state
+    assert (manager.group_pages(1, row) < 0).all()
+    # The rest goes, too.
+    assert len(manager.swap_out(row).device_to_host) == 2 * 2 + 3
+    assert len(manager.swap_in(row).host_to_device) == 4 * 2 + 1 + 3

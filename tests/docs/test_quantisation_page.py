@@ -18,7 +18,7 @@ PAGE = "docs/quantisation.md"
 
 def test_every_command_answers(page, fences, tmp_path, capsys, monkeypatch):
     found = [line for block in fences(page, "") for line in block.splitlines()]
-    assert len(found) == 13
+    assert len(found) == 19
     # Some write a folder, and others read it.
     monkeypatch.chdir(tmp_path)
     for line in found:
@@ -27,14 +27,16 @@ def test_every_command_answers(page, fences, tmp_path, capsys, monkeypatch):
         assert run(arguments) == 0, line
         out = capsys.readouterr().out
         if "--quantization" in arguments and arguments[0] != "generate":
-            assert f"{arguments[arguments.index('--quantization') + 1]} and bf16" in out, line
+            assert f"in {arguments[arguments.index('--quantization') + 1]}" in out, line
+        if "embedded-int4" in arguments and arguments[0] == "capacity":
+            assert "in compressed-tensors, 4 bits, groups of 32 and" in out, line
         if arguments[0] == "generate":
             assert len(out.strip()) > len("The with statement")
         elif arguments[0] == "quantise":
             assert (tmp_path / arguments[-1] / "config.json").is_file()
         else:
             kv_dtype = arguments[
-                arguments.index(next(each for each in arguments if "dtype" in each and "kv" in each)) + 1
+                arguments.index(next(each for each in arguments if "kv" in each and each.endswith("dtype"))) + 1
             ]
             assert all(each in out for each in kv_dtype.split(",")), line
 

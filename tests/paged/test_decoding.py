@@ -61,12 +61,9 @@ def alone(model):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_blocks": 400},
-        {"num_blocks": 40},
         {"num_blocks": 40, "host_blocks": 40},
         {"num_blocks": 40, "max_tokens_per_step": 16},
         {"num_blocks": 40, "steps_ahead": 1},
-        {"num_blocks": 40, "speculate": "lookup"},
         {"num_blocks": 40, "policy": "vllm", "speculate": "lookup", "num_drafts": 2},
     ],
     ids=lambda options: ", ".join(f"{name} {value}" for name, value in options.items()),
@@ -76,7 +73,7 @@ def test_every_request_gets_what_it_gets_alone(model, alone, options):
     for name in WISHES:
         assert found[name] == alone[name], name
     stats = llm.engine.scheduler.stats()
-    assert stats.preemptions > 0 or options["num_blocks"] == 400
+    assert stats.preemptions > 0
     assert stats.accepted_tokens > 0 or "speculate" not in options
 
 

@@ -92,6 +92,12 @@ class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[EngineRun, ...]
 
 
+def precision_of(engine: Engine) -> str:
+    """The dtype of an engine's model, and in what its weights, K and V are: "bfloat16, weights in int4, K and V in int8"."""
+    kept = engine.pool.kv_dtype
+    return engine.model.precision if kept == AUTO else f"{engine.model.precision}, K and V in {kept}"
+
+
 class EngineBench:
     """One trace again and again on new engines of one model.
 
@@ -105,7 +111,7 @@ class EngineBench:
         self._model, self._trace, self._serving, self._rate = model, trace, serving, rate
         # It says what is wrong before anything is measured, and serves the first run.
         self._engine: Engine | None = serving.engine(model)
-        self._backend = self._engine.runner.backend.name
+        self._backend, self._precision = self._engine.runner.backend.name, precision_of(self._engine)
         with THREADS.at_most(1 if is_small(model) else torch.get_num_threads()):
             self._limits = measured_limits(model.dtype)
         shape = shape_of(model)
@@ -124,7 +130,7 @@ class EngineBench:
         return EngineTimes(
             model=model,
             parameters=num_parameters(self._model),
-            dtype=self._model.precision,
+            dtype=self._precision,
             backend=self._backend,
             serving=self._serving,
             workload=workload,

@@ -32,7 +32,7 @@ from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
 from paged.model.native.coded import Codes, QuantisedLinear, aligned, coded_library
 from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
-from paged.study.bench.engine import Serving
+from paged.study.bench.engine import Serving, precision_of
 from paged.study.bench.measured import Measured
 
 _WARM_STEPS = 8
@@ -133,7 +133,7 @@ def step_parts(
     attention, products = _Again(engine, batches[-1]).shares() if is_one_call else (None, None)
     return StepParts(
         model=name,
-        dtype=model.precision,
+        dtype=precision_of(engine),
         backend=engine.runner.backend.name,
         batch_invariant=batch_invariant,
         threads=_threads_of(engine),
