@@ -227,34 +227,41 @@ class Pool:
         self.state[blocks] = state + 1
 
     def release(
-        self, blocks: NDArray[Any], run: Run | None = None, *, is_next: bool = False, may_repeat: bool = False
+        self,
+        blocks: NDArray[Any],
+        run: Run | None = None,
+        num_nodes: int = 0,
+        *,
+        is_next: bool = False,
+        may_repeat: bool = False,
     ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
-        before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, int64
-        [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64. `is_next`: what becomes cached is
-        evicted before all that is. `may_repeat`: a block may be listed several times, for so many references."""
-        if run is None:
-            if len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
-                # Most often a partial tail.
-                self.state[block] = 0
-                self._stack[self.num_free] = block
-                self.num_free += 1
-                return
-            if blocks.itemsize < 8:
-                # As they stand in a table.
-                blocks = blocks.astype(np.int64)
-        else:
-            self._name(blocks, run, DEVICE)
+        before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the first
+        `num_nodes` of them, int64, which carry nothing yet, are its nodes from now on. Takes over an array of int64.
+        `is_next`: what becomes cached is evicted before all that is. `may_repeat`: a block may be listed several times."""
+        if run is not None:
+            self._name(blocks[:num_nodes], run, DEVICE)
+        elif len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
+            # Most often a partial tail.
+            self.state[block] = 0
+            self._stack[self.num_free] = block
+            self.num_free += 1
+            return
+        elif blocks.itemsize < 8:
+            # As they stand in a table.
+            blocks = blocks.astype(np.int64)
         held = self.state[blocks]
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:
-                if run is None:
-                    self.state[blocks] = 0
-                    self._put_free(blocks)
-                else:
-                    self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
-                    self.queues[0].put(blocks, (run, 0, len(blocks)), self._step)
+                if num_nodes < len(blocks):
+                    free = blocks[num_nodes:]
+                    self.state[free] = 0
+                    self._put_free(free)
+                if run is not None:
+                    nodes = blocks[:num_nodes]
+                    self.num_cached += num_nodes if self._width is None else self._num_pages(nodes)
+                    self.queues[0].put(nodes, (run, 0, num_nodes), self._step)
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next)
@@ -264,8 +271,7 @@ class Pool:
             self.release(blocks[places], is_next=is_next)
             self.release(np.delete(blocks, places), is_next=is_next, may_repeat=True)
             return
-        if run is not None:
-            held |= _CONTENT
+        held[:num_nodes] |= _CONTENT
         held -= 1
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
