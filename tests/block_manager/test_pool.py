@@ -28,7 +28,7 @@ class Desk:
 
     def cache(self, blocks: list[int]) -> None:
         """Release blocks with content, the last one evicted first."""
-        self.pool.carry(np.array(blocks), RUN, NUM)
+        self.pool.carry(np.array(blocks), RUN)
         self.pool.release(np.array(blocks))
 
     @property
