@@ -230,17 +230,16 @@ class Pool:
         self,
         blocks: NDArray[Any],
         run: Run | None = None,
-        num_nodes: int = 0,
-        *,
+        num: int = 0,
         is_next: bool = False,
         may_repeat: bool = False,
     ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
         before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the first
-        `num_nodes` of them, int64, which carry nothing yet, are its nodes from now on. Takes over an array of int64.
+        `num` of them, int64, which carry nothing yet, are its nodes from now on. Takes over an array of int64.
         `is_next`: what becomes cached is evicted before all that is. `may_repeat`: a block may be listed several times."""
         if run is not None:
-            self._name(blocks[:num_nodes], run, DEVICE)
+            self._name(blocks[:num], run, DEVICE)
         elif len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
             # Most often a partial tail.
             self.state[block] = 0
@@ -254,14 +253,14 @@ class Pool:
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:
-                if num_nodes < len(blocks):
-                    free = blocks[num_nodes:]
+                if num < len(blocks):
+                    free = blocks[num:]
                     self.state[free] = 0
                     self._put_free(free)
                 if run is not None:
-                    nodes = blocks[:num_nodes]
-                    self.num_cached += num_nodes if self._width is None else self._num_pages(nodes)
-                    self.queues[0].put(nodes, (run, 0, num_nodes), self._step)
+                    nodes = blocks[:num]
+                    self.num_cached += num if self._width is None else self._num_pages(nodes)
+                    self.queues[0].put(nodes, (run, 0, num), self._step)
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next)
@@ -271,7 +270,7 @@ class Pool:
             self.release(blocks[places], is_next=is_next)
             self.release(np.delete(blocks, places), is_next=is_next, may_repeat=True)
             return
-        held[:num_nodes] |= _CONTENT
+        held[:num] |= _CONTENT
         held -= 1
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
