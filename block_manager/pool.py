@@ -505,7 +505,7 @@ class Retentions:
         while self._ends and self._ends[0][0] <= self.now:
             _, number, runs = heapq.heappop(self._ends)
             for run in runs:
-                run.lapse(number)
+                run.retained.pop(number, None)
                 self.apply_to(run)
         self.next_end = self._ends[0][0] if self._ends else np.inf
 

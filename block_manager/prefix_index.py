@@ -287,7 +287,7 @@ class PrefixIndex:
         """Confirm the nodes of closed runs that the batch computed."""
         runs = self.pending.pop(batch, ())
         for run in runs:
-            run.decide(batch)
+            del run.pending[batch]
         if self.log is not None:
             self.log.changed(runs)
 
@@ -296,7 +296,7 @@ class PrefixIndex:
         # A child's id is higher than its parent's.
         runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
         for run in runs:
-            length = run.decide(batch)
+            length = run.pending.pop(batch)
             if not run.length:
                 # It went with the last of its children.
                 continue
@@ -352,7 +352,7 @@ class PrefixIndex:
         for batch, share in self._flights.shares_of(row):
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
-                run.await_batch(batch, max(first, 0))
+                run.pending[batch] = max(first, 0)
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
