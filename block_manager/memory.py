@@ -319,13 +319,7 @@ class Memory:
             tables.set_num_blocks(rows, columns)
 
     def commit(
-        self,
-        decodes: Rows,
-        positions: NDArray[np.int64],
-        counts: NDArray[np.int64] | None,
-        now: float,
-        *,
-        has_more: bool,
+        self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, now: float, has_more: bool
     ) -> Composed:
         """Put out the batch of logical time `now`: draw what was promised, and return all that an engine needs of
         memory. `decodes`, int64 [n], are the rows that `place` placed first, `positions` what they compute, packed,

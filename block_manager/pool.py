@@ -227,17 +227,12 @@ class Pool:
         self.state[blocks] = state + 1
 
     def release(
-        self,
-        blocks: NDArray[Any],
-        run: Run | None = None,
-        num: int = 0,
-        is_next: bool = False,
-        may_repeat: bool = False,
+        self, blocks: NDArray[Any], run: Run | None = None, num: int = 0, is_next: bool = False, repeats: bool = False
     ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
         before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the first
         `num` of them, int64, which carry nothing yet, are its nodes from now on. Takes over an array of int64.
-        `is_next`: what becomes cached is evicted before all that is. `may_repeat`: a block may be listed several times."""
+        `is_next`: what becomes cached is evicted before all that is. `repeats`: a block may be listed several times."""
         if run is not None:
             self._name(blocks[:num], run, DEVICE)
         elif len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
@@ -265,10 +260,10 @@ class Pool:
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next)
                 return
-        if may_repeat and int((held & _REFERENCES).max()) > 1:
+        if repeats and int((held & _REFERENCES).max()) > 1:
             places = np.sort(np.unique(blocks, return_index=True)[1])
             self.release(blocks[places], is_next=is_next)
-            self.release(np.delete(blocks, places), is_next=is_next, may_repeat=True)
+            self.release(np.delete(blocks, places), is_next=is_next, repeats=True)
             return
         held[:num] |= _CONTENT
         held -= 1

@@ -115,15 +115,9 @@ class Books:
     alone in the pool. `bounded`: requests whose worst case is reserved; they are no victims."""
 
     def __init__(
-        self,
-        manager: Memory,
-        columns: RowColumns,
-        queues: Queues,
-        policy: Policy,
-        reservation: Reservation,
-        max_total: int,
+        self, manager: Memory, columns: RowColumns, queues: Queues, policy: Policy, reservation: Reservation, most: int
     ) -> None:
-        self.manager, self.columns, self.reservation, self.max_total = manager, columns, reservation, max_total
+        self.manager, self.columns, self.reservation, self.max_total = manager, columns, reservation, most
         self.queues, self._max_preemptions = queues, policy.max_preemptions
         self._looks_ahead = policy.foresight != "none"
         self.bounded: dict[RequestState, None] = {}
