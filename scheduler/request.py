@@ -381,7 +381,8 @@ def state_of(
     if stops or eos is not None:
         stops = (*stops, eos) if eos is not None else tuple(stops)
     is_plain = num == 1 and not loads and request.reads_cache and request.writes_cache
-    loading, known, rows, most = None if loads else 0, [prompt] * num, [-1] * num, [max_total] * num
+    known: list[Tokens | None] = [prompt] * num
+    loading, rows, most = None if loads else 0, [-1] * num, [max_total] * num
     high, appended, sampled, length = [0] * num, [0] * num, [False] * num, len(prompt)
     return RequestState(
         request, root, order, stops, length, known, rows, num, loading, most, high, appended, sampled, key, is_plain
