@@ -148,12 +148,13 @@ class Growth:
             self.device.make_room(self.num_promised)
         blocks = self.blocks.draw(total, layout.full_pages or 1)
         try:
+            entries = blocks.astype(np.int32)
             try:
-                tables.blocks[0][rows, columns] = blocks
+                tables.blocks[0][rows, columns] = entries
             except IndexError:
                 # Cheaper than a check each time: numpy checks every index before it writes.
                 tables.ensure_columns(int(columns.max()) + 1)
-                tables.blocks[0, rows, columns] = blocks
+                tables.blocks[0, rows, columns] = entries
         except MemoryError:
             self.blocks.release(blocks)
             raise
@@ -167,7 +168,7 @@ class Growth:
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
-            self._changed.append((rows, columns, blocks.astype(np.int32)))
+            self._changed.append((rows, columns, entries))
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""

@@ -319,13 +319,7 @@ class Memory:
             tables.set_num_blocks(rows, columns)
 
     def commit(
-        self,
-        decodes: Rows,
-        positions: NDArray[np.int64],
-        counts: NDArray[np.int64] | None,
-        now: float,
-        *,
-        has_more: bool,
+        self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, now: float, has_more: bool
     ) -> Composed:
         """Put out the batch of logical time `now`: draw what was promised, and return all that an engine needs of
         memory. `decodes`, int64 [n], are the rows that `place` placed first, `positions` what they compute, packed,
@@ -569,12 +563,11 @@ class Memory:
 
     def release(self, row: int) -> None:
         tables = self.tables
-        num_blocks = tables.num_blocks.item(row)
         if self.sides is not None:
             self.sides.keep_all(row)
         if self.ends is not None:
             self.ends.keep(row)
-        first, computed, run = self.index.release_path(row)
+        first, blocks, num_nodes, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
             # Another sequence may get the row within this batch.
@@ -586,13 +579,10 @@ class Memory:
         if self.layout.sides:
             self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
-        stop = first + len(computed)
-        if stop < num_blocks:
-            self.blocks.release(tables.blocks[0, row, stop:num_blocks])
-        if run is not None:
-            self.blocks.release(computed, run)
+        if len(blocks):
+            self.blocks.release(blocks, run, num_nodes)
         if first:
-            self.blocks.release(tables.blocks[0, row, : min(first, num_blocks)])
+            self.blocks.release(tables.blocks[0, row, : min(first, tables.num_blocks.item(row))])
         tables.close(row)
 
     def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:

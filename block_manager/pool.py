@@ -227,45 +227,45 @@ class Pool:
         self.state[blocks] = state + 1
 
     def release(
-        self, blocks: NDArray[Any], run: Run | None = None, *, is_next: bool = False, may_repeat: bool = False
+        self, blocks: NDArray[Any], run: Run | None = None, num: int = 0, is_next: bool = False, repeats: bool = False
     ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
-        before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the blocks, int64
-        [n], which carry nothing yet, are its nodes from now on. Takes over an array of int64. `is_next`: what becomes cached is
-        evicted before all that is. `may_repeat`: a block may be listed several times, for so many references."""
-        if run is None:
-            if len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
-                # Most often a partial tail.
-                self.state[block] = 0
-                self._stack[self.num_free] = block
-                self.num_free += 1
-                return
-            if blocks.itemsize < 8:
-                # As they stand in a table.
-                blocks = blocks.astype(np.int64)
-        else:
-            self._name(blocks, run, DEVICE)
+        before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the first
+        `num` of them, int64, which carry nothing yet, are its nodes from now on. Takes over an array of int64.
+        `is_next`: what becomes cached is evicted before all that is. `repeats`: a block may be listed several times."""
+        if run is not None:
+            self._name(blocks[:num], run, DEVICE)
+        elif len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
+            # Most often a partial tail.
+            self.state[block] = 0
+            self._stack[self.num_free] = block
+            self.num_free += 1
+            return
+        elif blocks.itemsize < 8:
+            # As they stand in a table.
+            blocks = blocks.astype(np.int64)
         held = self.state[blocks]
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:
-                if run is None:
-                    self.state[blocks] = 0
-                    self._put_free(blocks)
-                else:
-                    self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
-                    self.queues[0].put(blocks, (run, 0, len(blocks)), self._step)
+                if num < len(blocks):
+                    free = blocks[num:]
+                    self.state[free] = 0
+                    self._put_free(free)
+                if run is not None:
+                    nodes = blocks[:num]
+                    self.num_cached += num if self._width is None else self._num_pages(nodes)
+                    self.queues[0].put(nodes, (run, 0, num), self._step)
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next)
                 return
-        if may_repeat and int((held & _REFERENCES).max()) > 1:
+        if repeats and int((held & _REFERENCES).max()) > 1:
             places = np.sort(np.unique(blocks, return_index=True)[1])
             self.release(blocks[places], is_next=is_next)
-            self.release(np.delete(blocks, places), is_next=is_next, may_repeat=True)
+            self.release(np.delete(blocks, places), is_next=is_next, repeats=True)
             return
-        if run is not None:
-            held |= _CONTENT
+        held[:num] |= _CONTENT
         held -= 1
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
@@ -500,7 +500,7 @@ class Retentions:
         while self._ends and self._ends[0][0] <= self.now:
             _, number, runs = heapq.heappop(self._ends)
             for run in runs:
-                run.lapse(number)
+                run.retained.pop(number, None)
                 self.apply_to(run)
         self.next_end = self._ends[0][0] if self._ends else np.inf
 

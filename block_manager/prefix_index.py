@@ -86,27 +86,26 @@ class PrefixIndex:
         path = self.paths[child] = self.paths[row].closed(self._pending_length)
         self._mark(child, path)
 
-    def release_path(self, row: int) -> tuple[int, Blocks, Run | None]:
-        """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, run): the row's
-        blocks before column `first` carry nodes, `blocks` from there on are to be released as nodes of `run`, which
-        they do not carry yet, and the rest carries none."""
-        path, tables = self.paths[row], self._tables
-        run, start = path.open, path.published
-        if run is not None and path.guard < 0 and not run.retained:
-            computed = tables.num_computed.item(row)
-            stop = computed // self._block_size
-            if stop > start and (
-                tables.num_launched.item(row) == computed or tables.content_end(row) // self._block_size == stop
-            ):
-                blocks = tables.blocks[0, row, start:stop].astype(np.int64)
-                self._keep(run, row, start, blocks)
-                del self.paths[row]
-                return start, blocks, run
-        if run is not None:
+    def release_path(self, row: int) -> tuple[int, Blocks, int, Run | None]:
+        """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, num, run): the row's
+        blocks before column `first` carry nodes; of `blocks`, those from there on, int64 [n], the first `num` are to be
+        released as nodes of `run`, which they do not carry yet, and the rest carries none."""
+        path, tables, size = self.paths[row], self._tables, self._block_size
+        run, start, computed = path.open, path.published, tables.num_computed.item(row)
+        num = computed // size - start
+        if run is not None and (
+            num <= 0 or path.guard >= 0 or run.retained or tables.content_end(row) // size != num + start
+        ):
             self.close_run(row)
-        self.num_looking_up -= path.writes
+            run, start = None, path.published
+        blocks = tables.blocks[0, row, start : tables.num_blocks.item(row)].astype(np.int64)
+        if run is None:
+            num = 0
+            self.num_looking_up -= path.writes
+        else:
+            self._keep(run, row, start, blocks[:num])
         del self.paths[row]
-        return path.published, NO_BLOCKS, None
+        return start, blocks, num, run
 
     def _keep(self, run: Run, row: int, start: int, blocks: Blocks) -> None:
         """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""
@@ -288,7 +287,7 @@ class PrefixIndex:
         """Confirm the nodes of closed runs that the batch computed."""
         runs = self.pending.pop(batch, ())
         for run in runs:
-            run.decide(batch)
+            del run.pending[batch]
         if self.log is not None:
             self.log.changed(runs)
 
@@ -297,7 +296,7 @@ class PrefixIndex:
         # A child's id is higher than its parent's.
         runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
         for run in runs:
-            length = run.decide(batch)
+            length = run.pending.pop(batch)
             if not run.length:
                 # It went with the last of its children.
                 continue
@@ -353,7 +352,7 @@ class PrefixIndex:
         for batch, share in self._flights.shares_of(row):
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
-                run.await_batch(batch, max(first, 0))
+                run.pending[batch] = max(first, 0)
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 

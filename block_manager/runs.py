@@ -12,8 +12,8 @@ A *place* is where a node may reside: the index of a pool in `PrefixIndex.pools`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,6 @@ Span = tuple["Run", int, int]
 # such a byte: ids are little-endian and less than 2**31.
 _BYTE = b"\xff"
 _HOLE = _BYTE * 8
-
-_NONE: dict[int, Any] = {}
 
 
 class Run:
@@ -58,20 +56,18 @@ class Run:
     evicted     by place of a side, the nodes that it has evicted, a bit each
     """
 
-    # Of the class until a run has its own: one is made for each request, and most need none of them.
-    length = 0
-    tokens = b""
-    retained: dict[int, tuple[int, int]] = _NONE
-    pending: dict[int, int] = _NONE
-    children: dict[int, int] = _NONE
-    evicted: dict[int, int] = _NONE
-    is_end = False
+    # Of the class until a run has its own: one is made for each request.
+    length, tokens, is_end = 0, b"", False
+    evicted: Mapping[int, int] = MappingProxyType({})
 
     def __init__(
         self, id: int, key: bytes, parent: Run | None, at: int, row: int, born: int, num_places: int = NUM_PLACES
     ) -> None:
         self.id, self.key, self.parent, self.at, self.row, self.born = id, key, parent, at, row, born
         self.blocks: list[Blocks | None] = [None] * num_places
+        self.retained: dict[int, tuple[int, int]] = {}
+        self.pending: dict[int, int] = {}
+        self.children: dict[int, int] = {}
         self.digests: list[bytes] = []
 
     @property
@@ -143,7 +139,7 @@ class Run:
 
     def note_evicted(self, place: int, first: int, stop: int) -> None:
         """Note that a side has evicted these nodes, for who asks why a hit ended."""
-        self.evicted = self.evicted | {place: self.evicted.get(place, 0) | ((1 << stop - first) - 1) << first}
+        self.evicted = {**self.evicted, place: self.evicted.get(place, 0) | ((1 << stop - first) - 1) << first}
 
     def was_evicted(self, place: int, first: int, stop: int) -> bool:
         """Return whether a side has evicted one of these nodes, which it has not again."""
@@ -180,7 +176,6 @@ class Run:
             self.parent = None
 
     def add_child(self, at: int) -> None:
-        self.children = self.children or {}
         self.children[at] = self.children.get(at, 0) + 1
 
     def remove_child(self, at: int) -> bool:
@@ -192,21 +187,7 @@ class Run:
         return True
 
     def retain(self, number: int, last: int, level: int) -> None:
-        self.retained = self.retained | {number: (last, level)}
-
-    def lapse(self, number: int) -> None:
-        """End a retention, if it is one of the run's."""
-        self.retained = {other: what for other, what in self.retained.items() if other != number}
-
-    def await_batch(self, batch: int, first: int) -> None:
-        """Note that the batch computes the nodes from `first` on."""
-        self.pending = self.pending | {batch: first}
-
-    def decide(self, batch: int) -> int:
-        """Note that the batch has ended. Return the first node that it was to compute."""
-        first = self.pending[batch]
-        self.pending = {other: at for other, at in self.pending.items() if other != batch}
-        return first
+        self.retained[number] = last, level
 
     def levels_of(self, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: each node's level, the highest of the retentions that reach it, else 0."""

@@ -288,7 +288,7 @@ class SideContent:
             if not is_one_each:
                 which, begins = which.repeat(counts), rising_from(begins, counts)
             # Forks pass a block that they share in one step.
-            self._device.release(tables.blocks[side.table][which, begins], may_repeat=True)
+            self._device.release(tables.blocks[side.table][which, begins], repeats=True)
 
     def count_passed(self, side: Side, num_blocks: int) -> None:
         self.passed[side.table] += num_blocks * side.pages
@@ -373,8 +373,8 @@ class SideContent:
             for i in (is_new & may_keep).nonzero()[0].tolist():
                 self._keep(side, rows.item(i), starts.item(i) // self._size - 1, read[i : i + 1])
             is_next = ~is_wanted & ~(is_live & tables.branches[rows] & ~is_new)
-            self._device.release(read[~is_next], may_repeat=True)
-            self._device.release(read[is_next], is_next=True, may_repeat=True)
+            self._device.release(read[~is_next], repeats=True)
+            self._device.release(read[is_next], is_next=True, repeats=True)
 
     def take_back(self, flight: Flight, rows: Rows) -> Rows:
         """Give rows the states that the batch was to read and not to overwrite, if there are any: it did not run, or their drafts
@@ -389,8 +389,8 @@ class SideContent:
         stands = (tables.uid[rows] == uids) & (tables.num_launched[rows] > starts) & (tables.num_blocks[rows] > 0)
         rows = rows[stands]
         for side, read in zip(self._layout.states, blocks.T, strict=True):
-            self._device.release(read[~stands], may_repeat=True)
-            self._device.release(tables.blocks[side.table, rows, 0], may_repeat=True)
+            self._device.release(read[~stands], repeats=True)
+            self._device.release(tables.blocks[side.table, rows, 0], repeats=True)
             tables.put(side.table, rows, 0, read[stands])
         tables.let_move(rows, True)
         return rows

@@ -94,11 +94,8 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
         return
     if state.foresight is not None:
         state.foresight.note_none_fits()
-    content = state.manager.content
-    if request is not None and not (request.is_plain and not content.has_first(request.first_key)):
-        if content.may_be_found(request.first_tokens, request.root):
-            return
-    state.queues.shut()
+    if request is None or not state.manager.content.may_be_found(request.first_tokens, request.root):
+        state.queues.shut()
 
 
 def _are_ordinary(state: State, step: Step) -> bool:

@@ -171,7 +171,7 @@ class Scheduler(Uncopyable):
             state.order.key_of(request, arrival, self._num_added),
             state.manager.content.first_key(prompt, root),
         )
-        new = state_of(request, prompt, root, order, longest, first_key=key)
+        new = state_of(request, prompt, root, order, longest, key)
         self._num_added += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)

@@ -70,20 +70,14 @@ class OutputLengths:
         assumed = min(assumed, WINDOW)
         self._ring[:assumed] = [round(cap ** ((place + 0.5) / assumed)) for place in range(assumed)]
         # The cap, the ring's lengths and a 0, negated and so rising from the longest. An int64 array takes inserts.
-        self._cap, self._rising = cap, self._sorted(cap)
-
-    def _sorted(self, cap: int) -> array[int]:
-        return array("q", sorted(-length for length in (cap, *self._ring, 0)))
+        self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
-        """Remember a length. It takes its place when somebody asks."""
+        """Remember a length. It takes its place when somebody asks, or when many wait."""
         self._new.append(length)
         self.num_noted += 1
         if len(self._new) == WINDOW:
-            # All that came before are forgotten.
-            first = -self.num_noted % WINDOW
-            self._ring, self._sum, self._new = self._new[first:] + self._new[:first], sum(self._new), []
-            self._rising = self._sorted(self._cap)
+            self._put_in_place()
 
     def _put_in_place(self) -> None:
         rising, first = self._rising, self.num_noted - len(self._new)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
 from typing import Protocol
 
 from .request import RequestState, Status
 from .rows import Running
 
+_order_of = attrgetter("order")
 Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""
 
@@ -40,7 +42,6 @@ class OrderedQueue:
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
-        self._keys: list[Key] = []  # the order of each
         # Removing the head moves this up. The list is cut once half of it is gone.
         self._head = 0
         # An attribute, because every step asks several times.
@@ -49,18 +50,13 @@ class OrderedQueue:
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self._states[self._head :])
 
-    def add(self, state: RequestState) -> int:
-        """Add a request. Return how many stand before it."""
-        keys, order = self._keys, state.order
+    def add(self, state: RequestState) -> None:
+        states = self._states
         self.num += 1
-        if not keys or keys[-1] < order:
-            keys.append(order)
-            self._states.append(state)
-            return self.num - 1
-        place = bisect_left(keys, order, self._head)
-        keys.insert(place, order)
-        self._states.insert(place, state)
-        return place - self._head
+        if not states or states[-1].order < state.order:
+            states.append(state)
+        else:
+            states.insert(bisect_left(states, state.order, self._head, key=_order_of), state)
 
     def head(self) -> RequestState:
         return self._states[self._head]
@@ -74,12 +70,12 @@ class OrderedQueue:
         if states[head] is state:
             self._head = head = head + 1
             if 2 * head > len(states):
-                del states[:head], self._keys[:head]
+                del states[:head]
                 self._head = 0
             return
-        place = bisect_left(self._keys, state.order, head)
+        place = bisect_left(states, state.order, head, key=_order_of)
         assert states[place] is state, "a request stands where its order says"
-        del states[place], self._keys[place]
+        del states[place]
 
     let_in = remove
 

@@ -374,35 +374,16 @@ class RequestState(Counted, eq=False, gc=False):
 
 
 def state_of(
-    request: Request,
-    prompt: Tokens,
-    root: bytes,
-    order: tuple[int, float, int],
-    max_total: int,
-    *,
-    first_key: bytes = b"",
+    request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int, key: bytes = b""
 ) -> RequestState:
-    """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
+    """Return the state of a new request, whose sequences have at most `max_total` tokens each. `key`: its `first_key`."""
     num, eos, stops, loads = request.num_sequences, request.eos_token_id, request.stop_token_ids, request.num_computed
     if stops or eos is not None:
         stops = (*stops, eos) if eos is not None else tuple(stops)
     is_plain = num == 1 and not loads and request.reads_cache and request.writes_cache
-    loading, known, rows, most = None if loads else 0, [prompt] * num, [-1] * num, [max_total] * num
-    high, appended, sampled = [0] * num, [0] * num, [False] * num
+    known: list[Tokens | None] = [prompt] * num
+    loading, rows, most = None if loads else 0, [-1] * num, [max_total] * num
+    high, appended, sampled, length = [0] * num, [0] * num, [False] * num, len(prompt)
     return RequestState(
-        request,
-        root,
-        order,
-        stops,
-        len(prompt),
-        known,
-        rows,
-        num,
-        loading,
-        most,
-        high,
-        appended,
-        sampled,
-        first_key,
-        is_plain,
+        request, root, order, stops, length, known, rows, num, loading, most, high, appended, sampled, key, is_plain
     )

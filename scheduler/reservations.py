@@ -115,18 +115,12 @@ class Books:
     alone in the pool. `bounded`: requests whose worst case is reserved; they are no victims."""
 
     def __init__(
-        self,
-        manager: Memory,
-        columns: RowColumns,
-        queues: Queues,
-        policy: Policy,
-        reservation: Reservation,
-        max_total: int,
+        self, manager: Memory, columns: RowColumns, queues: Queues, policy: Policy, reservation: Reservation, most: int
     ) -> None:
-        self.manager, self.columns, self.reservation, self.max_total = manager, columns, reservation, max_total
+        self.manager, self.columns, self.reservation, self.max_total = manager, columns, reservation, most
         self.queues, self._max_preemptions = queues, policy.max_preemptions
         self._looks_ahead = policy.foresight != "none"
-        self.bounded: list[RequestState] = []
+        self.bounded: dict[RequestState, None] = {}
         self.watermark_blocks = int(policy.watermark * manager.num_blocks)
         self._owed: int | None = None
         # Blocks that a sequence of so many tokens needs.
@@ -156,6 +150,8 @@ class Books:
 
     def num_output(self, request: RequestState, sequence: int) -> int:
         """Return the known output tokens of a live sequence."""
+        if (row := request.rows[sequence]) >= 0:
+            return self.manager.rows.num_tokens.item(row) - self.columns.prompt_total.item(row)
         return self.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
 
     def kept(self, rows: Rows) -> Counts:
@@ -287,8 +283,7 @@ class Books:
         has_rows = request.live_rows
         worst = self.debt_at_worst(request) if has_rows else self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
-            self.bounded.append(request)
+            self.bounded[request] = None
 
     def lift_bound(self, request: RequestState) -> None:
-        if request in self.bounded:
-            self.bounded.remove(request)
+        self.bounded.pop(request, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,19 +235,20 @@ class Running:
 
     def add(self, request: RequestState) -> None:
         """Add a request, and the rows that it has."""
-        requests, rows, order = self._requests, request.live_rows, request.order
-        is_last = not requests or next(reversed(requests)) < order
+        requests, rows, order, behind = self._requests, request.live_rows, request.order, list[Any]()
+        while requests and next(reversed(requests)) > order:
+            behind.append(requests.popitem())
         requests[order] = request
-        if self._left or (self._joined and not is_last):
+        if self._left or (self._joined and behind):
             self._apply()
-        if is_last:
+        if not behind:
             self._joined += rows
         else:
-            self._requests = dict(sorted(requests.items()))
+            requests.update(reversed(behind))
             if len(rows) > 1 or self.num_rows != self.num or self._is_stale:
                 self._is_stale = True
             else:
-                place = list(self._requests).index(order)
+                place = self.num - len(behind)
                 self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
         self.num += 1
         self.num_rows += len(rows)

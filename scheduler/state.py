@@ -174,4 +174,4 @@ class State:
         if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
         ended[request_id] = status, sentence
-        self.stats.count(str(status))
+        self.stats.count(status)

@@ -49,11 +49,11 @@ def test_the_block_freed_last_comes_first(desk):
 
 
 def test_a_part_of_a_segment_takes_the_last_of_its_nodes(desk):
-    desk.pool.release(np.array([1, 2, 3, 4, 5]), RUN)
+    desk.pool.release(np.array([1, 2, 3, 4, 5]), RUN, 5)
     for count in (1, 2, 2):
         desk.draw(count)
     assert [blocks.tolist() for blocks, *_ in desk.evicted] == [[5], [4, 3], [2, 1]]
-    assert [nodes for _, nodes, _ in desk.evicted] == [(RUN, 4, 5), (RUN, 2, 4), (RUN, 0, 2)]
+    assert [nodes for _, nodes in desk.evicted] == [(RUN, 4, 5), (RUN, 2, 4), (RUN, 0, 2)]
 
 
 @pytest.mark.parametrize(("num_live", "length"), [(0, 1), (0, 3), (0, 50), (100, 100)])
@@ -72,10 +72,10 @@ def test_stale_entries_do_not_pile_up_over_hits_of_one_length(num_live, length):
 
 
 def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk):
-    desk.pool.release(np.array([0, 1, 2]), RUN)
+    desk.pool.release(np.array([0, 1, 2]), RUN, 3)
     desk.hit([0])
     desk.draw(2)
-    ((blocks, nodes, _),) = desk.evicted
+    ((blocks, nodes),) = desk.evicted
     assert (blocks.tolist(), nodes) == ([2, 1], None)
 
 

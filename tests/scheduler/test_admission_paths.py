@@ -20,7 +20,9 @@ def test_what_the_draw_evicts_is_computed_once_for_all_who_come_with_it():
 def count_calls(monkeypatch, owner, name):
     """The first argument of each call of this method."""
     calls, method = [], getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda self, first, *rest: calls.append(first) or method(self, first, *rest))
+    monkeypatch.setattr(
+        owner, name, lambda self, first, *rest, **more: calls.append(first) or method(self, first, *rest, **more)
+    )
     return calls
 
 
