@@ -153,7 +153,9 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
         needs[[state.columns.owner[row] in books.bounded for row in rows.tolist()]] = 0
     if int(needs.sum()) <= manager.device.num_available - owed:
         return granted
-    if not state.carried.groups:
+    # Who reserved all waits for what windows hold beyond that, and gives back when a batch ends.
+    waits = state.reservation.is_counted and bool(state.outstanding.batches) and bool(manager.layout.bounded)
+    if not state.carried.groups and not waits:
         _take_from_victims(state, step, rows, granted=granted, needs=needs, owed=owed)
     # Rows that still lack blocks leave this step, last in order first. Rows that have their blocks stay.
     fits = np.cumsum(needs) <= manager.device.num_available - owed

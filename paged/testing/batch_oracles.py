@@ -53,6 +53,8 @@ def observe(rig: SchedulerRig) -> Before:
             for id in rig.live
             if rig.statuses.get(id) == "running"
             and rig.books[id].request.num_sequences == 1
+            # Of a request that was forked the first one may have ended.
+            and rig.books[id].sequences[0].reason is None
             and (rig.is_undecided((id, 0)) or rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1)
             and len(rig.foreseen((id, 0))) < rig.books[id].full_length(0)
         },
