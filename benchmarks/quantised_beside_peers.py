@@ -45,11 +45,7 @@ WAYS = (
     *(Way(OPENVINO, weights, "as computed") for weights in ("16 bit", "int8")),
 )  # fmt: skip
 # What goals speak of.
-FEW = [
-    way
-    for way in WAYS
-    if way.weights not in {"F32", "BF16", "Q4_K_M"} and "8" not in way.kv.lower().replace("q8_0", "8")
-]
+FEW = [way for way in WAYS if way.weights not in ("F32", "BF16", "Q4_K_M") and way.kv in ("as computed", "F16")]
 
 TIMED = f"""
 import json, sys, time
