@@ -150,7 +150,7 @@ def llama(python: Path, peers: Path, model: Path, way: Way, threads: int) -> dic
     # The script would measure the machine's limits, too, which are not shown here.
     (found,) = lines_of(command, PEER_BW="1", PEER_PEAK="1")
     told = subprocess.run(
-        [str(python), "-c", "from importlib.metadata import version; print(version('llama-cpp-python'))"],
+        [str(python), "-c", "import llama_cpp; print(llama_cpp.__version__)"],
         capture_output=True,
         text=True,
         check=True,
