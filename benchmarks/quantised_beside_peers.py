@@ -45,11 +45,7 @@ WAYS = (
     *(Way(OPENVINO, weights, "as computed") for weights in ("16 bit", "int8")),
 )  # fmt: skip
 # What goals speak of.
-FEW = [
-    way
-    for way in WAYS
-    if way.weights not in {"F32", "BF16", "Q4_K_M"} and "8" not in way.kv.lower().replace("q8_0", "8")
-]
+FEW = [way for way in WAYS if way.weights not in ("F32", "BF16", "Q4_K_M") and way.kv in ("as computed", "F16")]
 
 TIMED = f"""
 import json, sys, time
@@ -154,7 +150,7 @@ def llama(python: Path, peers: Path, model: Path, way: Way, threads: int) -> dic
     # The script would measure the machine's limits, too, which are not shown here.
     (found,) = lines_of(command, PEER_BW="1", PEER_PEAK="1")
     told = subprocess.run(
-        [str(python), "-c", "from importlib.metadata import version; print(version('llama-cpp-python'))"],
+        [str(python), "-c", "import llama_cpp; print(llama_cpp.__version__)"],
         capture_output=True,
         text=True,
         check=True,

@@ -43,15 +43,16 @@ app = typer.Typer(add_completion=False)
 
 
 @contextmanager
-def serving(side: str, python: Path, model: Path, dtype: str, blocks: int, log: Path) -> Iterator[str]:
-    """A server that answers: its address. Both get the same numbers, by flags that both understand; ours, besides, what an operator who promises a
-    first token within ten seconds would set."""
+def serving(side: str, python: Path, model: Path, dtype: str, blocks: int, log: Path, *more: str) -> Iterator[str]:
+    """A server that answers: its address. Both get the same numbers, by flags that both understand, and `more`; ours, besides, what an operator who
+    promises a first token within ten seconds would set."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     same = [
         *("--served-model-name", "it", "--port", str(port), "--dtype", dtype, "--max-model-len", str(CONTEXT)),
         *("--max-num-seqs", str(SEQUENCES), "--max-num-batched-tokens", str(BUDGET), "--block-size", str(BLOCK_SIZE)),
+        *more,
     ]
     if side == "vllm":
         command = [str(python.parent / "vllm"), "serve", str(model), *same, "--uvicorn-log-level", "error"]

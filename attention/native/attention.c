@@ -203,9 +203,9 @@ INLINE void narrow_query(const char *query, size_t size, size_t depth, enum elem
 }
 
 /* The sums of the even and of the odd numbers of DEEP, as a matrix unit takes them, onto those before. */
-#define ADD_BOTH(rows, wide)                       \
-    UNROLL for (int r = 0; r < rows; r++)          \
-        UNROLL for (int j = 0; j < wide; j++) sums[r][j] += both[0][r][j] + both[1][r][j]
+#define ADD_BOTH(rows)                    \
+    UNROLL for (int r = 0; r < rows; r++) \
+        UNROLL for (int j = 0; j < 2; j++) sums[r][j] += both[0][r][j] + both[1][r][j]
 
 /* What matrix_scores gives, to the bit, of few rows with K of turned words: a matrix unit would wait for them. x are floats. */
 INLINE void few_matrix_scores(const int rows, const int32_t *words, size_t count, size_t depth, const float *x, float *to, int stored) {
@@ -223,7 +223,7 @@ INLINE void few_matrix_scores(const int rows, const int32_t *words, size_t count
                         UNROLL for (int j = 0; j < 2; j++) both[i % 2][r][j] = fused(factor, line[j], both[i % 2][r][j]);
                     }
                 }
-            ADD_BOTH(rows, 2);
+            ADD_BOTH(rows);
         }
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < 2; j++) *(vec *)(to + r * TILE + first + j * LANES) = sums[r][j];
@@ -231,30 +231,30 @@ INLINE void few_matrix_scores(const int rows, const int32_t *words, size_t count
 }
 
 /* What matrix_totals gives, to the bit, of few rows, from `column` on. x are floats of bfloat16. */
-INLINE void few_matrix_totals(const int rows, const int wide, const float *x, const tile_rows *values, size_t column, float *to, size_t to_stride,
+INLINE void few_matrix_totals(const int rows, const float *x, const tile_rows *values, size_t column, float *to, size_t to_stride,
                               const float *kept, int stored) {
     vec sums[ROWS][2];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < wide; j++) sums[r][j] = *(const vec *)(to + r * to_stride + column + j * LANES) * kept[r];
+        UNROLL for (int j = 0; j < 2; j++) sums[r][j] = *(const vec *)(to + r * to_stride + column + j * LANES) * kept[r];
     for (size_t part = 0; part < TILE; part += DEEP) {
         vec both[2][ROWS][2] = {0};
         for (size_t p = part; p < part + DEEP; p += 2)
             UNROLL for (int odd = 0; odd < 2; odd++) {
                 vec line[2];
-                UNROLL for (int j = 0; j < wide; j++) {
+                UNROLL for (int j = 0; j < 2; j++) {
                     const size_t at = row_bytes(column + j * LANES, stored);
                     if (at % 64 == 0) __builtin_prefetch(values->next[p + odd] + at, 0, 3);
                     line[j] = load_stored(values->now[p + odd], column + j * LANES, stored);
                 }
                 UNROLL for (int r = 0; r < rows; r++) {
                     const vec factor = spread(x[r * TILE + p + odd]);
-                    UNROLL for (int j = 0; j < wide; j++) both[odd][r][j] = fused(factor, line[j], both[odd][r][j]);
+                    UNROLL for (int j = 0; j < 2; j++) both[odd][r][j] = fused(factor, line[j], both[odd][r][j]);
                 }
             }
-        ADD_BOTH(rows, wide);
+        ADD_BOTH(rows);
     }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < wide; j++) *(vec *)(to + r * to_stride + column + j * LANES) = sums[r][j];
+        UNROLL for (int j = 0; j < 2; j++) *(vec *)(to + r * to_stride + column + j * LANES) = sums[r][j];
 }
 
 /* Scores of rows with a tile of K, without their scale. */
@@ -273,14 +273,10 @@ INLINE void matrix_scores(const paged_attention_call *call, room *room, size_t o
 /* A tile of V, weighed, on top of `kept` times the totals. Weights are narrowed where they lie. */
 INLINE void matrix_totals(room *room, size_t rows, const tile_rows *values, size_t size, size_t depth, float *weights, float *totals,
                           const float *kept, int stored) {
-    if (is_few(rows, stored) && size == depth) {
+    if (is_few(rows, stored) && size % (2 * LANES) == 0) {
         for (size_t i = 0; i < rows * TILE; i += LANES) *(vec *)(weights + i) = rounded(*(const vec *)(weights + i));
         for (size_t c = 0; c < size; c += 2 * LANES)
-            if (size - c >= 2 * LANES) {
-                WITH_CONSTANT(rows, few_matrix_totals, 2, weights, values, c, totals, depth, kept, stored)
-            } else {
-                WITH_CONSTANT(rows, few_matrix_totals, 1, weights, values, c, totals, depth, kept, stored)
-            }
+            WITH_CONSTANT(rows, few_matrix_totals, weights, values, c, totals, depth, kept, stored)
         return;
     }
     for (size_t r = 0; r < rows; r++) {

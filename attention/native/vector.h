@@ -47,7 +47,8 @@ enum element { FLOAT32 = 0, BFLOAT16 = 1 };
 
 INLINE size_t bytes_of(enum element element) { return element == FLOAT32 ? 4 : 2; }
 
-INLINE vec spread(float x) { return (vec){0} + x; }
+/* Less 0, which compilers leave out: with 0 on top, -0 would become 0. */
+INLINE vec spread(float x) { return x - (vec){0}; }
 
 /* a * b + c, rounded once where the processor can. Named, because compilers fuse in one place and not in another: GCC for some processors
  * not where additions follow one another, so that a sum would depend on what is computed beside it. Nothing else is fused. */
