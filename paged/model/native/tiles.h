@@ -26,14 +26,16 @@ static int may_use_tiles(void) {
 }
 __attribute__((constructor)) static void ask_for_tiles(void) { may_use_tiles(); }
 
+typedef struct {
+    uint8_t palette, start, unused[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} tile_shape;
+
 /* Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights. Of 0, 1, 4 the rows are `high`, of 2, 3, 5 `low`; where four tiles
  * of sums stand side by side, `low` is `high`. */
 static void shape_tiles(size_t high, size_t low) {
-    struct {
-        uint8_t palette, start, unused[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
+    tile_shape shape = {.palette = 1};
     for (int t = 0; t < 8; t++) {
         shape.bytes[t] = 64;
         shape.rows[t] = t > 5 ? TILE_ROWS : t < 2 || t == 4 ? high : low;
@@ -124,7 +126,7 @@ static void whole_tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 
 }
 
 /* Rows with a panel, as pair_tile: what no whole tile has of the depth is filled up with 0. */
-static void tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
+INLINE void tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
     const size_t whole = depth - depth % TILE_DEPTH, left = depth - whole;
     if (whole) whole_tiles(rows, x, x_stride, w, whole, to, to_stride, first);
     if (!left) return;
