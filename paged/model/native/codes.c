@@ -3,7 +3,7 @@
  *     result = sum over groups of  scale of the weights * sum over pieces of  scale of x * (sum of code * x - zero * sum of x)
  *
  * A row is rounded to 8 bits in pieces of 128 inputs, each with a scale of its own, whether it comes alone or with a thousand others. Sums
- * within a piece are integers, and exact: every instruction gives the same, so some rows are multiplied by vectors and others in tiles (AMX).
+ * within a piece are integers, and exact: every instruction gives the same, so few rows are multiplied by vectors, and more in tiles (AMX).
  * Those of pieces and groups are float32, one fused addition after the other. So results depend on no other row, and two processors with fused
  * additions agree to the bit.
  */
@@ -214,8 +214,6 @@ INLINE void code_tile(const int rows, const int bits, const char *x, const layou
 
 #if HAS_TILES && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 #define HAS_BYTE_TILES 1
-/* Inputs that a tile has of a row. */
-#define STEP 64
 /* Rows from which tiles are faster than code_tile. */
 #define FEWEST 5
 /* Pieces under way at a time, so that one's sums are scaled while others are multiplied. */
@@ -228,7 +226,9 @@ INLINE void code_tile(const int rows, const int bits, const char *x, const layou
         const size_t begin = group * lies->filled + p;                                 \
         const size_t end = begin + (left < PIECE ? left : PIECE);                      \
         _tile_zero(number);                                                            \
-        for (size_t k = begin; k < end; k += STEP) {                                   \
+        for (size_t k = begin; k < end; k += TILE_BYTES) {                             \
+            if (is_new)                                                                \
+                for (int i = 0; i < TILE_ROWS; i++) fetch(w + (k + 4 * i) * COLUMNS, 1, 4); \
             _tile_loadd(4, x + k, lies->stride);                                       \
             _tile_loadd(6, w + k * COLUMNS, 4 * COLUMNS);                              \
             _tile_dpbsud(number, 4, 6);                                                \
@@ -251,9 +251,10 @@ INLINE void add_pieces(const int now, size_t rows, const char *x, const layout *
     }
 }
 
-/* As code_tile, of codes of 8 bits, for up to TILE_ROWS rows and the LANES columns at which `w`, `scales`, `zeros` and `to` begin. */
+/* As code_tile, of codes of 8 bits, for up to TILE_ROWS rows and the LANES columns at which `w`, `scales`, `zeros` and `to` begin.
+ * `is_new` fetches the panel's other columns, too: memory is read fast only line after line. */
 INLINE void byte_tile(size_t rows, const char *x, const layout *lies, const char *w, const float *scales, const uint8_t *zeros, int32_t zero,
-                      float *to, size_t to_stride, int adds) {
+                      float *to, size_t to_stride, int adds, int is_new) {
     /* Whole lines of the cache. */
     ivec dots[DEEP][TILE_ROWS] __attribute__((aligned(64)));
     vec of_group[TILE_ROWS] __attribute__((aligned(64)));
@@ -286,7 +287,7 @@ static void shape_byte_tiles(size_t rows) {
     tile_shape shape = {.palette = 1};
     for (int t = 0; t < 8; t++) {
         shape.rows[t] = t < 6 ? rows : TILE_ROWS;
-        shape.bytes[t] = STEP;
+        shape.bytes[t] = TILE_BYTES;
     }
     _tile_loadconfig(&shape);
 }
@@ -294,15 +295,17 @@ static void shape_byte_tiles(size_t rows) {
 #define HAS_BYTE_TILES 0
 #endif
 
-/* As many rows with one panel as are taken at a time; return how many. */
+/* As many rows with one panel as are taken at a time; return how many. `is_new`: the panel is not in a cache yet. */
 INLINE size_t some_rows(size_t rows, const int bits, const char *x, const layout *lies, const char *w, const float *scales,
-                        const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds) {
+                        const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds, int is_new) {
+    (void)is_new;
 #if HAS_BYTE_TILES
-    if (bits == 8 && rows >= FEWEST && lies->filled % STEP == 0 && may_use_tiles()) {
+    if (bits == 8 && rows >= FEWEST && lies->filled % TILE_BYTES == 0 && may_use_tiles()) {
         const size_t count = rows < TILE_ROWS ? rows : TILE_ROWS;
         shape_byte_tiles(count);
-        for (int j = 0; j < COLUMNS; j += LANES)
-            byte_tile(count, x, lies, w + 4 * j, scales + j, zeros ? zeros + j : NULL, zero, to + j, to_stride, adds);
+        byte_tile(count, x, lies, w, scales, zeros, zero, to, to_stride, adds, is_new);
+        for (int j = LANES; j < COLUMNS; j += LANES)
+            byte_tile(count, x, lies, w + 4 * j, scales + j, zeros ? zeros + j : NULL, zero, to + j, to_stride, adds, 0);
         _tile_release();
         return count;
     }
@@ -324,7 +327,8 @@ INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t l
     for (size_t r = first; r < last;) {
         const char *its = x + r * lies->stride;
         if (width == COLUMNS) {
-            r += some_rows(last - r, bits, its, lies, w, scales, zeros, codes->zero, to + r * stride, stride, product->adds);
+            r += some_rows(last - r, bits, its, lies, w, scales, zeros, codes->zero, to + r * stride, stride, product->adds,
+                           r == first);
             continue;
         }
         /* The sum of a whole panel has no room in `to`. */
@@ -332,7 +336,7 @@ INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t l
         const size_t most = last - r < MOST ? last - r : MOST;
         if (product->adds)
             for (size_t i = 0; i < most; i++) memcpy(sums + i * COLUMNS, to + (r + i) * stride, width * sizeof(float));
-        const size_t count = some_rows(most, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds);
+        const size_t count = some_rows(most, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds, r == first);
         for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
         r += count;
     }

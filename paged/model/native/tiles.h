@@ -18,6 +18,14 @@
 #define TILE_ROWS 16
 #define TILE_DEPTH 32
 
+/* Bytes in a row of a tile: a line of the cache. */
+#define TILE_BYTES 64
+
+/* Lines `begin` to `end` - 1 into the cache. */
+INLINE void fetch(const char *lines, int begin, int end) {
+    UNROLL for (int i = begin; i < end; i++) __builtin_prefetch(lines + i * TILE_BYTES);
+}
+
 /* Linux' ARCH_REQ_XCOMP_PERM, and the feature that it names XFEATURE_XTILEDATA. */
 static int may_use_tiles(void) {
     static int may = -1;
@@ -87,17 +95,21 @@ INLINE void tiles_aside(const bf16 *x, size_t x_stride, const bf16 *w, size_t de
     STORE_SUMS(to, to + 16, to + 32, to + 48);
 }
 
-/* 17 to 32 rows with half a panel. */
-INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
+/* 17 to 32 rows with half a panel. `is_new` fetches the other half, too: memory is read fast only line after line. */
+INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first,
+                         int is_new) {
     float *const below = to + TILE_ROWS * to_stride;
     if (first)
         zero_sums();
     else
         LOAD_SUMS(to, to + 16, below, below + 16);
     for (size_t p = 0; p < depth; p += TILE_DEPTH) {
+        const char *rows = (const char *)(w + p * COLUMNS);
+        if (is_new)
+            for (int i = 0; i < TILE_ROWS; i++) fetch(rows + i * 4 * COLUMNS, 2, 4);
         _tile_loadd(4, x + p, x_stride * 2);
-        _tile_loadd(6, w + p * COLUMNS, COLUMNS * 4);
-        _tile_loadd(7, w + p * COLUMNS + 32, COLUMNS * 4);
+        _tile_loadd(6, rows, COLUMNS * 4);
+        _tile_loadd(7, rows + TILE_BYTES, COLUMNS * 4);
         _tile_loadd(5, x + TILE_ROWS * x_stride + p, x_stride * 2);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -120,7 +132,7 @@ static void whole_tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 
             tiles_aside(row, x_stride, w, depth, sums, to_stride, first);
         else
             for (int half = 0; half < 2; half++)
-                tiles_square(row, x_stride, w + half * COLUMNS, depth, sums + half * COLUMNS / 2, to_stride, first);
+                tiles_square(row, x_stride, w + half * COLUMNS, depth, sums + half * COLUMNS / 2, to_stride, first, !half && !r);
     }
     _tile_release();
 }
