@@ -212,7 +212,9 @@ def _panels(of_groups: Tensor, columns: int) -> Tensor:
 
 def _check(functions: Any, bits: int) -> None:
     drawn = torch.Generator().manual_seed(0)
-    numbers, x = (torch.randn(rows, 2 * _TRIAL_GROUP, generator=drawn) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS))
+    numbers, x = (
+        torch.randn(rows, 2 * _TRIAL_GROUP, generator=drawn) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS)
+    )
     weight = quantise(numbers, bits=bits, group_size=_TRIAL_GROUP)
     packed = PackedCodes(weight, functions.paged_columns())
     alone = torch.cat([packed.multiply(x[i : i + 1], None, functions=functions) for i in range(len(x))])
