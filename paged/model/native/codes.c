@@ -13,9 +13,7 @@
 #include "tiles.h"
 
 /* Inputs of a row that share a scale. */
-#ifndef PIECE
 #define PIECE 128
-#endif
 /* Rows that are taken at a time, at most. */
 #define MOST 16
 /* Rows below which rounding them is not worth a second thread. */
