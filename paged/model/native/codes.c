@@ -293,18 +293,18 @@ static void shape_byte_tiles(size_t rows) {
 #define HAS_BYTE_TILES 0
 #endif
 
-/* As many rows with one panel as are taken at a time; return how many. `is_new`: the panel is not in a cache yet. */
+/* As many rows with one panel as are taken at a time; return how many. `shaped`: rows that tiles have; 0: none yet. */
 INLINE size_t some_rows(size_t rows, const int bits, const char *x, const layout *lies, const char *w, const float *scales,
-                        const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds, int is_new) {
-    (void)is_new;
+                        const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds, size_t *shaped) {
+    (void)shaped;
 #if HAS_BYTE_TILES
     if (bits == 8 && rows >= FEWEST && lies->filled % TILE_BYTES == 0 && may_use_tiles()) {
         const size_t count = rows < TILE_ROWS ? rows : TILE_ROWS;
-        shape_byte_tiles(count);
+        const int is_new = !*shaped;
+        if (*shaped != count) shape_byte_tiles(*shaped = count);
         byte_tile(count, x, lies, w, scales, zeros, zero, to, to_stride, adds, is_new);
         for (int j = LANES; j < COLUMNS; j += LANES)
             byte_tile(count, x, lies, w + 4 * j, scales + j, zeros ? zeros + j : NULL, zero, to + j, to_stride, adds, 0);
-        _tile_release();
         return count;
     }
 #endif
@@ -322,11 +322,12 @@ INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t l
     const float *scales = codes->scales + column * lies->groups;
     const uint8_t *zeros = codes->zeros ? codes->zeros + column * lies->groups : NULL;
     float *to = product->to + column;
+    size_t shaped = 0;
     for (size_t r = first; r < last;) {
         const char *its = x + r * lies->stride;
         if (width == COLUMNS) {
             r += some_rows(last - r, bits, its, lies, w, scales, zeros, codes->zero, to + r * stride, stride, product->adds,
-                           r == first);
+                           &shaped);
             continue;
         }
         /* The sum of a whole panel has no room in `to`. */
@@ -334,10 +335,13 @@ INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t l
         const size_t most = last - r < MOST ? last - r : MOST;
         if (product->adds)
             for (size_t i = 0; i < most; i++) memcpy(sums + i * COLUMNS, to + (r + i) * stride, width * sizeof(float));
-        const size_t count = some_rows(most, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds, r == first);
+        const size_t count = some_rows(most, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds, &shaped);
         for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
         r += count;
     }
+#if HAS_BYTE_TILES
+    if (shaped) _tile_release();
+#endif
     add_bias(product, first, last, column, width);
 }
 
