@@ -287,6 +287,7 @@ static void shape_byte_tiles(size_t rows) {
         shape.rows[t] = t < 6 ? rows : TILE_ROWS;
         shape.bytes[t] = TILE_BYTES;
     }
+    settle(&shape);
     _tile_loadconfig(&shape);
 }
 #else
@@ -301,6 +302,7 @@ INLINE size_t some_rows(size_t rows, const int bits, const char *x, const layout
     if (bits == 8 && rows >= FEWEST && lies->filled % TILE_BYTES == 0 && may_use_tiles()) {
         const size_t count = rows < TILE_ROWS ? rows : TILE_ROWS;
         const int is_new = !*shaped;
+        settle(x);
         if (*shaped != count) shape_byte_tiles(*shaped = count);
         byte_tile(count, x, lies, w, scales, zeros, zero, to, to_stride, adds, is_new);
         for (int j = LANES; j < COLUMNS; j += LANES)

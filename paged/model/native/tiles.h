@@ -34,6 +34,9 @@ static int may_use_tiles(void) {
 }
 __attribute__((constructor)) static void ask_for_tiles(void) { may_use_tiles(); }
 
+/* Have in memory what was written there: compilers do not see that tiles and their shape read it. */
+INLINE void settle(const void *there) { __asm__ volatile("" : : "r"(there) : "memory"); }
+
 typedef struct {
     uint8_t palette, start, unused[14];
     uint16_t bytes[16];
@@ -48,6 +51,7 @@ static void shape_tiles(size_t high, size_t low) {
         shape.bytes[t] = 64;
         shape.rows[t] = t > 5 ? TILE_ROWS : t < 2 || t == 4 ? high : low;
     }
+    settle(&shape);
     _tile_loadconfig(&shape);
 }
 
@@ -122,6 +126,8 @@ INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t d
 /* Rows [rows], any number, with a panel; depth is a multiple of TILE_DEPTH. */
 static void whole_tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
     size_t r = 0, high = 0, low = 0;
+    settle(x);
+    settle(w);
     for (; r < rows; r += 2 * TILE_ROWS) {
         const size_t left = rows - r, now_high = left < TILE_ROWS ? left : TILE_ROWS;
         const size_t now_low = left <= TILE_ROWS ? now_high : left < 2 * TILE_ROWS ? left - TILE_ROWS : TILE_ROWS;
