@@ -21,6 +21,7 @@ from paged import Engine, SamplingParams
 from paged.model.machine import machine
 from paged.model.model_shape import ModelShape
 from paged.model.native.coded import PackedCodes, coded_library
+from paged.model.native.large_pages import on_large_pages
 from paged.model.native.packed import multiply, pack
 from paged.model.quantised.names import BITS, GROUPS, QUANTIZATIONS
 from paged.model.quantised.weights import quantise
@@ -75,7 +76,7 @@ def products(shape: ModelShape, rounds: int) -> list[str]:
             name: PackedCodes(quantise(weight, bits=BITS[name], group_size=GROUPS[name]), columns)
             for name in QUANTIZATIONS
         }
-        floats = pack(weight.bfloat16(), columns)
+        floats = on_large_pages(pack(weight.bfloat16(), columns))
         for rows in ROWS:
             x = torch.randn(rows, depth, generator=drawn).bfloat16()
             # As often as weights of another layer each would fill the memory that a step reads.

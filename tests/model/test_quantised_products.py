@@ -24,9 +24,9 @@ from paged.model.quantised.weights import QuantisedWeight, quantise
 BITS = st.sampled_from([8, 4])
 ROWS = st.integers(1, 14) | st.sampled_from([95, 96, 97, 200])
 OUTS = st.integers(1, 20) | st.sampled_from([63, 64, 65, 128, 200])
-# Around a piece of 32 inputs and a filling of 8.
-GROUPS = st.integers(1, 20) | st.sampled_from([31, 32, 33, 45, 64, 128])
-PIECE = 32
+# Around a filling of 8, a tile of 64 inputs and a piece of 128.
+GROUPS = st.integers(1, 20) | st.sampled_from([31, 32, 33, 45, 64, 127, 128, 136, 192, 320, 640])
+PIECE = 128
 
 
 def random_weight(outs, groups, size, bits, seed=0, *, zeros=True, order=True):
@@ -57,7 +57,7 @@ def packed(weight):
 
 
 def rounded(x, weight):
-    """Rows as the product takes them: to 8 bits, in pieces of 32 inputs of a group, in the order of the codes."""
+    """Rows as the product takes them: to 8 bits, in pieces of 128 inputs of a group, in the order of the codes."""
     ordered = x if weight.order is None else x[:, weight.order]
     pieces = []
     for group in ordered.split(weight.group_size, 1):
@@ -105,11 +105,11 @@ def test_a_rows_result_does_not_depend_on_the_others(rows, outs, size, bits, dty
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("size", [32, 128, 96])
+@pytest.mark.parametrize("size", [32, 128, 96, 192])
 def test_every_number_of_rows_gives_the_bits_of_each_row_alone(bits, size):
     weight, x = packed(random_weight(130, 3, size, bits)), numbers(97, 3 * size)
     alone = torch.cat([weight.multiply(row[None], None) for row in x])
-    for rows in [*range(1, 14), 97]:
+    for rows in [*range(1, 36), 97]:
         assert torch.equal(weight.multiply(x[:rows], None), alone[:rows])
 
 
@@ -131,14 +131,14 @@ def test_processors_that_fuse_additions_agree_to_the_bit():
     """AVX-512 with and without its dot product, AVX2 and AVX-VNNI: taken once on one of them."""
     digest = hashlib.sha256()
     for bits in (8, 4):
-        for size in (24, 32, 45, 128):
+        for size in (24, 32, 45, 64, 128, 192, 640):
             weight = random_weight(70, 3, size, bits)
             drawn = torch.Generator().manual_seed(3)
             x = torch.randint(-1000, 1000, (7, 3 * size), generator=drawn) / 256
             scales = torch.randint(1, 100, weight.scales.shape, generator=drawn) / 64
             found = packed(replace(weight, scales=scales)).multiply(x, None)
             digest.update(found.numpy().tobytes())
-    assert digest.hexdigest()[:16] == "5161bdfa1865cb6b"
+    assert digest.hexdigest()[:16] == "023d11c3a7a7dc5d"
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -1,6 +1,6 @@
 """Linear layers whose weights are codes of 8 or 4 bits, packed once and held nowhere else.
 
-What enters is rounded to 8 bits in pieces of 32 inputs, always, so a row's numbers do not depend on how many others there are (codes.c).
+What enters is rounded to 8 bits in pieces of 128 inputs, always, so a row's numbers do not depend on how many others there are (codes.c).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from paged.model.quantised.weights import QuantisedWeight, quantise
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Inputs of a group are filled up to a multiple of this.
 _FILL = 8
-_TRIAL_ROWS = 13
+_TRIAL_ROWS = 19
+# A piece, and half a one.
+_TRIAL_GROUP = 192
 _LINE = 64
 
 
@@ -210,8 +212,10 @@ def _panels(of_groups: Tensor, columns: int) -> Tensor:
 
 def _check(functions: Any, bits: int) -> None:
     drawn = torch.Generator().manual_seed(0)
-    numbers, x = (torch.randn(rows, 80, generator=drawn) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS))
-    weight = quantise(numbers, bits=bits, group_size=40)
+    numbers, x = (
+        torch.randn(rows, 2 * _TRIAL_GROUP, generator=drawn) for rows in (functions.paged_columns() + 7, _TRIAL_ROWS)
+    )
+    weight = quantise(numbers, bits=bits, group_size=_TRIAL_GROUP)
     packed = PackedCodes(weight, functions.paged_columns())
     alone = torch.cat([packed.multiply(x[i : i + 1], None, functions=functions) for i in range(len(x))])
     expected = x @ weight.dequantised().T

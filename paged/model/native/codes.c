@@ -2,16 +2,20 @@
  *
  *     result = sum over groups of  scale of the weights * sum over pieces of  scale of x * (sum of code * x - zero * sum of x)
  *
- * A row is rounded to 8 bits in pieces of 32 inputs, each with a scale of its own, whether it comes alone or with a thousand others. Sums within a
- * piece are integers, and exact: every instruction set gives the same. Those of pieces and groups are float32, one fused addition after the
- * other. So results depend on no other row, and two processors with fused additions agree to the bit.
+ * A row is rounded to 8 bits in pieces of 128 inputs, each with a scale of its own, whether it comes alone or with a thousand others. Sums
+ * within a piece are integers, and exact: every instruction gives the same, so few rows are multiplied by vectors, and more in tiles (AMX).
+ * Those of pieces and groups are float32, one fused addition after the other. So results depend on no other row, and two processors with fused
+ * additions agree to the bit.
  */
 #include "codes.h"
 
 #include "panels.h"
+#include "tiles.h"
 
 /* Inputs of a row that share a scale. */
-#define PIECE 32
+#define PIECE 128
+/* Rows that are taken at a time, at most. */
+#define MOST 16
 /* Rows below which rounding them is not worth a second thread. */
 #define FEW 8
 
@@ -206,6 +210,110 @@ INLINE void code_tile(const int rows, const int bits, const char *x, const layou
         UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + j * LANES) = sums[i][j];
 }
 
+#if HAS_TILES && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#define HAS_BYTE_TILES 1
+/* Rows from which tiles are faster than code_tile. */
+#define FEWEST 5
+/* Pieces under way at a time, so that one's sums are scaled while others are multiplied. */
+#define DEEP 4
+
+/* Sums of a piece, in tile `number`. */
+#define MULTIPLY(number)                                                               \
+    do {                                                                               \
+        const size_t p = (within + number) * PIECE, left = lies->filled - p;           \
+        const size_t begin = group * lies->filled + p;                                 \
+        const size_t end = begin + (left < PIECE ? left : PIECE);                      \
+        _tile_zero(number);                                                            \
+        for (size_t k = begin; k < end; k += TILE_BYTES) {                             \
+            if (is_new)                                                                \
+                for (int i = 0; i < TILE_ROWS; i++) fetch(w + (k + 4 * i) * COLUMNS, 1, 4); \
+            _tile_loadd(4, x + k, lies->stride);                                       \
+            _tile_loadd(6, w + k * COLUMNS, 4 * COLUMNS);                              \
+            _tile_dpbsud(number, 4, 6);                                                \
+        }                                                                              \
+        _tile_stored(number, dots[number], sizeof(ivec));                              \
+    } while (0)
+
+/* What `now` pieces, from number `first` on, add to their group. */
+INLINE void add_pieces(const int now, size_t rows, const char *x, const layout *lies, size_t first, __m512i zero, ivec (*dots)[TILE_ROWS],
+                       vec *of_group) {
+    for (size_t i = 0; i < rows; i++) {
+        const piece *its = pieces_of(x, i, lies) + first;
+        vec sum = of_group[i];
+        UNROLL for (int d = 0; d < now; d++) {
+            /* `zero` is negative, in the lower halves; the sum of a piece's codes fits in one. */
+            const __m512i dot = _mm512_dpwssd_epi32((__m512i)dots[d][i], zero, _mm512_set1_epi32(its[d].sum));
+            sum = fused((vec)_mm512_cvtepi32_ps(dot), spread(its[d].scale), sum);
+        }
+        of_group[i] = sum;
+    }
+}
+
+/* As code_tile, of codes of 8 bits, for up to TILE_ROWS rows and the LANES columns at which `w`, `scales`, `zeros` and `to` begin.
+ * `is_new` fetches the panel's other columns, too: memory is read fast only line after line. */
+INLINE void byte_tile(size_t rows, const char *x, const layout *lies, const char *w, const float *scales, const uint8_t *zeros, int32_t zero,
+                      float *to, size_t to_stride, int adds, int is_new) {
+    /* Whole lines of the cache. */
+    ivec dots[DEEP][TILE_ROWS] __attribute__((aligned(64)));
+    vec of_group[TILE_ROWS] __attribute__((aligned(64)));
+    for (size_t group = 0; group < lies->groups; group++) {
+        const vec scale = *(const vec *)(scales + group * COLUMNS);
+        const ivec its_zero = zeros ? widened(zeros + group * COLUMNS) : (ivec)_mm512_set1_epi32(zero);
+        const __m512i minus = _mm512_and_si512((__m512i)-its_zero, _mm512_set1_epi32(0xffff));
+        for (size_t i = 0; i < rows; i++) of_group[i] = (vec){0};
+        for (size_t within = 0; within < lies->pieces; within += DEEP) {
+            const size_t first = group * lies->pieces + within, left = lies->pieces - within;
+            MULTIPLY(0);
+            if (left > 1) MULTIPLY(1);
+            if (left > 2) MULTIPLY(2);
+            if (left > 3) MULTIPLY(3);
+            switch (left) {
+                case 1: add_pieces(1, rows, x, lies, first, minus, dots, of_group); break;
+                case 2: add_pieces(2, rows, x, lies, first, minus, dots, of_group); break;
+                case 3: add_pieces(3, rows, x, lies, first, minus, dots, of_group); break;
+                default: add_pieces(DEEP, rows, x, lies, first, minus, dots, of_group);
+            }
+        }
+        for (size_t i = 0; i < rows; i++) {
+            vec *its = (vec *)(to + i * to_stride);
+            *its = fused(of_group[i], scale, group || adds ? *its : (vec){0});
+        }
+    }
+}
+
+static void shape_byte_tiles(size_t rows) {
+    tile_shape shape = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        shape.rows[t] = t < 6 ? rows : TILE_ROWS;
+        shape.bytes[t] = TILE_BYTES;
+    }
+    settle(&shape);
+    _tile_loadconfig(&shape);
+}
+#else
+#define HAS_BYTE_TILES 0
+#endif
+
+/* As many rows with one panel as are taken at a time; return how many. `shaped`: rows that tiles have; 0: none yet. */
+INLINE size_t some_rows(size_t rows, const int bits, const char *x, const layout *lies, const char *w, const float *scales,
+                        const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds, size_t *shaped) {
+    (void)shaped;
+#if HAS_BYTE_TILES
+    if (bits == 8 && rows >= FEWEST && lies->filled % TILE_BYTES == 0 && may_use_tiles()) {
+        const size_t count = rows < TILE_ROWS ? rows : TILE_ROWS;
+        const int is_new = !*shaped;
+        settle(x);
+        if (*shaped != count) shape_byte_tiles(*shaped = count);
+        byte_tile(count, x, lies, w, scales, zeros, zero, to, to_stride, adds, is_new);
+        for (int j = LANES; j < COLUMNS; j += LANES)
+            byte_tile(count, x, lies, w + 4 * j, scales + j, zeros ? zeros + j : NULL, zero, to + j, to_stride, adds, 0);
+        return count;
+    }
+#endif
+    WITH_CONSTANT(rows, code_tile, bits, x, lies, w, scales, zeros, zero, to, to_stride, adds)
+    return rows < ROWS ? rows : ROWS;
+}
+
 /* Rows first to last - 1 with one panel. */
 INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t last, const paged_product *product, size_t panel,
                        const int bits) {
@@ -216,20 +324,26 @@ INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t l
     const float *scales = codes->scales + column * lies->groups;
     const uint8_t *zeros = codes->zeros ? codes->zeros + column * lies->groups : NULL;
     float *to = product->to + column;
-    for (size_t r = first; r < last; r += ROWS) {
-        const size_t count = last - r < ROWS ? last - r : ROWS;
+    size_t shaped = 0;
+    for (size_t r = first; r < last;) {
         const char *its = x + r * lies->stride;
         if (width == COLUMNS) {
-            WITH_CONSTANT(count, code_tile, bits, its, lies, w, scales, zeros, codes->zero, to + r * stride, stride, product->adds)
+            r += some_rows(last - r, bits, its, lies, w, scales, zeros, codes->zero, to + r * stride, stride, product->adds,
+                           &shaped);
             continue;
         }
         /* The sum of a whole panel has no room in `to`. */
-        float sums[ROWS * COLUMNS] = {0};
+        float sums[MOST * COLUMNS] = {0};
+        const size_t most = last - r < MOST ? last - r : MOST;
         if (product->adds)
-            for (size_t i = 0; i < count; i++) memcpy(sums + i * COLUMNS, to + (r + i) * stride, width * sizeof(float));
-        WITH_CONSTANT(count, code_tile, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds)
+            for (size_t i = 0; i < most; i++) memcpy(sums + i * COLUMNS, to + (r + i) * stride, width * sizeof(float));
+        const size_t count = some_rows(most, bits, its, lies, w, scales, zeros, codes->zero, sums, COLUMNS, product->adds, &shaped);
         for (size_t i = 0; i < count; i++) memcpy(to + (r + i) * stride, sums + i * COLUMNS, width * sizeof(float));
+        r += count;
     }
+#if HAS_BYTE_TILES
+    if (shaped) _tile_release();
+#endif
     add_bias(product, first, last, column, width);
 }
 

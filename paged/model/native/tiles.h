@@ -18,6 +18,14 @@
 #define TILE_ROWS 16
 #define TILE_DEPTH 32
 
+/* Bytes in a row of a tile: a line of the cache. */
+#define TILE_BYTES 64
+
+/* Lines `begin` to `end` - 1 into the cache. */
+INLINE void fetch(const char *lines, int begin, int end) {
+    UNROLL for (int i = begin; i < end; i++) __builtin_prefetch(lines + i * TILE_BYTES);
+}
+
 /* Linux' ARCH_REQ_XCOMP_PERM, and the feature that it names XFEATURE_XTILEDATA. */
 static int may_use_tiles(void) {
     static int may = -1;
@@ -26,18 +34,24 @@ static int may_use_tiles(void) {
 }
 __attribute__((constructor)) static void ask_for_tiles(void) { may_use_tiles(); }
 
+/* Have in memory what was written there: compilers do not see that tiles and their shape read it. */
+INLINE void settle(const void *there) { __asm__ volatile("" : : "r"(there) : "memory"); }
+
+typedef struct {
+    uint8_t palette, start, unused[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} tile_shape;
+
 /* Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights. Of 0, 1, 4 the rows are `high`, of 2, 3, 5 `low`; where four tiles
  * of sums stand side by side, `low` is `high`. */
 static void shape_tiles(size_t high, size_t low) {
-    struct {
-        uint8_t palette, start, unused[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
+    tile_shape shape = {.palette = 1};
     for (int t = 0; t < 8; t++) {
         shape.bytes[t] = 64;
         shape.rows[t] = t > 5 ? TILE_ROWS : t < 2 || t == 4 ? high : low;
     }
+    settle(&shape);
     _tile_loadconfig(&shape);
 }
 
@@ -85,17 +99,21 @@ INLINE void tiles_aside(const bf16 *x, size_t x_stride, const bf16 *w, size_t de
     STORE_SUMS(to, to + 16, to + 32, to + 48);
 }
 
-/* 17 to 32 rows with half a panel. */
-INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
+/* 17 to 32 rows with half a panel. `is_new` fetches the other half, too: memory is read fast only line after line. */
+INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first,
+                         int is_new) {
     float *const below = to + TILE_ROWS * to_stride;
     if (first)
         zero_sums();
     else
         LOAD_SUMS(to, to + 16, below, below + 16);
     for (size_t p = 0; p < depth; p += TILE_DEPTH) {
+        const char *rows = (const char *)(w + p * COLUMNS);
+        if (is_new)
+            for (int i = 0; i < TILE_ROWS; i++) fetch(rows + i * 4 * COLUMNS, 2, 4);
         _tile_loadd(4, x + p, x_stride * 2);
-        _tile_loadd(6, w + p * COLUMNS, COLUMNS * 4);
-        _tile_loadd(7, w + p * COLUMNS + 32, COLUMNS * 4);
+        _tile_loadd(6, rows, COLUMNS * 4);
+        _tile_loadd(7, rows + TILE_BYTES, COLUMNS * 4);
         _tile_loadd(5, x + TILE_ROWS * x_stride + p, x_stride * 2);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -108,6 +126,8 @@ INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t d
 /* Rows [rows], any number, with a panel; depth is a multiple of TILE_DEPTH. */
 static void whole_tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
     size_t r = 0, high = 0, low = 0;
+    settle(x);
+    settle(w);
     for (; r < rows; r += 2 * TILE_ROWS) {
         const size_t left = rows - r, now_high = left < TILE_ROWS ? left : TILE_ROWS;
         const size_t now_low = left <= TILE_ROWS ? now_high : left < 2 * TILE_ROWS ? left - TILE_ROWS : TILE_ROWS;
@@ -118,13 +138,13 @@ static void whole_tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 
             tiles_aside(row, x_stride, w, depth, sums, to_stride, first);
         else
             for (int half = 0; half < 2; half++)
-                tiles_square(row, x_stride, w + half * COLUMNS, depth, sums + half * COLUMNS / 2, to_stride, first);
+                tiles_square(row, x_stride, w + half * COLUMNS, depth, sums + half * COLUMNS / 2, to_stride, first, !half && !r);
     }
     _tile_release();
 }
 
 /* Rows with a panel, as pair_tile: what no whole tile has of the depth is filled up with 0. */
-static void tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
+INLINE void tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
     const size_t whole = depth - depth % TILE_DEPTH, left = depth - whole;
     if (whole) whole_tiles(rows, x, x_stride, w, whole, to, to_stride, first);
     if (!left) return;
