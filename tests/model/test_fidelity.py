@@ -111,11 +111,11 @@ def test_with_the_formula_that_timed_them_the_figures_are_the_engines():
 
 
 def test_a_step_that_runs_out_of_memory_ends_the_recording(monkeypatch):
-    def out_of_memory(batch):
+    def out_of_memory(step):
         raise MemoryError
 
     engine = engine_with()
-    monkeypatch.setattr(engine.runner, "logits", out_of_memory)
+    monkeypatch.setattr(engine.worker, "logits", out_of_memory)
     with pytest.raises(RecordingFailed, match="step 1 of the engine failed"):
         record(engine, trace_of(3), clients=1)
     assert engine.on_batch is None

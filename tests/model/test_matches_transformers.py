@@ -35,7 +35,7 @@ def generated(checkpoint, generate):
 def small_pool_run(model, backend, *, batch_invariant=True):
     """All four prompts are to share a pool that holds hardly more than the longest of them."""
     run = PressureRun(model, replace(SMALL_POOL, backend=backend))
-    run.runner = runner_for(model, run.pool, backend=backend, batch_invariant=batch_invariant)
+    run.worker.runner = runner_for(model, run.pool, backend=backend, batch_invariant=batch_invariant)
     return run
 
 
@@ -82,10 +82,10 @@ WANTS = [
 )
 def test_what_a_layer_asks_for_would_be_missed(architecture, ignored, backend, loaded, generated):
     run = small_pool_run(loaded(architecture), backend)
-    attend = run.runner.backend.attend
+    attend = run.worker.runner.backend.attend
 
     def ignore(queries, pool, layer, plan, options: LayerOptions):
         return attend(queries, pool, layer, plan, replace(options, **ignored))
 
-    run.runner.backend.attend = ignore
+    run.worker.runner.backend.attend = ignore
     assert written(run) != generated(architecture)

@@ -126,7 +126,7 @@ def test_where_nobody_asks_k_and_v_are_written_all_the_same(loaded, batch_invari
 def test_padding_leaves_scratch_at_zero(loaded, batch_invariant):
     model = loaded("gpt2")
     run = PressureRun(model, ROOMY)
-    run.runner = runner_for(model, run.pool, batch_invariant=batch_invariant)
+    run.worker.runner = runner_for(model, run.pool, batch_invariant=batch_invariant)
     run.run(requests_of(3, 9))
     for layer in range(model.num_layers):
         for part in (run.pool.keys(layer), run.pool.values(layer)):

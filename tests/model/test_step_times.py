@@ -112,13 +112,13 @@ def test_designs_of_any_size_run_in_rounds_that_are_alike(sequences, context, bu
 
 
 def test_without_whole_rounds_there_is_no_profile(monkeypatch):
-    def out_of_memory(batch):
+    def out_of_memory(step):
         raise MemoryError
 
     times, _ = timed()
     with pytest.raises(InvalidConfig, match="no steps were timed"):
         times.profile()
-    monkeypatch.setattr(times.engine.runner, "logits", out_of_memory)
+    monkeypatch.setattr(times.engine.worker, "logits", out_of_memory)
     with pytest.raises(UnevenRounds, match="step 1 of the design did not run, or failed"):
         times.round()
 
