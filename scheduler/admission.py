@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from paged.base.arguments import Tokens
 from paged.errors import InvalidRequest, RequestInFlight
 
 from .composition import place_chunk
@@ -17,7 +16,6 @@ from .policies import Policy
 from .preemption import preempt
 from .queues import Queues
 from .request import LENGTH, RequestState, Status, wrong
-from .reservations import Books
 from .state import Limits, State, Step
 
 NUM_PASSING = 4
@@ -26,8 +24,7 @@ NUM_PASSING = 4
 
 class Admission:
     """Admission at every step. Other strategies are subclasses. `joins`: requests may join those that run. `chunked`: a
-    prompt may be split over steps; otherwise the budget has to hold it. `max_passes`: how often one of the next four
-    may pass a waiting request that does not fit."""
+    prompt may be split over steps; otherwise the budget has to hold it. `max_passes` is the policy's."""
 
     joins = True
 
@@ -47,8 +44,7 @@ class Admission:
             if step.budget <= 0 or state.outstanding.keeps_out(request):
                 return
             state.manager.growth.draw_promised()
-            has_seats = _has_seats(books, step, request, state.limits.max_sequences)
-            if not has_seats or books.to_return(request) > books.num_free():
+            if not _has_seats(state, step, request) or books.to_return(request) > books.num_free():
                 shut(state, step)
                 return
             bring_back(state, step, request)
@@ -71,14 +67,6 @@ class Admission:
             if request is not head:
                 head.count("passed")
             admit(state, step, request)
-
-    def fits(self, books: Books, step: Step, request: RequestState) -> bool:
-        """Whether memory holds a waiting request now, and the budget its prompt where that is computed whole."""
-        if not books.has_room(request):
-            return False
-        if self.chunked or not step.num_rows:
-            return True
-        return max(len(tokens) for tokens in request.tokens if tokens is not None) <= step.budget
 
     def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
         """Prepare for the admission of these waiting requests while nothing runs."""
@@ -114,8 +102,7 @@ def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: b
 
 
 def _may_enter(state: State, step: Step, request: RequestState, free: int | None, *, is_head: bool) -> bool:
-    """Whether a waiting request has seats, and memory now and as foreseen. `free`: blocks for ordinary newcomers, if there
-    are seats for them."""
+    """Whether a waiting request has seats, and memory now and as foreseen. `free`: blocks, if ordinary ones enter."""
     manager, foresight, books = state.manager, state.foresight, state.books
     if free is not None and request.is_plain:
         # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
@@ -126,9 +113,12 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
         if is_sure or not manager.content.has_first(request.first_key):
             return has_room and (foresight is None or foresight.fits(request))
     manager.growth.draw_promised()
-    has_seats = _has_seats(books, step, request, state.limits.max_sequences)
-    fits_now = has_seats and state.admission.fits(books, step, request) and not state.outstanding.keeps_out(request)
-    return fits_now and (foresight is None or foresight.fits(request))
+    if not _has_seats(state, step, request) or not books.has_room(request):
+        return False
+    is_whole = step.num_rows and not state.admission.chunked
+    if is_whole and max(len(tokens) for tokens in request.tokens if tokens is not None) > step.budget:
+        return False
+    return not state.outstanding.keeps_out(request) and (foresight is None or foresight.fits(request))
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
@@ -175,7 +165,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        is_loading = request.num_loading is None and _list_loads(state.books, step, request, row)
+        is_loading = request.num_loading is None and _list_loads(state, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
@@ -192,16 +182,13 @@ def admit(state: State, step: Step, request: RequestState) -> None:
 def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
     """Return at which lengths of its prompt others begin: those that it names, and where it parts from the next that
     wait. The first of them leaves there what a window or a state needs."""
-    tokens, others = request.first_tokens, [state.waiting.head(), *state.waiting.behind(NUM_PASSING)]
-    alike = [other.first_tokens for other in others if other is not request and other.root == request.root]
-    return *request.request.keep_at, *(_num_alike(tokens, other) for other in alike)
-
-
-def _num_alike(tokens: Tokens, others: Tokens) -> int:
-    """Return how many tokens two prompts begin with alike."""
-    num = min(len(tokens), len(others))
-    differs = tokens[:num] != others[:num]
-    return int(differs.argmax()) if differs.any() else num
+    tokens, lengths = request.first_tokens, list(request.request.keep_at)
+    for other in (state.waiting.head(), *state.waiting.behind(NUM_PASSING)):
+        if other is not request and other.root == request.root:
+            num = min(len(tokens), len(other.first_tokens))
+            differs = tokens[:num] != other.first_tokens[:num]
+            lengths.append(int(differs.argmax()) if differs.any() else num)
+    return lengths
 
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
@@ -221,13 +208,13 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
         state.books.owe(request)
 
 
-def _list_loads(books: Books, step: Step, request: RequestState, row: int) -> bool:
+def _list_loads(state: State, step: Step, request: RequestState, row: int) -> bool:
     """List the blocks for tokens whose KV exists elsewhere. Return whether there are any."""
-    manager, size = books.manager, books.manager.block_size
+    manager, size = state.manager, state.manager.block_size
     request.await_load(0)
     have = manager.rows.num_launched.item(row)
     wanted = min(request.request.num_computed, manager.rows.num_tokens.item(row) - 1)
-    num_blocks = books.blocks_for(wanted)
+    num_blocks = state.books.blocks_for(wanted)
     if wanted <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
         return False
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
@@ -237,13 +224,13 @@ def _list_loads(books: Books, step: Step, request: RequestState, row: int) -> bo
     return True
 
 
-def _has_seats(books: Books, step: Step, request: RequestState, max_sequences: int) -> bool:
+def _has_seats(state: State, step: Step, request: RequestState) -> bool:
     if request.num_live > step.seats:
         return False
-    num_free = max_sequences - request.num_live
-    if books.queues.running.num_rows <= num_free:
+    num_free = state.limits.max_sequences - request.num_live
+    if state.running.num_rows <= num_free:
         return True
-    rows, tables = books.running_rows(), books.manager.rows
+    rows, tables = state.running.rows(), state.manager.rows
     # Rows that wait for tokens from the caller take no seat.
     launched = tables.num_launched[rows]
     is_idle = (tables.num_tokens[rows] == launched) & (tables.num_computed[rows] == launched)
@@ -251,9 +238,7 @@ def _has_seats(books: Books, step: Step, request: RequestState, max_sequences: i
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:
-    """Start one more sequence of a running request. It shares the full blocks of `sequence`; the partial one is copied
-    before the next batch, because both will write it. Return its number. Raises as `Scheduler.fork` does, changing
-    nothing."""
+    """Carry out `Scheduler.fork`: the partial block is copied before the next batch, because both will write it."""
     if request.status is not Status.RUNNING:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
     if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
@@ -276,10 +261,8 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     if row in state.columns.recovering:
         state.columns.recover(child, 0)
     state.running.add_row()
-    # What is cached of the running rows and of the worst case does not count the new sequence.
+    # The worst case that is reserved does not count the new sequence.
     state.books.lift_bound(request)
-    state.running.unsettle()
-    state.columns.advance_unevenly()
     for source, copy in moves.device_to_device.tolist():
         state.carried.add_copy(source, copy)
     return number

@@ -167,11 +167,9 @@ class Outputs(msgspec.Struct, frozen=True, eq=False, gc=False):
         return len(self.ids) + len(self.others)
 
     def __iter__(self) -> Iterator[Output]:
-        tokens = self.token_ids.tolist()
-        start = 0
-        for i, (request_id, sequence, count, finish) in enumerate(
-            zip(self.ids.tolist(), self.sequences.tolist(), self.counts.tolist(), self.finish.tolist(), strict=True)
-        ):
+        tokens, start = self.token_ids.tolist(), 0
+        columns = [column.tolist() for column in (self.ids, self.sequences, self.counts, self.finish)]
+        for i, (request_id, sequence, count, finish) in enumerate(zip(*columns, strict=True)):
             yield Output(request_id, sequence, tokens[start : start + count], FINISH_REASONS[finish], self.usage.get(i))
             start += count
         yield from self.others

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
-from paged.block_manager import Memory
-
-from .batch import Batch
 from .request import RequestState, Status
-from .reservations import Books
-from .state import Limits, State
+from .state import State
 
 
 def violations_of(state: State) -> list[str]:
@@ -35,17 +31,15 @@ def violations_of(state: State) -> list[str]:
                 found.append(f'9: request "{request.id}" is {request.status.value} and stands in the {name} queue.')
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
-    found += _rows(state.books, state.requests.values(), state.to_reject)
-    found += _in_flight(state.outstanding.batches, state.manager, state.limits, state.requests)
-    found += state.waiting.violations(state.requests.values(), state.idle)
+    found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
     return found + state.reservation.violations(state.books) + state.manager.check()
 
 
-def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[RequestState]) -> list[str]:
+def _rows(state: State) -> list[str]:
     found: list[str] = []
-    manager, columns, queues = books.manager, books.columns, books.queues
+    manager, columns, books = state.manager, state.columns, state.books
     owned: set[int] = set()
-    for request in requests:
+    for request in state.requests.values():
         rows = request.live_rows
         owned.update(rows)
         if request.status is Status.WAITING and rows:
@@ -57,7 +51,7 @@ def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[Reques
                 continue
             if columns.owner[row] is not request or columns.sequence[row] != sequence:
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
-            if manager.rows.num_tokens[row] > request.max_total[sequence] and request not in to_reject:
+            if manager.rows.num_tokens[row] > request.max_total[sequence] and request not in state.to_reject:
                 found.append(f'8: request "{request.id}" has {manager.rows.num_tokens[row]} tokens, more than it may.')
         if request.status is Status.SWAPPED and any(manager.rows.num_blocks[row] for row in rows):
             found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
@@ -69,7 +63,7 @@ def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[Reques
         found.append(
             f"9: {columns.num_bound} rows of {columns.sum_max_total} tokens at most are counted; {len(owned)} are held."
         )
-    if books.running_rows().tolist() != [row for request in queues.running for row in request.live_rows]:
+    if state.running.rows().tolist() != [row for request in state.running for row in request.live_rows]:
         found.append("9: the array of running rows differs from the running requests.")
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
@@ -86,10 +80,9 @@ def _rows(books: Books, requests: Iterable[RequestState], to_reject: list[Reques
     return found
 
 
-def _in_flight(
-    batches: list[Batch], manager: Memory, limits: Limits, requests: Mapping[str, RequestState]
-) -> list[str]:
+def _in_flight(state: State) -> list[str]:
     found: list[str] = []
+    manager, limits, batches = state.manager, state.limits, state.outstanding.batches
     # A void share may still compute known tokens: its row lost blocks, and runs again.
     in_batches = {
         row
@@ -113,6 +106,6 @@ def _in_flight(
         if len(rows) > limits.max_sequences:
             found.append(f"8: batch {batch.number} has {len(rows)} rows, more than max_sequences.")
         for left in batch.ticket.gone.values():
-            if not left.is_void and requests.get(left.request.id) is not left.request:
+            if not left.is_void and state.requests.get(left.request.id) is not left.request:
                 found.append(f'8: batch {batch.number} samples for request "{left.request.id}", which has ended.')
     return found

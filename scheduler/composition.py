@@ -56,7 +56,7 @@ class DecodesFirst(Composition):
 
 def compose_running(state: State, step: Step) -> None:
     """Place the running rows as budget, seats and memory allow, decodes first. Their blocks may stay promised."""
-    manager, outstanding, rows = state.manager, state.outstanding, state.books.running_rows()
+    manager, outstanding, rows = state.manager, state.outstanding, state.running.rows()
     decodes = state.running.take_steady()
     todo: Counts | None = None
     after = -1
@@ -75,7 +75,7 @@ def compose_running(state: State, step: Step) -> None:
             # Nothing changed; victims give up blocks below.
             pass
         else:
-            step.place_decodes(*decodes, after=after)
+            step.place_decodes(rows, decodes[1], after=after)
             if not outstanding.batches and not state.away.num and not state.reservation.is_counted:
                 state.books.set_owed(0)
             return
@@ -122,9 +122,8 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     decodes = rows[(granted > 0) & (todo == 1)]
     if len(decodes):
         starts = manager.rows.num_launched[decodes]
-        ends = starts + 1
-        step.move(manager.place(decodes, starts, ends, one_each=True))
-        step.place_decodes(decodes, starts, ends)
+        step.move(manager.place(decodes, starts, starts + 1, one_each=True))
+        step.place_decodes(decodes, starts)
         manager.growth.draw_promised()
     is_chunk = (granted > 0) & (todo > 1)
     for row, most in zip(rows[is_chunk].tolist(), granted[is_chunk].tolist(), strict=True):
@@ -174,7 +173,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts,
             spared.append(request)
         if asks:
             break
-    for victim in state.victims.candidates(state.books):
+    for victim in state.victims.candidates(state.books, lambda other: other not in state.books.bounded):
         missing = int(needs.sum()) - (manager.device.num_available - owed)
         if missing <= 0:
             return

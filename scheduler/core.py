@@ -167,11 +167,8 @@ class Scheduler(Uncopyable):
             raise errors.WaitingFull(limits.max_waiting)
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
-        order, key = (
-            state.order.key_of(request, arrival, self._num_added),
-            state.manager.content.first_key(prompt, root),
-        )
-        new = state_of(request, prompt, root, order, longest, key)
+        order = state.order.key_of(request, arrival, self._num_added)
+        new = state_of(request, prompt, root, order, longest, state.manager.content.first_key(prompt, root))
         self._num_added += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
@@ -382,11 +379,11 @@ class Scheduler(Uncopyable):
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
         most, queues = checked_integer("limit", limit, 0, 2**62), self._state.queues
         every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
-        return [view_of(self._state.books, request) for request in islice(every, most)]
+        return [view_of(self._state, request) for request in islice(every, most)]
 
     def request(self, request_id: str) -> RequestView:
         """Return the figures of a live request. Raises UnknownRequest."""
-        return view_of(self._state.books, self._living(request_id))
+        return view_of(self._state, self._living(request_id))
 
     @property
     def next_id(self) -> str | None:
@@ -432,7 +429,7 @@ class Scheduler(Uncopyable):
 
     def running_rows(self) -> Counts:
         """Return a copy of the running rows, in order, int64 [n]: those that may take drafts."""
-        return self._state.books.running_rows().copy()
+        return self._state.running.rows().copy()
 
     def id_of(self, row: int) -> str | None:
         """Return the id of the request that the row serves; None if it serves none."""

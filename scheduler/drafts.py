@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from paged.base.arguments import Tokens, int64_array, tokens_below
 from paged.base.growing import rising_from
@@ -52,9 +51,9 @@ def validated_drafts(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts
         raise WrongDrafts(f"drafts: counts from {int(counts.min())} to {int(counts.max())} for {len(tokens)} tokens.")
     if int(counts.sum()) != len(tokens):
         raise WrongDrafts(f"drafts: counts add up to {int(counts.sum())}; there are {len(tokens)} tokens.")
-    running = state.books.running_rows()
+    running = state.running.rows()
     if rows.tobytes() != running.tobytes() and (len(np.unique(rows)) < len(rows) or not np.isin(rows, running).all()):
-        _refuse(state.columns.owner, rows)
+        _refuse(state, rows)
     return Drafts(rows, counts, tokens) if len(tokens) else None
 
 
@@ -70,13 +69,12 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
         place[drafts.rows] = np.arange(len(drafts.rows))
         place = place[rows]
         proposed, first = np.where(place >= 0, proposed[place], 0), first[place]
-    ends = step.decode_ends
+    ends = step.decode_starts + 1
     # With the token after them, drafts make the row at most as long as it may be.
     wanted = np.minimum(proposed, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
     if state.columns.not_sampling:
         wanted = np.where(np.isin(rows, list(state.columns.not_sampling)), 0, wanted)
-    total = int(wanted.sum())
-    if total > step.budget:
+    if int(wanted.sum()) > step.budget:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
     have = np.maximum(manager.rows.num_blocks[rows], (ends + size - 1) // size)
     room = have * size - ends
@@ -131,9 +129,9 @@ def _tokens(vocabulary_size: int | None, values: Any) -> Tokens:
         raise WrongDrafts(f"drafts: {error}") from None
 
 
-def _refuse(owners: NDArray[np.object_], rows: Counts) -> None:
+def _refuse(state: State, rows: Counts) -> None:
     """Raise WrongDrafts for the first of these rows that may have no drafts; there is one."""
-    seen = set()
+    seen, owners = set(), state.columns.owner
     for row in rows.tolist():
         request = owners[row] if 0 <= row < len(owners) else None
         if request is None:

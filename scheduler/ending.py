@@ -36,8 +36,7 @@ def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) ->
 
 
 def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[Batch]) -> Counts | None:
-    """Return how many of the tokens are of each row, int64 [n], or None if usual. `outstanding`: all batches. Raises
-    WrongTokens."""
+    """Return how many tokens each row got, int64 [n], or None if usual. `outstanding`: batches. Raises WrongTokens."""
     ticket, num = batch.ticket, len(tokens)
     rows, samples = ticket.rows, ticket.samples
     if counts is None:
@@ -299,8 +298,7 @@ def reject_overgrown(state: State) -> None:
 def end_sequences(
     state: State, request: RequestState, sequences: list[int], code: int, sentence: str | None = None
 ) -> RequestUsage | None:
-    """End live sequences of a request, and with its last ones the request. Release what they hold. Return the usage if
-    the request has ended.
+    """End live sequences of a request and release what they hold; with its last ones end it, too, and return its usage.
 
     code      why: an index into FINISH_REASONS
     sentence  for `explain`, if the request is ended; None: its sequences finish, so their lengths count for guesses,
@@ -325,8 +323,7 @@ def end_sequences(
                 priority, lasts = int(retention.priority), until if until < math.inf else None
                 state.manager.content.retain_row(request.rows[sequence], priority, lasts)
         request.note_ended(num_output)
-        row = state.unseat(request, sequence, None)
-        if row >= 0:
+        if (row := state.unseat(request, sequence, None)) >= 0:
             state.manager.release(row)
     if not is_last:
         return None

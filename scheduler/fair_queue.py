@@ -165,8 +165,7 @@ class FairQueue:
             heapq.heapreplace(heap, ((behind[0], start, behind[2]), place + 1, tenant))
 
     def _stand(self, tenant: Tenant) -> None:
-        """Move the tenant to the place of its first waiting request. Forget one without requests, unless it was given
-        more than tenants that wait."""
+        """Move the tenant to its first waiting request; forget it if it has none and got no more than others."""
         entry = _entry_of(tenant)
         if entry != tenant.entry:
             if tenant.entry is not None:

@@ -1,6 +1,5 @@
-"""Guesses of output lengths, and foresight: whether the pool suffices when the admitted requests need most of it. With
-remaining outputs r₁ ≥ r₂ ≥ … and held tokens c, memory peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al.,
-2025)."""
+"""Guesses of output lengths, and foresight: whether the pool suffices when admitted requests need most of it. With
+outputs left r₁ ≥ r₂ ≥ … and held tokens c, use peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al., 2025)."""
 
 from __future__ import annotations
 

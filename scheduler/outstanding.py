@@ -92,8 +92,7 @@ class Outstanding:
         return self._awaited
 
     def steady_source(self, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-        """Return (rows, launched, launched + 1) if the latest batch has this very array of rows and samples for each,
-        and each goes on from there."""
+        """Return (rows, launched, launched + 1) if each goes on from the latest batch, which has this very array."""
         last, columns = self.batches[-1], self._columns
         ticket = last.ticket
         if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
@@ -129,8 +128,7 @@ class Outstanding:
         return self.totals_of(np.array([row])).item() if self.batches else known
 
     def totals_of(self, rows: Rows) -> Counts:
-        """Return upper bounds of the rows' known tokens after all batches, int64 [n]; of those that cannot go on yet,
-        their launched tokens."""
+        """Return the most tokens that rows know after all batches, int64 [n]; launched ones if they cannot go on."""
         known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known

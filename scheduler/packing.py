@@ -110,8 +110,7 @@ class Packer:
     def _tokens(
         self, step: Step, composed: Composed, positions: Counts
     ) -> tuple[Tokens, Counts, Counts, Counts | None]:
-        """Return the id, position and slot of each token, decodes first, and where the tokens of each decode begin; None:
-        each has one."""
+        """Return each token's id, position and slot, decodes first, and where each decode's begin; None: one each."""
         begins, token_ids = None, composed.last_tokens
         if step.draft_counts is not None and step.draft_tokens is not None:
             begins = rising(len(step.decodes)) + step.draft_counts.cumsum() - step.draft_counts

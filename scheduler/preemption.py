@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from paged.block_manager import Memory
-
-from .batch import SchedulerStats
 from .policies import Costs
 from .request import RequestState, Status
 from .reservations import Books
 from .state import State, Step
 
 Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
-"""Whether the positions (start, stop) of each row that loses blocks go to so many blocks of the host; else they are
-dropped."""
+"""Whether positions (start, stop) of each row that loses blocks go to so many host blocks; else they are dropped."""
 
 
 class Victims:
@@ -34,12 +30,9 @@ class Victims:
         """Return running requests, given latest first, in the order in which they give blocks up."""
         return running
 
-    def candidates(
-        self, books: Books, may_give: Callable[[RequestState], bool] | None = None
-    ) -> Iterator[RequestState]:
-        """Iterate victims that are not placed and `may_give` (None: all but bounded ones): paused, followers, then
-        running ones as `ranked`. Each may be preempted."""
-        may_give = may_give or (lambda request: request not in books.bounded)
+    def candidates(self, books: Books, may_give: Callable[[RequestState], bool]) -> Iterator[RequestState]:
+        """Iterate victims that are not placed and `may_give`: paused, followers, then running ones as `ranked`. Each
+        may be preempted."""
         is_placed, queues = books.manager.is_placed, books.queues
         yield from filter(may_give, [v for v in reversed(list(queues.away)) if v.status is Status.PAUSED])
         running = list(queues.running)[::-1]
@@ -67,12 +60,12 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     is_idle = victim.status is Status.RUNNING and state.outstanding.is_idle(victim)
     step.note_shortage()
     takes_tail = not state.victims.takes_whole and not is_idle and len(rows) == 1
-    keep = _blocks_kept(manager, rows[0], num_missing) if takes_tail else 0
+    keep = _blocks_kept(state, rows[0], num_missing) if takes_tail else 0
     swaps = may_swap and not is_idle and _swaps(state, step, rows, keep)
     state.remember_high_water(victim)
     gives = keep == 0 or keep < manager.rows.num_blocks[rows[0]]
     if gives:
-        _report(step, state.stats, victim, "swap" if swaps else "recompute")
+        _report(state, step, victim, "swap" if swaps else "recompute")
     if not keep and not swaps:
         drop_rows(state, victim, is_idle=is_idle)
         return
@@ -90,8 +83,9 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
     state.queues.suspend(victim, Status.PAUSED if has_device_blocks else Status.SWAPPED)
 
 
-def _blocks_kept(manager: Memory, row: int, num_missing: int) -> int:
+def _blocks_kept(state: State, row: int, num_missing: int) -> int:
     """Return how many blocks the row keeps if `num_missing` become free off its tail; shared ones do not count."""
+    manager = state.manager
     if num_missing <= 0:
         return manager.rows.num_blocks.item(row)
     reached = np.cumsum(manager.pages_freed(row)[::-1]) >= num_missing
@@ -109,8 +103,7 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
         # The batch must not write a host block that it reads.
         return False
     wanted = manager.tiers.host_blocks_wanted(rows, keep)
-    launched = [tables.num_launched.item(row) for row in rows]
-    lost = [(min(keep * manager.block_size, total), total) for total in launched]
+    lost = [(min(keep * manager.block_size, total), total) for total in map(tables.num_launched.item, rows)]
     return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 
 
@@ -127,8 +120,7 @@ def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> N
         is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
             state.columns.note_sampled(victim, sequence)
-        state.unseat(victim, sequence, tokens)
-        manager.release(row)
+        manager.release(state.unseat(victim, sequence, tokens))
     state.queues.wait(victim, is_idle=is_idle)
 
 
@@ -136,14 +128,14 @@ def report_preempted_late(state: State, step: Step) -> None:
     """Report requests idle since the last batch as preempted, unless they are reported already."""
     for request in state.preempted_late:
         if state.requests.get(request.id) is request:
-            _report(step, state.stats, request, "recompute")
+            _report(state, step, request, "recompute")
     state.preempted_late.clear()
 
 
-def _report(step: Step, stats: SchedulerStats, victim: RequestState, kind: str) -> None:
+def _report(state: State, step: Step, victim: RequestState, kind: str) -> None:
     """Count the victim as preempted, unless it lost blocks before since it last ran."""
     if victim.preempted_at is not None:
         return
-    victim.note_preempted(stats.steps)
-    stats.count_preemption(kind, victim.preemptions)
+    victim.note_preempted(state.stats.steps)
+    state.stats.count_preemption(kind, victim.preemptions)
     step.preempted.append((victim.id, kind))

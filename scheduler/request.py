@@ -1,8 +1,4 @@
-"""What a user submits, and the state that the scheduler keeps of it.
-
-waiting → running ⇄ paused / swapped / waiting → finished
-        ↘ loading ↗                            ↘ aborted, rejected
-"""
+"""What a user submits, and the state that the scheduler keeps of it."""
 
 from __future__ import annotations
 
@@ -66,9 +62,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         checked_level(self.priority)
-        lasts = self.lasts
-        if lasts is not None and not (is_number(lasts) and lasts > 0):
-            raise InvalidConfig(f"lasts has to be a time above 0, or None; got {lasts!r}.")
+        if self.lasts is not None and not (is_number(self.lasts) and self.lasts > 0):
+            raise InvalidConfig(f"lasts has to be a time above 0, or None; got {self.lasts!r}.")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -129,16 +124,9 @@ _USUAL = _rare_of(Request(id="", prompt=()))
 _USUAL_TYPES = [*map(type, _USUAL)]
 
 
-def _with_own_integers(request: Request) -> Request:
-    """Return the valid request with Python integers, counts at most UNLIMITED."""
-    own = {name: None if (n := getattr(request, name)) is None else count_of(n) for name in _INTEGERS}
-    own["priority"] = int(request.priority)
-    return msgspec.structs.replace(request, **own, stop_token_ids=tuple(map(int, request.stop_token_ids)))
-
-
 def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
-    """Return the request with Python integers, its prompt, int32 [n], and its encoded namespace. Raises InvalidRequest
-    unless all fields are in range."""
+    """Return the request with Python integers, counts at most UNLIMITED, its prompt, int32 [n], and its encoded
+    namespace. Raises InvalidRequest unless all fields are in range."""
     if type(request.id) is not str or not request.id:
         raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
     rare, most, eos = _rare_of(request), request.max_tokens, request.eos_token_id
@@ -147,7 +135,9 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
     own = request
     if not is_usual or not (eos is None or (type(eos) is int and 0 <= eos < 2**31)):
         _check_fields(request)
-        own = _with_own_integers(request)
+        numbers = {name: None if (n := getattr(request, name)) is None else count_of(n) for name in _INTEGERS}
+        numbers["priority"], stops = int(request.priority), tuple(map(int, request.stop_token_ids))
+        own = msgspec.structs.replace(request, **numbers, stop_token_ids=stops)
     try:
         prompt = tokens_below(request.prompt, vocabulary_size)
     except InvalidTokens as invalid:
@@ -229,8 +219,7 @@ class Counted(msgspec.Struct, gc=False):
 
 
 class RequestState(Counted, eq=False, gc=False):
-    """A live request. It holds no reference that leads back to it, so the garbage collector skips it. Lists are per
-    sequence."""
+    """A live request. No reference in it leads back to it, so the garbage collector skips it. Lists: per sequence."""
 
     request: Request  # what the user submitted, with Python integers
     root: bytes
@@ -378,8 +367,7 @@ def state_of(
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each. `key`: its `first_key`."""
     num, eos, stops, loads = request.num_sequences, request.eos_token_id, request.stop_token_ids, request.num_computed
-    if stops or eos is not None:
-        stops = (*stops, eos) if eos is not None else tuple(stops)
+    stops = tuple(stops) if eos is None else (*stops, eos)
     is_plain = num == 1 and not loads and request.reads_cache and request.writes_cache
     known: list[Tokens | None] = [prompt] * num
     loading, rows, most = None if loads else 0, [-1] * num, [max_total] * num

@@ -19,8 +19,7 @@ Totals = Callable[["Books", RequestState, int], int]
 """Tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
 
 ROWS = 16
-"""With so many rows guesses of outputs are taken as they are. With n rows their errors count √(ROWS ÷ n) times: those
-of more cancel."""
+"""With so many rows guesses of outputs count as they are; with n, errors count √(ROWS ÷ n) times, as they cancel."""
 
 
 class Reservation:
@@ -126,15 +125,13 @@ class Books:
         # Blocks that a sequence of so many tokens needs.
         self.blocks_for = manager.layout.pages_for
 
-    def running_rows(self) -> Rows:
-        return self.queues.running.rows()
-
     def rows_in(self) -> Rows:
         """Return the running rows, and then those of loading, paused and swapped requests."""
+        running = self.queues.running.rows()
         if not self.queues.away.num:
-            return self.running_rows()
+            return running
         away = [row for request in self.queues.away for row in request.live_rows]
-        return np.concatenate([self.running_rows(), np.array(away, np.int64)])
+        return np.concatenate([running, np.array(away, np.int64)])
 
     def max_total_of(self, num_sequences: int) -> int:
         """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""
@@ -150,8 +147,6 @@ class Books:
 
     def num_output(self, request: RequestState, sequence: int) -> int:
         """Return the known output tokens of a live sequence."""
-        if (row := request.rows[sequence]) >= 0:
-            return self.manager.rows.num_tokens.item(row) - self.columns.prompt_total.item(row)
         return self.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
 
     def kept(self, rows: Rows) -> Counts:
@@ -165,13 +160,11 @@ class Books:
 
     def to_enter(self, request: RequestState) -> int:
         """Return all blocks that a waiting request needs, shared ones included: for its prompt, or its reservation."""
-        live = request.live_sequences
+        live, is_due = request.live_sequences, self.is_due(request)
         totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
-        if self.is_due(request):
+        if is_due:
             totals = [max(total, request.max_total[i]) for i, total in zip(live, totals, strict=True)]
-            shared = 0
-        else:
-            shared = self.reservation.blocks_shared(self, len(live), request.prompt_len)
+        shared = 0 if is_due else self.reservation.blocks_shared(self, len(live), request.prompt_len)
         return sum(map(self.blocks_for, totals)) - shared + len(live) * self.manager.layout.spare_pages
 
     def to_share(self, request: RequestState) -> int:
@@ -259,11 +252,11 @@ class Books:
     def owed(self) -> int:
         """Return the blocks that admitted requests still need: for prompts in the middle, and reservations."""
         loading = sum(self.debt_of(request) for request in self.queues.away if request.status is Status.LOADING)
-        return self._owed_to(self.running_rows()) + loading + self._owed_beyond()
+        return self._owed_to(self.queues.running.rows()) + loading + self._owed_beyond()
 
     def reserved(self) -> int:
         """Return the blocks kept by count for running requests, beyond those that they hold."""
-        counted = self._owed_to(self.running_rows()) if self.reservation.is_counted else 0
+        counted = self._owed_to(self.queues.running.rows()) if self.reservation.is_counted else 0
         return counted + self._owed_beyond()
 
     def owed_to_bounded(self) -> int:
@@ -280,8 +273,7 @@ class Books:
         """Reserve the worst case of a request that is due, if it is available; otherwise it stays a victim."""
         if not self.is_due(request) or request in self.bounded:
             return
-        has_rows = request.live_rows
-        worst = self.debt_at_worst(request) if has_rows else self.to_enter(request) - self.to_share(request)
+        worst = self.debt_at_worst(request) if request.live_rows else self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() <= self.manager.device.num_available:
             self.bounded[request] = None
 

@@ -40,17 +40,13 @@ class RowColumns:
 
     def __init__(self, num_rows: int = 64) -> None:
         self._num_rows = num_rows
-        self.max_total = np.zeros(num_rows, np.int64)
-        self.min_total = np.zeros(num_rows, np.int64)
-        self.prompt_total = np.zeros(num_rows, np.int64)
-        self.expected_total = np.zeros(num_rows, np.int64)
-        self.reserved = np.zeros(num_rows, np.int64)
+        numbers = (np.zeros(num_rows, np.int64) for _ in range(6))
+        self.max_total, self.min_total, self.prompt_total, self.expected_total, self.reserved, self.sequence = numbers
         self._all_stops = np.full((_MOST_IN_COLUMN, num_rows), -1, np.int32).T
         self.stops = self._all_stops[:, :1]
         self.many_stops: Counts = np.empty(0, np.int64)
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
-        self.sequence = np.zeros(num_rows, np.int64)
         # Rows with any stop id; without any, a step skips the comparison.
         self.num_with_stops = 0
         # Rows none of which reaches its full length before the first of them has so many tokens.
@@ -137,11 +133,9 @@ class RowColumns:
 
     def filled(self, rows: Rows, totals: Counts) -> Counts:
         """Return the places of rows that have their full length with `totals` tokens, int64 [k]. That there are none in
-        one array is known for as many steps as its nearest row has tokens to go; callers that break the even advance
-        call `advance_unevenly`."""
-        if self._unfilled is not None and self._unfilled[0] is rows and totals.item(0) < self._unfilled[1]:
-            return NO_ROWS
-        if not len(rows):
+        an array is kept until its nearest row is there; who breaks the even advance calls `advance_unevenly`."""
+        kept = self._unfilled
+        if (kept is not None and kept[0] is rows and totals.item(0) < kept[1]) or not len(rows):
             return NO_ROWS
         left = self.max_total[rows] - totals
         least = left.item(left.argmin())
@@ -156,8 +150,7 @@ class RowColumns:
         num_stops = len(self.owner[row].stops)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)
-        self.owner[row] = None
-        self.id[row] = None
+        self.owner[row] = self.id[row] = None
         self.not_sampling.discard(row)
         self.recovering.pop(row, None)
         if not num_stops:

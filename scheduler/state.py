@@ -51,7 +51,6 @@ class Step(msgspec.Struct, eq=False, gc=False):
     seats: int
     decodes: Rows
     decode_starts: Counts = NO_ROWS  # launched tokens of each of `decodes`
-    decode_ends: Counts = NO_ROWS  # and one more
     # The batch that samples what `decodes` compute, if these are its rows in its order; else -1.
     decodes_after: int = -1
     draft_counts: Counts | None = None  # drafts of each of `decodes`
@@ -66,9 +65,9 @@ class Step(msgspec.Struct, eq=False, gc=False):
     admitted: list[str] = []
     is_short: bool = False  # a victim gives up blocks: admit no request in this step
 
-    def place_decodes(self, rows: Rows, starts: Counts, ends: Counts, *, after: int = -1) -> None:
+    def place_decodes(self, rows: Rows, starts: Counts, *, after: int = -1) -> None:
         """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows."""
-        self.decodes, self.decode_starts, self.decode_ends, self.decodes_after = rows, starts, ends, after
+        self.decodes, self.decode_starts, self.decodes_after = rows, starts, after
         self.budget -= len(rows)
         self.seats -= len(rows)
 

@@ -18,7 +18,6 @@ from .queues import Key, OrderedQueue, Queue
 from .request import Request
 from .reservations import Drawn, Reservation, expected, most
 
-_TOTALS = {"max": most, "expected": expected}
 _VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
 _SWAPS: dict[str, Swaps] = {
     "recompute": lambda *_: False,
@@ -67,7 +66,7 @@ class Strategies(NamedTuple):
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
     """Return the strategies of a policy, for a pool of so many blocks. Raises InvalidConfig."""
     orders = {"fcfs": Order(), "priority": ByPriority(), "fair": Fair(tenant_weights)}
-    drawn = Drawn(_TOTALS.get(policy.reservation, most), is_counted=policy.layout == "counted")
+    drawn = Drawn(expected if policy.reservation == "expected" else most, is_counted=policy.layout == "counted")
     usual = Strategies(
         Reservation() if policy.reservation == "prompt" else drawn,
         Admission(policy),

@@ -1,10 +1,8 @@
-"""What others see of requests: figures, why one is not running, and the arrays from which a forecast begins. Changes
-nothing."""
+"""Read-only views of requests: figures, why one is not running, and the arrays from which a forecast begins."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import takewhile
 
 import msgspec
@@ -15,7 +13,6 @@ from paged.block_manager import HitEnd, Memory
 
 from .foresight import outputs_left
 from .request import RequestState, Status
-from .reservations import Books
 from .rows import Counts
 from .state import Limits, State
 
@@ -82,19 +79,18 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-def view_of(books: Books, request: RequestState) -> RequestView:
-    num_output = request.num_output + sum(books.num_output(request, i) for i in request.live_sequences)
+def view_of(state: State, request: RequestState) -> RequestView:
+    num_output = request.num_output + sum(state.books.num_output(request, i) for i in request.live_sequences)
     tokens = request.prompt_len, num_output, request.request.max_tokens
-    blocks, took = _blocks_of(books.manager, request), (request.hit_tokens, request.preemptions)
+    blocks, took = _blocks_of(state.manager, request), (request.hit_tokens, request.preemptions)
     return RequestView(request.id, request.status.value, *tokens, *blocks, *took)
 
 
 def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
     """Return the entries of its block tables, and its blocks on the host; pages, where a block is no page."""
-    rows = request.live_rows
-    held = sum(manager.rows.num_blocks.item(row) for row in rows)
-    on_host = sum(map(manager.tiers.pages_on_host, rows))
-    return held if manager.layout.is_plain else manager.pages_of_rows(rows), on_host
+    rows, is_plain = request.live_rows, manager.layout.is_plain
+    held = sum(manager.rows.num_blocks.item(row) for row in rows) if is_plain else manager.pages_of_rows(rows)
+    return held, sum(map(manager.tiers.pages_on_host, rows))
 
 
 def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool = True) -> Explanation:
@@ -109,13 +105,12 @@ def explain(state: State, request_id: str, request: RequestState | None, *, with
         reason=sentence,
         blocks_needed=needed,
         blocks_free=free,
-        holders=_holders(state.manager, state.requests.values(), request) if with_holders else (),
+        holders=_holders(state, request) if with_holders else (),
         layers=_layers(state.manager, request) if with_holders and state.manager.sides is not None else None,
     )
 
 
 def _layers(manager: Memory, request: RequestState) -> LayersView:
-    """Return where its hit ended and why, what it holds of each group, and where it can restart."""
     rows, restarts, again, sides = request.live_rows, (0, 0), 0, manager.sides
     assert sides is not None, "there are layers of several kinds"
     pages = tuple(zip([group.name for group in manager.layout.groups], manager.pages_by_group(rows), strict=True))
@@ -145,12 +140,11 @@ def _where(manager: Memory, hit: HitEnd | None) -> str:
     return f"{at}: of {counted(hit.found, 'cached token')} {allowed}; {why}"
 
 
-def _holders(manager: Memory, requests: Iterable[RequestState], request: RequestState) -> tuple[tuple[str, int], ...]:
-    """Return (id, blocks) of other requests that hold blocks, each block counted once, most first; or the pages of
-    each."""
+def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
+    """Return (id, blocks) of other requests that hold blocks, each counted once, most first; or the pages of each."""
+    manager, held = state.manager, dict[str, int]()
     is_counted = np.zeros(manager.blocks.num_blocks, np.bool_)
-    held: dict[str, int] = {}
-    for other in (request, *sorted(requests, key=lambda other: other.order)):
+    for other in (request, *sorted(state.requests.values(), key=lambda other: other.order)):
         before = np.count_nonzero(is_counted)
         for row in other.live_rows:
             is_counted[manager.rows.table(row)] = True
@@ -170,11 +164,10 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     elif request.status is Status.LOADING:
         sentence = "it waits for tokens whose KV exists elsewhere; call loaded() when they have arrived."
     elif request.status in (Status.PAUSED, Status.SWAPPED):
-        to_return, (on_device, on_host) = books.to_return(request), _blocks_of(state.manager, request)
-        needed = to_return + kept
+        needed, (on_device, on_host) = books.to_return(request) + kept, _blocks_of(state.manager, request)
         times, keeps = counted(request.preemptions, "time"), counted(on_device, "block")
         has = f"it was preempted {times}, keeps {keeps} and has {on_host} on the host"
-        sentence = f"{has}; it needs {counted(to_return, 'block')} to go on; {_free(free, kept)}"
+        sentence = f"{has}; it needs {counted(needed - kept, 'block')} to go on; {_free(free, kept)}"
         if outstanding.keeps_out(request):
             sentence = _SAMPLES_ARE_OUT
     elif request.follows is not None:
@@ -222,7 +215,7 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
             f"with it, those who are in would need {foresight.peak_with(request):,} tokens at their fullest moment, as long as outputs are taken to "
             f"become, and there is room for {foresight.capacity_with(request):,}."
         )
-    elif len(books.running_rows()) + request.num_live > limit:
+    elif state.running.num_rows + request.num_live > limit:
         sentence = f"all {limit} seats are taken (max_sequences)."
     else:
         later = state.admission.reason(queues) or state.composition.reason(queues)
@@ -274,15 +267,14 @@ class Outlook(msgspec.Struct, frozen=True):
 def outlook(state: State) -> Outlook:
     manager, columns, books, size = state.manager, state.columns, state.books, state.manager.block_size
     layout, full = manager.layout, max(manager.layout.full_pages, 1)
-    num_running, rows = len(books.running_rows()), books.rows_in()
+    num_running, rows = state.running.num_rows, books.rows_in()
     num_rows, reserves = len(rows), state.reservation.reserves
     num, waiting, held = [1] * num_rows, [], []
     for request in state.waiting:
-        live = [(tokens, place) for place, tokens in enumerate(request.tokens) if tokens is not None]
-        tokens, place = live[0]
+        known, place = len(request.first_tokens), request.live_sequences[0]
         before = request.prompt_len + request.appended[place]
-        num.append(len(live))
-        waiting.append((len(tokens), before, request.max_total[place], before + (request.request.expected_tokens or 0)))
+        num.append(request.num_live)
+        waiting.append((known, before, request.max_total[place], before + (request.request.expected_tokens or 0)))
         held.append(books.to_enter(request) * size // full if reserves else 0)
     in_rows = manager.rows.num_tokens, columns.prompt_total, columns.max_total, columns.expected_total
     columns_in, of_waiting = [column[rows] for column in in_rows], np.array(waiting, np.int64).reshape(-1, 4).T

@@ -38,9 +38,7 @@ class WholeBatches(Admission):
                 break
             # Alone it may share what is cached; what a batch shares is not foreseen.
             together = [*batch, request]
-            has_room = (
-                self._blocks_together(state, together) <= free if batch else self.fits(state.books, step, request)
-            )
+            has_room = self._blocks_together(state, together) <= free if batch else state.books.has_room(request)
             if not has_room:
                 break
             batch = together
