@@ -154,6 +154,8 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             return
         if run.row >= 0 and index.paths[run.row].open is not run:
             yield f"4: run {run.id} is open for row {run.row}, which does not extend it."
+        if not run.is_end and index.run_tokens(run, 0, 1) != run.key[-index.block_bytes :]:
+            yield f"4: run {run.id} is found under other tokens than its own."
     all_runs = [*index.runs.values(), *index.ends.values()]
     for run in all_runs:
         if run.children != (there := dict(children.get(run, {}))):

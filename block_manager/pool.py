@@ -397,9 +397,7 @@ class CachedQueue:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, nodes, when = self._swept.popleft()
-            live = blocks
-            if self._num_entries != self.num_cached:
-                live, nodes = self._live(number, blocks, nodes)
+            live, nodes = self._live(number, blocks, nodes)
             self._num_entries -= len(blocks)
             num = len(live)
             fits = left if width is None else int(width[live].cumsum().searchsorted(left)) + 1

@@ -321,7 +321,7 @@ class Scheduler(Uncopyable):
             state.manager.append_row(row, array)
         else:
             request.extend(sequence, array)
-            request.file_under(state.manager.content.first_key(request.first_tokens, request.root))
+            request.note_first_key(state.manager.content.first_key(request.first_tokens, request.root))
         state.running.unsettle()
         state.columns.advance_unevenly()
         state.queues.reopen()

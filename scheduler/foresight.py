@@ -294,6 +294,6 @@ class Foresight:
     def _quantile_now(self) -> float:
         """The adapted quantile for the number of rows, more careful while few outputs have ended."""
         policy, careful = self._policy, math.sqrt(ROWS / max(1, self._books.queues.num_in))
-        quantile, most = self._within(MIDDLE + (self._quantile - MIDDLE) * careful), policy.quantile_range[1]
+        quantile, most = self._within(MIDDLE + (self.quantile - MIDDLE) * careful), policy.quantile_range[1]
         num, enough = self._lengths.num_noted, policy.known_outputs
         return quantile if num >= enough else most - (most - quantile) * num / enough

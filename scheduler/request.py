@@ -319,7 +319,7 @@ class RequestState(Counted, eq=False, gc=False):
         self.rows[number : number + 1] = [row]
         return number
 
-    def file_under(self, first_key: bytes) -> None:
+    def note_first_key(self, first_key: bytes) -> None:
         """Note the key of its first block, in which it has more tokens now."""
         self.first_key = first_key
 

@@ -229,25 +229,25 @@ class Running:
     def add(self, request: RequestState) -> None:
         """Add a request, and the rows that it has."""
         requests, rows, order, behind = self._requests, request.live_rows, request.order, list[Any]()
+        if self._left or (self._joined and requests and next(reversed(requests)) > order):
+            # First, because memory may be short.
+            self._apply()
         while requests and next(reversed(requests)) > order:
             behind.append(requests.popitem())
         requests[order] = request
-        if self._left or (self._joined and behind):
-            self._apply()
+        requests.update(reversed(behind))
         if not behind:
             self._joined += rows
+        elif len(rows) > 1 or self.num_rows != self.num or self._is_stale:
+            self._is_stale = True
         else:
-            requests.update(reversed(behind))
-            if len(rows) > 1 or self.num_rows != self.num or self._is_stale:
-                self._is_stale = True
-            else:
-                place = self.num - len(behind)
-                self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
+            place = self.num - len(behind)
+            self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
         self.num += 1
         self.num_rows += len(rows)
 
     def add_row(self) -> None:
-        """A running request has one row more."""
+        """Note one more row of a running request."""
         self._is_stale = True
         self.num_rows += 1
 
@@ -258,7 +258,7 @@ class Running:
         self.leave(request.live_rows)
 
     def leave(self, rows: list[int]) -> None:
-        """Remove rows; their request goes on, or goes, too."""
+        """Remove rows, of a request that goes on or ends."""
         self.num_rows -= len(rows)
         if self._joined:
             self._apply()

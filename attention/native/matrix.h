@@ -94,6 +94,9 @@ INLINE void matrix_block(const int tall, const int wide, const bf16 *x, size_t x
  * `depth` of DEEP. */
 INLINE void matrix_product(matrix_shape *shape, size_t rows, const bf16 *x, size_t x_stride, const int32_t *w, size_t w_stride, size_t depth,
                            float *to, size_t to_stride, size_t columns, const int first) {
+    settle(x);
+    settle(w);
+    settle(to);
     for (size_t r = 0; r < rows; r += 2 * SIDE, x += 2 * SIDE * x_stride, to += 2 * SIDE * to_stride) {
         const size_t left = rows - r, high = left < SIDE ? left : SIDE, low = left < 2 * SIDE ? left - high : SIDE;
         shape_matrix(shape, high, low ? low : high);

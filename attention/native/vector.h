@@ -45,6 +45,9 @@ typedef uint16_t bf16;
 
 enum element { FLOAT32 = 0, BFLOAT16 = 1 };
 
+/* Have in memory what was written there: compilers do not see that matrix units read it. */
+INLINE void settle(const void *there) { __asm__ volatile("" : : "r"(there) : "memory"); }
+
 INLINE size_t bytes_of(enum element element) { return element == FLOAT32 ? 4 : 2; }
 
 /* Less 0, which compilers leave out: with 0 on top, -0 would become 0. */

@@ -19,7 +19,7 @@ from paged.attention import StepTokens
 from paged.block_manager import Moves
 from paged.decoding.drafter import ByWorth, Rows
 from paged.model.runner import Runner
-from paged.model.worker import Step
+from paged.model.worker import ReadyStep
 from paged.sampling.rows import Asked, RowSampling
 from paged.scheduler import UNKNOWN_DRAFT, Drafts
 
@@ -41,7 +41,7 @@ class DraftModel(ByWorth):
         """As Drafter."""
         self._runner.copy(moves)
 
-    def filled(self, step: Step, asked: Asked) -> Step:
+    def filled(self, step: ReadyStep, asked: Asked) -> ReadyStep:
         """As Drafter. Whatever the step computes has K and V of this model, too, from now on."""
         if not len(step.token_ids):
             return step

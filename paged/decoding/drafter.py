@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import Moves
-from paged.model.worker import Step
+from paged.model.worker import ReadyStep
 from paged.sampling.rows import Asked
 from paged.scheduler import Drafts
 
@@ -53,7 +53,7 @@ class Drafter(Protocol):
     def copy(self, moves: Moves) -> None:
         """Make the copies of a step, which come before it."""
 
-    def filled(self, step: Step, asked: Asked) -> Step:
+    def filled(self, step: ReadyStep, asked: Asked) -> ReadyStep:
         """The step with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
 
     def learn(self, tried: Tried) -> None:
@@ -105,7 +105,7 @@ class FromText:
     def copy(self, moves: Moves) -> None:
         """There is no memory of its own."""
 
-    def filled(self, step: Step, asked: Asked) -> Step:
+    def filled(self, step: ReadyStep, asked: Asked) -> ReadyStep:
         """It proposes tokens."""
         return step
 

@@ -6,33 +6,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.block_manager import GroupTables
-from paged.model.step_input import StepInput, TableChanges
+from paged.model.step_input import PageChanges, StepInput
 from paged.scheduler import Batch
 
 NO_SOURCES: NDArray[np.int64] = np.empty((0, 3), np.int64)
-# No page, and no sign of one: nothing was told of this entry.
-_UNTOLD = -2
+# Marks an entry that no step has sent.
+_UNSENT = -2
 
 
 class StepInputs:
-    """Makes a StepInput of each batch of one scheduler, in order. Where layers are of several kinds it remembers what it told of their
+    """Makes a StepInput of each batch of one scheduler, in order. Where layers are of several kinds it remembers what it sent of their
     tables, so that each step has what is new alone."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         # By group, int32 [rows, columns, pages].
-        self._told: list[NDArray[np.int32]] = []
+        self._sent: list[NDArray[np.int32]] = []
 
     def of(self, batch: Batch, oldest: int | None = None) -> StepInput:
         """The step of a batch that was just scheduled, while its tables are as it left them. `oldest`: number of the oldest batch that is out;
         None: this one is alone."""
         reads: NDArray[np.int32] | None = None
         if batch.groups is None:
-            tables: tuple[TableChanges, ...] = (
-                TableChanges(batch.table_rows, batch.table_columns, batch.table_blocks),
-            )
+            tables: tuple[PageChanges, ...] = (PageChanges(batch.table_rows, batch.table_columns, batch.table_blocks),)
         else:
-            tables = tuple(self._news(number, each, batch) for number, each in enumerate(batch.groups))
+            tables = tuple(self._changes(number, each, batch) for number, each in enumerate(batch.groups))
             reads = next((each.read for each in batch.groups if each.is_of_states), None)
         return StepInput(
             number=batch.number,
@@ -50,27 +48,30 @@ class StepInputs:
         )
 
     def take_back(self, step: StepInput) -> None:
-        """The step did not begin, and will not: what it told is told again."""
-        if self._told:
-            for told, its in zip(self._told, step.tables, strict=True):
-                told[its.rows, its.columns] = _UNTOLD
+        """The step did not begin, and will not: what it sent is sent again."""
+        if self._sent:
+            for sent, its in zip(self._sent, step.tables, strict=True):
+                sent[its.rows, its.columns] = _UNSENT
 
-    def _news(self, number: int, group: GroupTables, batch: Batch) -> TableChanges:
+    def _changes(self, number: int, group: GroupTables, batch: Batch) -> PageChanges:
         now, rows = group.tables, batch.rows
-        if number == len(self._told):
-            self._told.append(np.full((0, 0, now.shape[2]), _UNTOLD, np.int32))
-        told = self._told[number]
-        shape = max(told.shape[0], int(rows.max(initial=-1)) + 1), max(told.shape[1], now.shape[1])
-        if shape != told.shape[:2]:
-            grown = np.full((*shape, now.shape[2]), _UNTOLD, np.int32)
-            grown[: told.shape[0], : told.shape[1]] = told
-            told = self._told[number] = grown
+        if number == len(self._sent):
+            self._sent.append(np.full((0, 0, now.shape[2]), _UNSENT, np.int32))
+        sent = self._sent[number]
+        wanted = int(rows.max(initial=-1)) + 1, now.shape[1]
+        if wanted[0] > sent.shape[0] or wanted[1] > sent.shape[1]:
+            shape = [
+                have if want <= have else max(2 * have, want) for have, want in zip(sent.shape, wanted, strict=False)
+            ]
+            grown = np.full((*shape, now.shape[2]), _UNSENT, np.int32)
+            grown[: sent.shape[0], : sent.shape[1]] = sent
+            sent = self._sent[number] = grown
         # Behind a row's last token a table may say anything.
         ends = np.ones_like(batch.seq_lens) if group.is_of_states else -(-batch.seq_lens // self._block_size)
-        is_new = (now != told[rows, : now.shape[1]]).any(-1) & (np.arange(now.shape[1]) < ends[:, None])
+        is_new = (now != sent[rows, : now.shape[1]]).any(-1) & (np.arange(now.shape[1]) < ends[:, None])
         places, columns = is_new.nonzero()
-        told[rows[places], columns] = now[places, columns]
-        return TableChanges(rows[places], columns, now[places, columns])
+        sent[rows[places], columns] = now[places, columns]
+        return PageChanges(rows[places], columns, now[places, columns])
 
 
 def _sources_of(batch: Batch) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ from paged.engine.step_inputs import StepInputs
 from paged.errors import BadLogits, CannotAdjust, EngineFailed, PagedError
 from paged.model.runner import Read
 from paged.model.step_input import StepInput
-from paged.model.worker import Step, Worker
+from paged.model.worker import ReadyStep, Worker
 from paged.sampling.rows import Asked, RowSampling, prompt_places, state_places, tell_prompts, tell_states
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 
@@ -45,7 +45,7 @@ class _NotChosen(Exception):
         self.error = error
 
 
-class Put(NamedTuple):
+class PutOut(NamedTuple):
     """A batch that is out, and the step that a worker runs of it."""
 
     batch: Batch
@@ -115,7 +115,7 @@ class Steps:
         self._host_s += self._clock() - began
         return self._run(put, self._sampling.of(put.batch.rows), on_logits)
 
-    def _run(self, put: Put, asked: Asked, on_logits: OnLogits | None) -> FailedBatch | None:
+    def _run(self, put: PutOut, asked: Asked, on_logits: OnLogits | None) -> FailedBatch | None:
         """The forward pass of a batch that is out and whose step has begun, and what is sampled from it; as `launch`. `asked` says how
         each of its rows is sampled."""
         began, batch = self._clock(), put.batch
@@ -153,7 +153,7 @@ class Steps:
 
     def _computed(
         self,
-        step: Step,
+        step: ReadyStep,
         asked: Asked,
         of_prompts: NDArray[np.bool_] | None,
         of_states: NDArray[np.bool_] | None,
@@ -279,7 +279,7 @@ class Steps:
             model_s=self._model_s,
         )
 
-    def _put_out(self, now: float, note_admitted: Callable[[Batch], None]) -> Put | None:
+    def _put_out(self, now: float, note_admitted: Callable[[Batch], None]) -> PutOut | None:
         """Schedule a batch and begin its step, both or neither; None: there is nothing to run."""
         with Uninterrupted():
             try:
@@ -287,8 +287,8 @@ class Steps:
                 if batch.is_empty:
                     return None
                 self._outstanding.append(batch)
-                # A step that is told of in part would leave the worker's tables wrong.
-                put = Put(batch, self._inputs.of(batch, self._outstanding[0].number))
+                # If this fails half-way, the worker would miss changes.
+                put = PutOut(batch, self._inputs.of(batch, self._outstanding[0].number))
             except BaseException as error:
                 self._note_torn(error)
                 raise
@@ -302,7 +302,7 @@ class Steps:
         manager, rows = self._scheduler.manager, self._scheduler.running_rows()
         return self._drafter.propose(manager.rows.tokens, manager.rows.num_tokens, rows) if len(rows) else None
 
-    def _begin(self, put: Put) -> None:
+    def _begin(self, put: PutOut) -> None:
         try:
             self._worker.begin(put.step)
             if self._drafter is not None:
@@ -317,7 +317,7 @@ class Steps:
             self._lose_content(put)
             raise
 
-    def _lose_content(self, put: Put) -> None:
+    def _lose_content(self, put: PutOut) -> None:
         self.content_is_lost = True
         self._inputs.take_back(put.step)
 

@@ -169,7 +169,7 @@ def as_loaded(
     if where.type == "cpu":
         pack_linears(module)
         pack_experts(module)
-    _let_go_of_files(module)
+    _let_go_of_files(module, name)
     rotary_limit = follow_rows(module)
     follow_latents(module)
     follow_positions(module)
@@ -198,12 +198,14 @@ def as_loaded(
     )
 
 
-def _let_go_of_files(module: nn.Module) -> None:
+def _let_go_of_files(module: nn.Module, folder: Path) -> None:
     """Copy each parameter that lies in a file's mapping, which counts as memory of this process as a whole for as long as one of them does; and give
     freed memory back to the system."""
     with suppress(OSError, ValueError):
+        # A cache of downloads has links to files of other names.
+        files = {str(file.resolve()) for file in folder.glob("*.safetensors")}
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        ranges = [line.split()[0].split("-") for line in lines if line.endswith(".safetensors")]
+        ranges = [line.split()[0].split("-") for line in lines if line.split(maxsplit=5)[-1] in files]
         mapped = [range(int(first, 16), int(last, 16)) for first, last in ranges]
         for each in (*module.parameters(), *module.buffers()):
             if any(each.data_ptr() in its for its in mapped):

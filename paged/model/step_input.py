@@ -16,7 +16,7 @@ from paged.block_manager import Moves
 from paged.errors import InvalidStep
 
 
-class TableChanges(msgspec.Struct, frozen=True, eq=False, gc=False):
+class PageChanges(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Entries of one group's block tables, in order: of two for one place the later holds.
 
     rows, columns  int64 [k]
@@ -54,7 +54,7 @@ class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     samples: NDArray[np.bool_]
     token_ids: NDArray[np.int32]
     sources: NDArray[np.int64]
-    tables: tuple[TableChanges, ...]
+    tables: tuple[PageChanges, ...]
     moves: Moves
     reads: NDArray[np.int32] | None = None
 
@@ -74,13 +74,17 @@ class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
 
 
 def _check(step: StepInput) -> None:
-    """Raise InvalidStep where lengths do not go together."""
+    """Raise InvalidStep where shapes do not go together, or a number points at nothing."""
+    if not (step.rows.ndim == step.token_ids.ndim == 1 and step.tables):
+        raise InvalidStep(f"step {step.number} has rows or tokens that are no list, or no tables.")
     num_rows, num_tokens = len(step.rows), len(step.token_ids)
     for name in ("num_tokens", "seq_lens", "num_drafts", "samples"):
         if getattr(step, name).shape != (num_rows,):
             raise InvalidStep(
                 f"{name} of step {step.number} has shape {getattr(step, name).shape}; rows has {num_rows}."
             )
+    if step.rows.min(initial=0) < 0:
+        raise InvalidStep(f"rows of step {step.number} have {step.rows.min()}.")
     if step.num_tokens.min(initial=1) < 1:
         raise InvalidStep(
             f"num_tokens of step {step.number} has {step.num_tokens.min()}; a row of a step has at least one."
@@ -89,6 +93,22 @@ def _check(step: StepInput) -> None:
         raise InvalidStep(
             f"num_tokens of step {step.number} add up to {step.num_tokens.sum()}; token_ids has {num_tokens}."
         )
+    if not ((step.num_drafts >= 0) & (step.num_drafts < step.num_tokens) & (step.num_tokens <= step.seq_lens)).all():
+        raise InvalidStep(f"a row of step {step.number} has more drafts than tokens, or more tokens than it is long.")
+    sources = step.sources
+    if sources.shape[1:] != (3,) or (len(sources) and not 0 <= sources[:, 0].min() <= sources[:, 0].max() < num_tokens):
+        raise InvalidStep(
+            f"sources of step {step.number} have shape {sources.shape}, or name a token that it does not have."
+        )
+    if step.reads is not None and (step.reads.ndim != 2 or len(step.reads) != num_rows):
+        raise InvalidStep(f"reads of step {step.number} has shape {step.reads.shape}; rows has {num_rows}.")
+    for each in step.tables:
+        if not (each.rows.ndim == each.columns.ndim == 1 and len(each.rows) == len(each.columns) == len(each.pages)):
+            raise InvalidStep(
+                f"tables of step {step.number} have {each.rows.shape}, {each.columns.shape} and {each.pages.shape} entries."
+            )
+        if min(each.rows.min(initial=0), each.columns.min(initial=0)) < 0:
+            raise InvalidStep(f"tables of step {step.number} name a row or column below 0.")
 
 
 def _plain(value: Any) -> Any:
@@ -99,6 +119,8 @@ def _plain(value: Any) -> Any:
 
 def _array(kind: Any, value: Any) -> NDArray[Any]:
     dtype, shape, data = value
+    if dtype not in _DTYPES:
+        raise ValueError(f"an array of {dtype!r}; a step has {', '.join(_DTYPES)}")
     array: NDArray[Any] = np.frombuffer(data, np.dtype(dtype)).reshape(shape)
     wanted = kind.__args__[1].__args__[0]
     if array.dtype != wanted:
@@ -106,5 +128,6 @@ def _array(kind: Any, value: Any) -> NDArray[Any]:
     return array
 
 
+_DTYPES = ("<i8", "<i4", "|b1")
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _DECODER = msgspec.msgpack.Decoder(StepInput, dec_hook=_array)

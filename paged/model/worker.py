@@ -17,10 +17,10 @@ from paged.attention import StepTokens
 from paged.base.growing import rising, rising_from
 from paged.errors import InvalidStep
 from paged.model.runner import Read, Runner
-from paged.model.step_input import StepInput, TableChanges
+from paged.model.step_input import PageChanges, StepInput
 
 
-class Step(NamedTuple):
+class ReadyStep(NamedTuple):
     """A step as it runs: with every token that is known by now, int32 [T], and where each goes."""
 
     input: StepInput
@@ -57,8 +57,8 @@ class Worker:
         self._tables = [_changed(table, its) for table, its in zip(self._tables, step.tables, strict=True)]
         self.runner.copy(step.moves)
 
-    def ready(self, step: StepInput) -> Step:
-        """A step that has begun, with the tokens that steps before it sampled. Raises InvalidStep for one that has not, or is forgotten."""
+    def ready(self, step: StepInput) -> ReadyStep:
+        """Return a step that has begun, with the tokens that earlier steps sampled. Raises InvalidStep where one of those is not kept."""
         token_ids = step.token_ids
         if len(step.sources):
             token_ids = token_ids.copy()
@@ -69,16 +69,16 @@ class Worker:
                     )
                 places, _, theirs = step.sources[step.sources[:, 1] == number].T
                 token_ids[places] = self._sampled[number][theirs]
-        return Step(step, self._tokens_of(step), token_ids)
+        return ReadyStep(step, self._tokens_of(step), token_ids)
 
-    def logits(self, step: Step, lengths: NDArray[np.int64] | None = None) -> Tensor:
+    def logits(self, step: ReadyStep, lengths: NDArray[np.int64] | None = None) -> Tensor:
         """float32 [k, vocabulary]: logits after the last token of each row that samples, and after each of the num_drafts tokens before it.
         `lengths` as of `Runner.forward`."""
         return self.runner.forward(step.tokens, step.token_ids, step.is_sampled, lengths)
 
     def read(
         self,
-        step: Step,
+        step: ReadyStep,
         others: NDArray[np.bool_],
         stateful: NDArray[np.bool_],
         lengths: NDArray[np.int64] | None = None,
@@ -116,7 +116,7 @@ class Worker:
         return StepTokens.of_groups(positions, query_start_loc, step.seq_lens, attended, block_size, states)
 
 
-def _changed(table: NDArray[np.int32], its: TableChanges) -> NDArray[np.int32]:
+def _changed(table: NDArray[np.int32], its: PageChanges) -> NDArray[np.int32]:
     """The table with these entries, larger if it has to be."""
     if not len(its.rows):
         return table

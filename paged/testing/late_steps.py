@@ -10,7 +10,7 @@ from typing import Literal
 
 from paged.base.uninterrupted import Uninterrupted
 from paged.engine.engine import Engine
-from paged.engine.steps import FailedBatch, OnLogits, Put, Steps
+from paged.engine.steps import FailedBatch, OnLogits, PutOut, Steps
 from paged.sampling.rows import Asked
 from paged.scheduler import Batch, Outputs
 from paged.testing.late_worker import NO_BLOCKS, Blocks, LateWorker
@@ -31,7 +31,7 @@ class LateSteps(Steps):
         super().__init__(engine.scheduler, self.late, engine._sampling, engine._clock)
         self.fails: Literal["before", "behind", "within"] | None = None
         # How each row is sampled, when a batch was put out: rows get others' values while it waits.
-        self._asked: list[tuple[Put, Asked, OnLogits | None]] = []
+        self._asked: list[tuple[PutOut, Asked, OnLogits | None]] = []
         self._free: Blocks = NO_BLOCKS
 
     @property
@@ -75,7 +75,7 @@ class LateSteps(Steps):
                 self.late.spoil()
             raise DeviceLost(fails)
 
-    def _begin(self, put: Put) -> None:
+    def _begin(self, put: PutOut) -> None:
         self.late.put(put.batch, put.step, self._free)
 
 

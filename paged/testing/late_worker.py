@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paged.engine.step_inputs import StepInputs
 from paged.model.runner import Runner
 from paged.model.step_input import StepInput
-from paged.model.worker import Step, Worker
+from paged.model.worker import ReadyStep, Worker
 from paged.scheduler import Batch
 
 Blocks = NDArray[np.int64]
@@ -59,7 +59,7 @@ class LateWorker(Worker):
         if self._num_carried and len(batch.moves):
             self._num_carried -= 1
 
-    def take(self) -> Step:
+    def take(self) -> ReadyStep:
         """The oldest step, begun, for its forward pass."""
         self.begin_oldest()
         oldest = self._waiting.pop(0)

@@ -83,3 +83,17 @@ def test_a_fork_does_not_inherit_what_an_earlier_tenant_of_the_row_shared(make_m
     assert row == follower
     child = manager.fork(row)
     manager.swap_out([child])
+
+
+def test_C9_a_host_block_that_was_to_be_content_is_given_up_whole_by_rows_that_are_away(make_manager):
+    manager = make_manager(8, 4, host_blocks=4)
+    row = manager.add(range(8))
+    manager.allocate([row], [6])
+    manager.confirm()
+    manager.allocate([row], [2])
+    child = manager.fork(row)
+    manager.swap_out([row, child], 1)
+    manager.cancel()
+    assert manager.rows.num_launched[[row, child]].tolist() == [4, 4]
+    manager.swap_in([row, child])
+    assert (manager.device.num_used, manager.host.num_used) == (1, 0)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from paged import Request
 from paged.errors import NeverFits
 
 
@@ -117,3 +118,15 @@ def test_a_group_needs_the_full_blocks_before_its_last_prompt_token_once(
     scheduler.add(request_of("group", prompt_len, max_tokens=1, num_sequences=2))
     run(scheduler)
     assert scheduler.stats().output_tokens == 2
+
+
+def test_a_waiting_prompt_that_gets_more_tokens_finds_what_is_cached_of_them(make_scheduler, run):
+    scheduler = make_scheduler(8, 4, {})
+    scheduler.add(Request(id="a", prompt=[1, 2, 3, 4, 5], max_tokens=1))
+    run(scheduler)
+    scheduler.add(Request(id="b", prompt=[1, 2], max_tokens=1))
+    scheduler.append("b", [3, 4, 6, 7, 8, 9, 9])
+    batch = scheduler.schedule()
+    assert batch.num_tokens.tolist() == [5] and scheduler.check() == []
+    assert scheduler.stats().hit_tokens == 4
+    scheduler.update(batch, [1])

@@ -118,3 +118,17 @@ def test_requests_that_keep_to_themselves(make_scheduler, run):
     run(scheduler, Request(id="c", prompt=[*B, 1], max_tokens=1, writes_cache=False))
     assert run(scheduler, Request(id="d", prompt=[*B, 1], max_tokens=1)).hit_tokens == 0
     assert run(scheduler, Request(id="e", prompt=[*A, 1], max_tokens=1)).hit_tokens == 8
+
+
+def test_a_parent_that_was_retained_alone_is_still_evicted_after_a_child_that_is_retained_later(make_manager, compute):
+    manager = make_manager(3, 4)
+    row = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
+    compute(manager, row)
+    manager.retain([1, 2, 3, 4], priority=2)
+    manager.free([row])
+    manager.retain([1, 2, 3, 4, 5, 6, 7, 8], priority=2)
+    other = manager.add([9] * 8)
+    compute(manager, other)
+    assert manager.check() == []
+    found = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
+    assert manager.rows.num_computed[found] == 4

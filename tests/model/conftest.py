@@ -3,6 +3,8 @@
 Torch runs on one thread, since matrices this small are not worth two; transformers says nothing.
 """
 
+from __future__ import annotations
+
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
 from paged.model.states.plan import check_plan
-from paged.model.step_input import StepInput, TableChanges
+from paged.model.step_input import PageChanges, StepInput
 from paged.model.worker import Worker
 
 ARCHITECTURES = [
@@ -240,7 +240,7 @@ def test_a_batch_brings_tables_and_states_by_group(loaded):
     changes = []
     for each in tables:
         rows, columns = np.indices(each.shape[:2]).reshape(2, -1)
-        changes.append(TableChanges(rows, columns, each[rows, columns]))
+        changes.append(PageChanges(rows, columns, each[rows, columns]))
     sent = StepInput(
         number=1,
         oldest=1,

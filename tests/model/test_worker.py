@@ -16,7 +16,7 @@ from paged.block_manager import Moves
 from paged.engine.step_inputs import StepInputs
 from paged.errors import EngineFailed, InvalidStep
 from paged.model.loading import load_model
-from paged.model.step_input import StepInput, TableChanges
+from paged.model.step_input import PageChanges, StepInput
 from paged.testing.tiny_model import tiny_model
 
 TEXT = "Once upon a time there was a small dog who liked to run in the park with his friends every day"
@@ -115,7 +115,7 @@ def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(
 
 def step_of(**changes):
     """A step of two rows, the second of which goes on from step 6."""
-    entries = TableChanges(np.arange(2), np.zeros(2, np.int64), np.arange(2, dtype=np.int32))
+    entries = PageChanges(np.arange(2), np.zeros(2, np.int64), np.arange(2, dtype=np.int32))
     fields = {
         "number": 7,
         "oldest": 6,
@@ -148,6 +148,22 @@ def test_a_step_comes_back_as_it_went():
         (step_of(rows=np.arange(2, dtype=np.int32)).encoded(), "int32 stands where one of int64"),
         (step_of(samples=np.ones(3, np.bool_)).encoded(), r"samples of step 7 has shape \(3,\); rows has 2"),
         (step_of(num_tokens=np.array([3, 0])).encoded(), "num_tokens of step 7 has 0"),
+        (step_of(rows=np.array([0, -1])).encoded(), "rows of step 7 have -1"),
+        (step_of(num_drafts=np.array([2, 0])).encoded(), "more drafts than tokens"),
+        (step_of(seq_lens=np.array([1, 1])).encoded(), "more tokens than it is long"),
+        (step_of(sources=np.array([[3, 6, 0]])).encoded(), "name a token that it does not have"),
+        (step_of(sources=np.array([2, 6, 0])).encoded(), "sources of step 7 have shape"),
+        (step_of(reads=np.zeros((3, 1), np.int32)).encoded(), "reads of step 7"),
+        (step_of(tables=()).encoded(), "no tables"),
+        (
+            step_of(tables=(PageChanges(np.arange(3), np.zeros(2, np.int64), np.zeros(2, np.int32)),)).encoded(),
+            "tables of step 7 have",
+        ),
+        (
+            step_of(tables=(PageChanges(np.array([-1]), np.zeros(1, np.int64), np.zeros(1, np.int32)),)).encoded(),
+            "below 0",
+        ),
+        (step_of().encoded().replace(b"<i4", b"<f4"), "an array of '<f4'"),
         (step_of(token_ids=np.zeros(4, np.int32)).encoded(), "add up to 3; token_ids has 4"),
         (step_of().encoded().replace(b"rows", b"rowz"), "rows"),
     ],

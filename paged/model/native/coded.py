@@ -160,9 +160,9 @@ def replace_linears(module: nn.Module, make: Callable[[str, nn.Linear], Quantise
     codes. Raises BuildFailed, and what `make` raises."""
     coded_library()
     shared = {id(each.weight): (path, each) for path, each in module.named_modules() if type(each) is nn.Embedding}
-    for name, linear in list(module.named_modules()):
-        if type(linear) is not nn.Linear:
-            continue
+    for name in [path for path, each in module.named_modules() if type(each) is nn.Linear]:
+        # By its name, so that nothing else holds its floats.
+        linear: Any = module.get_submodule(name)
         weight = make(name, linear)
         if weight is None:
             continue

@@ -23,7 +23,10 @@ class _Region:
     """Mapped memory, handed out from its front; unmapped with the last tensor on it."""
 
     def __init__(self, size: int) -> None:
-        self._memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"{size:,} bytes cannot be mapped: {error.strerror}") from error
         # A kernel may be built without.
         with suppress(OSError):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
@@ -43,7 +46,8 @@ _lock = Lock()
 
 
 def empty(size: int) -> Tensor:
-    """uint8 [size], on a line of the cache, from 1 on: on large pages of its own, if there are any."""
+    """uint8 [size], on a line of the cache, from 1 on: on large pages of its own, if there are any. Raises MemoryError, or the error of torch's
+    allocator."""
     if not _is_there:
         room = torch.empty(size + _LINE, dtype=torch.uint8)
         return room[-room.data_ptr() % _LINE :][:size]

@@ -34,9 +34,6 @@ static int may_use_tiles(void) {
 }
 __attribute__((constructor)) static void ask_for_tiles(void) { may_use_tiles(); }
 
-/* Have in memory what was written there: compilers do not see that tiles and their shape read it. */
-INLINE void settle(const void *there) { __asm__ volatile("" : : "r"(there) : "memory"); }
-
 typedef struct {
     uint8_t palette, start, unused[14];
     uint16_t bytes[16];

@@ -88,9 +88,8 @@ class AtLoad:
         tied = module.all_tied_weights_keys
         shared = {*tied, *tied.values()}
         head = module.get_output_embeddings() if self.with_head else None
-        wanted = {
-            path: ["weight"] for path, each in linears_of(module).items() if path in _linears(module) or each is head
-        }
+        linears = _linears(module)
+        wanted = {path: ["weight"] for path, each in linears_of(module).items() if path in linears or each is head}
         wanted |= {path: _matrix_names(each) for path, each in _experts(module).items()}
         for path, names in wanted.items():
             keys = [f"{path}.{name}" for name in names]
