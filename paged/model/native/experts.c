@@ -4,7 +4,8 @@
  *
  * Rows are brought together by expert, so that each expert's weights are read once. A product's numbers do not depend on what else is
  * in its call (products.c), and a row's results are added in the order of its own choices: what a row gets depends neither on how many
- * others chose the same expert nor on the number of threads. Sums and biases are float32; what enters a product has the weights' element.
+ * others chose the same expert nor on the number of threads. Sums and biases are float32; what enters a product has the weights'
+ * element, or is rounded to 8 bits where they are codes.
  */
 #include "experts.h"
 
