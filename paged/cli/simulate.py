@@ -98,7 +98,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "model": scenario.device.model,
         "device": scenario.device.device,
         "kv_dtype": scenario.device.kv_dtype,
-        "kv_dtype_skip_layers": scenario.device.kv_skip,
+        "kv_dtype_skip_layers": scenario.device.kv_dtype_skip_layers,
         "quantization": scenario.device.quantization,
         "quantize_head": scenario.device.quantize_head,
         "timed_by": scenario.device.timed_by(),

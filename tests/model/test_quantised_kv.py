@@ -82,7 +82,7 @@ def test_capacity_keeps_windows_in_floats_as_the_engine_does(kv_dtype, checkpoin
     skipped = {"kv_cache_dtype": kv_dtype, "kv_cache_dtype_skip_layers": WINDOWS}
     found = Engine(loaded("gemma3_text"), num_blocks=64, **skipped).model
     of_engine = plan_of(found, block_size=16, kv_dtype=kv_dtype)
-    known = layers_named(str(checkpoint("gemma3_text")), kv_dtype=kv_dtype, skipped=WINDOWS, floats="fp32")
+    known = layers_named(str(checkpoint("gemma3_text")), kv_dtype=kv_dtype, kv_dtype_skip_layers=WINDOWS, floats="fp32")
     assert plan_layers(known.layers, block_size=16).held_bytes(999) == of_engine.held_bytes(999)
 
 

@@ -29,7 +29,7 @@ def test_an_embedding_that_shares_the_head_s_weights_shares_its_codes():
     ]
     head = model.vocab * model.hidden
     assert tied[0].weight_bytes - tied[1].weight_bytes == 2 * head - (head + 4 * model.vocab)
-    assert any("shares the output projection's codes" in note for note in tied[1].notes)
+    assert any("The embedding shares the head's codes" in note for note in tied[1].notes)
 
 
 def test_capacity_simulate_and_plan_count_them_alike(document):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.names import Codes
+from paged.model.quantised.names import StoredCodes
 from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, order_of, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
@@ -51,7 +51,7 @@ class GPTQ:
         )
         self.bits = {self._bits}
         self.title = f"GPTQ, {self._bits} bits, {groups_in_words(self._group_size)}"
-        self.codes = Codes(
+        self.codes = StoredCodes(
             title=self.title, bits=self._bits, group_size=self._group_size, zero_bits=self._bits, input_bytes=4
         )
 

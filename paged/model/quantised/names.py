@@ -17,7 +17,7 @@ HEAD = "int8"
 """What an output projection is quantised to, whatever the layers are."""
 
 
-class Codes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoredCodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the linear layers of a model's decoder layers are stored as codes.
 
     title        what a reader calls it
@@ -53,7 +53,7 @@ class Codes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-AT_LOAD = {name: Codes(title=name, bits=BITS[name], group_size=GROUPS[name], scale_bytes=4) for name in BITS}
+AT_LOAD = {name: StoredCodes(title=name, bits=BITS[name], group_size=GROUPS[name], scale_bytes=4) for name in BITS}
 """What an engine makes of linear layers when it loads them."""
 
 
