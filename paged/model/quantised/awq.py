@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.names import StoredCodes
-from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, unpacked
+from paged.model.quantised.names import StoredCodes, names_of
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.names import StoredCodes
-from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, order_of, unpacked
+from paged.model.quantised.names import StoredCodes, names_of
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, order_of, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 METHOD, PACKED, PLAIN = "compressed-tensors", "pack-quantized", "int-quantized"

@@ -15,7 +15,7 @@ from paged.errors import BadHardwareFile, InvalidConfig, ModelError, NotModelled
 from paged.model.kept_layers import MOST
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import BF16, Experts, Latent, ModelShape
-from paged.model.quantised.names import StoredCodes
+from paged.model.quantised.names import StoredCodes, listed_names, names_of
 from paged.study.hardware.hf_kinds import KINDS
 
 _TEXT = ("text_config", "language_config", "llm_config")
@@ -47,7 +47,7 @@ _STATES = (
 )
 """Fields of layers that keep a state of one size instead of K and V."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-_FLOATS = ("ignore", "modules_to_not_convert", "dynamic", "modules_in_block_to_quantize")
+_FLOATS = ("ignore", "modules_to_not_convert", "dynamic")
 """Fields of quantisation by which some linear layers stay floats."""
 _FP8, _MXFP4_BITS = {"fp8", "fbgemm_fp8"}, 4.25
 
@@ -355,5 +355,14 @@ class _Reader:
             return []
         if codes.bits is None:
             return [f"weights in {codes.title}, as published: they are counted in the dtype of the rest"]
-        floats = {each for name in _FLOATS for each in self._settings.get(name) or ()} - {"lm_head"}
-        return [f"layers that stay floats, as {min(floats)}: they are counted in {codes.title}"] if floats else []
+        said, counted = [], f"they are counted in {codes.title}"
+        try:
+            only = listed_names(self._settings.get("modules_in_block_to_quantize"))
+            listed = {each for name in _FLOATS for each in names_of(self._settings.get(name))}
+        except (TypeError, ValueError) as error:
+            self._fail("quantization_config", str(error))
+        if only:
+            said.append(f"linear layers other than {', '.join(only)} stay floats: {counted}")
+        # The head is counted as floats.
+        floats = {each.removeprefix("-:") for each in listed if not each.removesuffix("$").endswith("lm_head")}
+        return [*said, f"layers that stay floats, as {min(floats)}: {counted}"] if floats else said
