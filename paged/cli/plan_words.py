@@ -33,7 +33,7 @@ def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]
         "tensor_parallel": scenario.device.tensor_parallel,
         "kv_dtype": scenario.device.kv_dtype,
         "kv_dtype_skip_layers": scenario.device.kv_dtype_skip_layers,
-        "quantization": scenario.device.quantization,
+        "quantization": scenario.device.codes(),
         "quantize_head": scenario.device.quantize_head,
         "timed_by": scenario.device.timed_by(),
         "notes": [*filter(None, [unsettled(plan.load)]), *scenario.device.notes()],

@@ -99,7 +99,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "device": scenario.device.device,
         "kv_dtype": scenario.device.kv_dtype,
         "kv_dtype_skip_layers": scenario.device.kv_dtype_skip_layers,
-        "quantization": scenario.device.quantization,
+        "quantization": scenario.device.codes(),
         "quantize_head": scenario.device.quantize_head,
         "timed_by": scenario.device.timed_by(),
         "notes": [*filter(None, [unsettled(outcome.load)]), *scenario.device.notes()],

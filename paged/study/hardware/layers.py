@@ -43,7 +43,7 @@ def layers_named(
         except UnknownModel:
             raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
     head_size = _head_size(name, kept, kv_dtype) if kv_dtype in CODE_BITS else 1
-    kinds = {SKIPPED[each] for each in kv_dtype_skip_layers}
+    kinds = {SKIPPED.get(each) for each in kv_dtype_skip_layers}
     layers = [
         msgspec.structs.replace(
             each,

@@ -200,6 +200,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         """What of the model no figure counts, a sentence each."""
         return () if self.model is None else model_named(self.model).not_modelled
 
+    def codes(self) -> str | None:
+        """How linear layers are stored as codes, in words: as the model is published, or as `quantization` makes them; None: as floats."""
+        roofline = self.roofline()
+        return None if roofline is None or roofline.codes is None else roofline.codes.title
+
     def timed(self) -> Profile | None:
         """The profile where one is named. Raises BadHardwareFile or OSError."""
         return None if self.profile is None else Profile.load(self.profile)
