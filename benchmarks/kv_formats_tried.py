@@ -28,6 +28,9 @@ RESULTS = Path(__file__).resolve().parent / "results" / "kv-formats-tried.md"
 # What a scale may be, times that of the number of largest magnitude, where the best one is searched.
 TRIED = np.linspace(0.6, 1.1, 21).tolist()
 MARGINS = (0.1, 0.25, 0.5, 1.0)
+# The share of equal choices that 4 bits would have to reach.
+GOAL = 0.95
+BUILT, ZERO, CENTRED = "as it is built", "zero point", "K less its mean"
 app = typer.Typer(add_completion=False)
 Round = Callable[[Tensor], Tensor]
 
@@ -94,13 +97,13 @@ def ways(bits: int) -> list[Way]:
     plain, searched = partial(largest, bits=bits), partial(largest, bits=bits, is_searched=True)
     zero = partial(between, bits=bits)
     return [
-        same("as it is built", bits, plain, 2),
+        same(BUILT, bits, plain, 2),
         Way("without the transform", bits, plain, plain, 2),
         same("scale of least squared error", bits, searched, 2),
-        same("zero point", bits, zero, 4),
+        same(ZERO, bits, zero, 4),
         same("a scale for 16", bits, partial(grouped, bits=bits, size=16), 8),
         same("a scale for 8", bits, partial(grouped, bits=bits, size=8), 16),
-        same("K less its mean", bits, plain, 2, is_centred=True),
+        same(CENTRED, bits, plain, 2, is_centred=True),
         same("K less its mean, least squared error", bits, searched, 2, is_centred=True),
         same("K less its mean, zero point", bits, zero, 4, is_centred=True),
     ]
@@ -124,8 +127,8 @@ def choices(model: LoadedModel, pieces: list[list[int]]) -> tuple[np.ndarray, np
     return np.array(tokens), np.array(margins)
 
 
-def rows_of(name: str) -> list[str]:
-    """Rows of the table for a model that ships."""
+def rows_of(name: str) -> tuple[list[str], dict[tuple[int, str], float]]:
+    """Rows of the table for a model that ships, and the share of equal choices by bits and way."""
     model, written = load_model(name), LayeredPool.write_kv
     pieces = pieces_of(model, held_out_text())
     seen: dict[int, list[Tensor]] = {}
@@ -141,7 +144,7 @@ def rows_of(name: str) -> list[str]:
     means = {layer: torch.cat(each).mean(0) for layer, each in seen.items()}
     pieces = pieces[half:]
     base, margins = choices(model, pieces)
-    rows = []
+    rows, shares = [], {}
     for way in [*ways(8), *ways(4), *others()]:
 
         def rounded(self: LayeredPool, layer: int, slots: Tensor, keys: Tensor, values: Tensor, way: Way = way) -> None:
@@ -151,14 +154,34 @@ def rows_of(name: str) -> list[str]:
         with patch.object(LayeredPool, "write_kv", rounded):
             found, _ = choices(model, pieces)
         differs = found != base
+        shares[way.bits, way.name] = float(1 - differs.mean())
         close = [f"{np.mean(margins[differs] < each):.0%}" if differs.any() else "" for each in MARGINS]
         num_bytes = 64 * way.bits / 8 + way.scale_bytes
         rows.append(
-            f"| {name} | {way.bits} | {way.name} | {num_bytes:g}, {128 / num_bytes:.2f} × | {1 - differs.mean():.1%} | {' | '.join(close)} |"
+            f"| {name} | {way.bits} | {way.name} | {num_bytes:g}, {128 / num_bytes:.2f} × | {shares[way.bits, way.name]:.1%} | {' | '.join(close)} |"
         )
         print(rows[-1], flush=True)
     near = ", ".join(f"{np.mean(margins < each):.0%} below {each:g}" for each in MARGINS)
-    return [*rows, f"| {name} | | all {len(base):,} positions: {near} | | | | | | |"]
+    return [*rows, f"| {name} | | all {len(base):,} positions: {near} | | | | | | |"], shares
+
+
+def conclusion(shares: dict[tuple[int, str], float]) -> str:
+    """What the shares say, in words. It needs those of all ways."""
+    of_4 = {each.name: shares[4, each.name] for each in ways(4)}
+    of_8 = [shares[8, each.name] for each in ways(8)]
+    best = max(of_4, key=lambda name: of_4[name])
+    built = {4: of_4[BUILT], **{bits: shares[bits, "more bits"] for bits in (5, 6, 7)}, 8: shares[8, BUILT]}
+    enough = next((bits for bits, share in built.items() if share >= GOAL), None)
+    takes = f"takes {enough} bits" if enough else "is not reached with 8 bits"
+    gains = {name: 100 * (of_4[name] - of_4[BUILT]) for name in (CENTRED, ZERO)}
+    return "\n".join(
+        [
+            f"**{'No' if of_4[best] < GOAL else 'A'} way of 4 bits has {GOAL:.0%} equal choices**: the best, {best}, has {of_4[best]:.1%}.",
+            f"As it is built, 4 bits have {of_4[BUILT]:.1%}, and {GOAL:.0%} {takes}. {CENTRED} (a constant of the model, so weights stay) changes 4 bits by",
+            f"{gains[CENTRED]:+.1f} points, a {ZERO} by {gains[ZERO]:+.1f}. Both cost time where K is written, and one a sum where it is read. Neither is built.",
+            f"Ways of 8 bits have {min(of_8):.1%} to {max(of_8):.1%}.",
+        ]
+    )
 
 
 @app.command()
@@ -166,8 +189,9 @@ def main(out: Annotated[Path, typer.Option(dir_okay=False)] = RESULTS, model: st
     """Try all, and write the page."""
     torch.set_num_threads(1)
     its = machine()
-    lines = "\n".join(rows_of(model))
-    out.write_text(PAGE.format(machine=f"Python {its['python']}, torch {its['torch']}", lines=lines), encoding="utf-8")
+    rows, shares = rows_of(model)
+    said = {"lines": "\n".join(rows), "conclusion": conclusion(shares)}
+    out.write_text(PAGE.format(machine=f"Python {its['python']}, torch {its['torch']}", **said), encoding="utf-8")
 
 
 PAGE = """# Ways to keep K and V in 8 and 4 bits
@@ -186,10 +210,7 @@ Margins: of the positions that differ, the share at which the log-probability of
 |---|--:|---|--:|--:|--:|--:|--:|--:|
 {lines}
 
-**No way of 4 bits has 95 % equal choices** on these models, with any number of scales that fits. An error that is halved halves the share that differs,
-and 95 % takes 6 bits. K less its mean over other text (a constant for all of a sequence, so that weights stay) and zero points gain a few points each; both
-cost time where K is written, and one a sum where it is read. Neither is built. In 8 bits what differs is nearly tied: the ways do not differ by more
-than the text's size allows to say.
+{conclusion}
 """
 
 if __name__ == "__main__":

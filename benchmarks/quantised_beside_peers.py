@@ -4,7 +4,8 @@
 
 MODELS has for each shape a checkpoint, SHAPE, and what the peers make of it: SHAPE-gguf, SHAPE-ov and SHAPE-ov8. DIR is the folder with
 `peer_llamacpp.py`, which runs as a program; it is not part of this repository. Each run is a process of its own, and engines take turns, the other way
-round each second time. Writes results/quantised-beside-peers.json, one line a run, into which a later call adds its runs, and a page, as `--page` does alone.
+round each second time. Writes results/quantised-beside-peers.json, one line a run, into which a later call adds its runs, and a page, as `--page` does
+alone. Runs of other machines or numbers of threads have a table of their own. `--llama-note` says where llama.cpp's library is not as published.
 """
 
 import json
@@ -180,6 +181,9 @@ def main(
     openvino_python: Annotated[Path | None, typer.Option(help="A Python with OpenVINO GenAI.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 2,
     threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
+    llama_note: Annotated[
+        str, typer.Option(help="What is not as published in llama.cpp's library; kept in runs.")
+    ] = "",
     page: Annotated[bool, typer.Option(help="Write the page of what was measured before.")] = False,
 ) -> None:
     """Time all, add the runs, write the page."""
@@ -193,13 +197,19 @@ def main(
         (shape, way) for shape in few or [] for way in FEW
     ]
     work = [(shape, way) for shape, way in work if way.engine in by_engine]
+    if not runs and (page or not work):
+        raise typer.BadParameter(f"{RESULTS} has no runs, and none is asked for; name a checkpoint")
+    its = machine()
+    machine_name = f"{its['processor']}, Python {its['python']}, torch {its['torch']}"
     for number in range(0 if page else rounds):
         for shape, way in work[:: -1 if number % 2 else 1]:
             found = by_engine[way.engine](models / shape, way)
-            runs.append({"shape": shape, **way._asdict(), "threads": threads, **found})
+            on = {"machine": machine_name, "threads": threads}
+            note = {"note": llama_note} if way.engine == LLAMA and llama_note else {}
+            runs.append({"shape": shape, **way._asdict(), **on, **note, **found})
             print(runs[-1], file=sys.stderr, flush=True)
             RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
-    RESULTS.with_suffix(".md").write_text(page_of(runs), encoding="utf-8")
+    RESULTS.with_suffix(".md").write_text(page_of(runs, llama_note), encoding="utf-8")
 
 
 # A goal: its cells, our ways, and those of the peers, of which the faster one counts.
@@ -216,33 +226,42 @@ GOALS = (
 )
 
 
-def page_of(runs: list[dict]) -> str:
-    """Markdown: a row a way, and a row a goal."""
+def page_of(runs: list[dict], llama_note: str = "") -> str:
+    """Markdown: a part for each machine and number of threads. `llama_note` stands beside those of runs; at least one run."""
+    parts: dict[tuple[str, int], list[dict]] = {}
+    for run in runs:
+        parts.setdefault((run["machine"], run["threads"]), []).append(run)
+    notes = list(dict.fromkeys(filter(None, [*(run.get("note") for run in runs), llama_note])))
+    said = "; ".join(notes) or "whether it is as published, or patched, was not recorded"
+    lines = [line for (its, threads), of_part in parts.items() for line in part_lines(its, threads, of_part)]
+    return PAGE.format(llama=f"llama.cpp's library may be patched: {said}.", lines="\n".join(lines))
+
+
+def part_lines(its: str, threads: int, runs: list[dict]) -> list[str]:
+    """Of runs on one machine with one number of threads: a row a way, and a row a goal."""
     rates: dict[tuple[str, Way], dict[str, list[float]]] = {}
     for run in runs:
-        its = rates.setdefault(
-            (run["shape"], Way(run["engine"], run["weights"], run["kv"])), {cell: [] for cell in CELLS}
-        )
+        way = Way(run["engine"], run["weights"], run["kv"])
+        of_way = rates.setdefault((run["shape"], way), {cell: [] for cell in CELLS})
         for cell in CELLS:
-            its[cell].append(run[cell])
+            of_way[cell].append(run[cell])
+    versions = dict.fromkeys(f"{run['engine']} {run['version']}" for run in runs)
     lines = [
+        f"## {its}, {threads} thread{'' if threads == 1 else 's'}",
+        "",
+        f"{', '.join(versions)}.",
+        "",
         "| shape | engine | weights | K and V | prefill | one sequence | 8 | 32 |",
         "|---|---|---|---|--:|--:|--:|--:|",
     ]
-    for (shape, way), its in rates.items():
-        lines.append(
-            f"| {shape} | {' | '.join(way)} | " + " | ".join(spread(its[cell], ",.0f") for cell in CELLS) + " |"
-        )
-    lines += ["", "## Goals", "", "Ours, of the faster peer's; at least 1.00 × is wanted.", ""]
+    for (shape, way), of_way in rates.items():
+        cells = " | ".join(spread(of_way[cell], ",.0f") for cell in CELLS)
+        lines.append(f"| {shape} | {' | '.join(way)} | {cells} |")
+    lines += ["", "### Goals", "", "Ours, of the faster peer's; at least 1.00 × is wanted.", ""]
     lines += ["| shape | step | ours | the peer | times | |", "|---|---|---|---|--:|---|"]
     for shape in dict.fromkeys(run["shape"] for run in runs):
         lines += [row for goal in GOALS for row in goal_rows(shape, rates, *goal)]
-    first, versions = runs[0], dict.fromkeys(f"{run['engine']} {run['version']}" for run in runs)
-    its = machine()
-    return PAGE.format(
-        machine=f"{its['processor']}, {first['threads']} threads, Python {its['python']}, torch {its['torch']}; {', '.join(versions)}",
-        lines="\n".join(lines),
-    )
+    return [*lines, ""]
 
 
 def goal_rows(shape: str, rates: dict, cell: str, own: list, others: list) -> list[str]:
@@ -266,11 +285,11 @@ def goal_rows(shape: str, rates: dict, cell: str, own: list, others: list) -> li
 
 PAGE = f"""# Fewer bits, beside llama.cpp and OpenVINO GenAI
 
-{{machine}}. Tokens a second: the median of the runs and their range. Prefill: a prompt of {PROMPT} tokens, nothing before it. Decode: 1, 8 and 32 sequences at
+Tokens a second: the median of the runs and their range. Prefill: a prompt of {PROMPT} tokens, nothing before it. Decode: 1, 8 and 32 sequences at
 once, {DECODED} tokens of each behind {BEFORE}; the time of the {BEFORE} does not count. The same for all engines. Each run is a process of its own; ours and OpenVINO GenAI
 have run the same once before, llama.cpp's tools warm up. Models: random weights in a real model's shape. Ours computes quantised weights in
 bfloat16, OpenVINO GenAI all in bfloat16; llama.cpp with flash attention and llama-bench and llama-batched-bench.
-"Head too": the output projection as int8, as the peers' files of 8 bits have it.
+"Head too": the output projection as int8, as the peers' files of 8 bits have it. {{llama}}
 
 ```
 python benchmarks/quantised_beside_peers.py MODELS 135m --few 05b --peers DIR --llama-python VENV/bin/python --openvino-python VENV/bin/python

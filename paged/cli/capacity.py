@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from paged.base.budget import as_bytes, short
-from paged.cli.options import Json, KvDtype, KvSkip, Quantization, QuantizeHead, names_in
+from paged.cli.options import Json, KvDtype, KvDtypeSkipLayers, Quantization, QuantizeHead, names_in
 from paged.cli.show import counted, figures, print_json
 from paged.errors import InvalidConfig, NotModelled, UnknownModel
 from paged.model.layer_plan import Group, LayerPlan, plan_layers
@@ -68,7 +68,7 @@ def capacity(
     quantization: Quantization = None,
     quantize_head: QuantizeHead = False,
     kv_dtype: KvDtype = None,
-    kv_dtype_skip_layers: KvSkip = None,
+    kv_dtype_skip_layers: KvDtypeSkipLayers = None,
     batch: Batch = 16,
     length: Length = 1024,
     tensor_parallel: TensorParallel = 1,
@@ -85,24 +85,24 @@ def capacity(
 
     Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
     """
-    placed, skipped = device_named(device), names_in(kv_dtype_skip_layers)
+    placed, skip_layers = device_named(device), names_in(kv_dtype_skip_layers)
     try:
         shape = model_named(model)
     except (UnknownModel, NotModelled):
-        _pages_alone(context, model, kv_dtype, skipped, dtype or "bf16", block_size, json=json)
+        _pages_alone(context, model, kv_dtype, skip_layers, dtype or "bf16", block_size, json=json)
         return
     roofline = Roofline(
         model=shape,
         device=placed,
         dtype=dtype or usual_dtype(shape, placed),
         kv_dtype=kv_dtype,
-        kv_skip=skipped,
+        kv_dtype_skip_layers=skip_layers,
         quantization=quantization,
         quantize_head=quantize_head,
         tensor_parallel=tensor_parallel,
         split_context=split_context,
     )
-    kept, plan = _planned(model, roofline.kept_dtype, skipped, roofline.dtype, block_size)
+    kept, plan = _planned(model, roofline.kept_dtype, skip_layers, roofline.dtype, block_size)
     block_size = plan.block_size
     if max_tokens_per_step is None:
         max_tokens_per_step = suiting_budget(roofline, max_sequences=batch, block_size=block_size)
@@ -135,7 +135,7 @@ def _pages_alone(
     context: typer.Context,
     name: str,
     kv_dtype: str | None,
-    skipped: tuple[str, ...],
+    kv_dtype_skip_layers: tuple[str, ...],
     dtype: str,
     block_size: int | None,
     *,
@@ -145,7 +145,7 @@ def _pages_alone(
     for option, given, known in (("dtype", dtype, tuple(DTYPES)), ("kv_dtype", kv_dtype or dtype, KV_DTYPES)):
         if given not in known:
             raise InvalidConfig(f'{option} is "{given}"; known are {", ".join(known)}')
-    kept, plan = _planned(name, kv_dtype or kept_as(dtype), skipped, dtype, block_size)
+    kept, plan = _planned(name, kv_dtype or kept_as(dtype), kv_dtype_skip_layers, dtype, block_size)
     for option in (each for each in context.params if each not in _OF_PAGES):
         source = context.get_parameter_source(option)
         if source is not None and source.name == "COMMANDLINE":
@@ -161,10 +161,10 @@ def _pages_alone(
 
 
 def _planned(
-    name: str, kv_dtype: str, skipped: tuple[str, ...], dtype: str, block_size: int | None
+    name: str, kv_dtype: str, kv_dtype_skip_layers: tuple[str, ...], dtype: str, block_size: int | None
 ) -> tuple[Kept, LayerPlan]:
-    kept = layers_named(name, kv_dtype=kv_dtype, skipped=skipped, floats=kept_as(dtype))
-    check_skipped(name, kept.layers, kv_dtype, skipped)
+    kept = layers_named(name, kv_dtype=kv_dtype, kv_dtype_skip_layers=kv_dtype_skip_layers, floats=kept_as(dtype))
+    check_skipped(name, kept.layers, kv_dtype, kv_dtype_skip_layers)
     return kept, plan_layers(kept.layers, block_size=block_size)
 
 

@@ -59,7 +59,7 @@ Dtype = Annotated[str | None, Option(help="Of weights and activations.", show_de
 Quantization = Annotated[str | None, declared("quantization", _DEVICE)]
 QuantizeHead = Annotated[bool, declared("quantize_head", _DEVICE)]
 KvDtype = Annotated[str | None, Option(help="Of K and V; int8 and int4 with a scale a token and head.", show_default="as --dtype; bf16 where that has 8 bits", rich_help_panel=_DEVICE)]
-KvSkip = Annotated[str | None, Option("--kv-dtype-skip-layers", metavar="LAYERS", help="Layers whose K and V stay in --dtype beside others in int8 or int4: sliding_window, chunk.", show_default="none", rich_help_panel=_DEVICE)]
+KvDtypeSkipLayers = Annotated[str | None, Option("--kv-dtype-skip-layers", metavar="LAYERS", help="Layers whose K and V stay in --dtype beside others in int8 or int4: sliding_window, chunk.", show_default="none", rich_help_panel=_DEVICE)]
 TensorParallel = Annotated[int, Option(min=1, help="Devices over which the model is split.", rich_help_panel=_DEVICE)]
 LinkGbps = Annotated[float | None, Option("--link-gbps", metavar="GB/S", help="Gigabytes a second, one way, that the link between devices reaches.", show_default="as measured, or by the device's sheet (docs/hardware.md)", rich_help_panel=_DEVICE)]
 LinkUs = Annotated[float | None, Option("--link-us", metavar="µS", help="Microseconds of a message on that link beside its bytes.", show_default="as measured; PCIe 12, NVLink 5", rich_help_panel=_DEVICE)]

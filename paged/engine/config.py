@@ -232,7 +232,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.")] = "auto"
     batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else is running.", turns_off="--fast")] = True
     dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.")] = "auto"
-    quantization: Annotated[str | None, Field(help="Linear layers as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", letter="-q", choices=QUANTIZATIONS)] = None
+    quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", letter="-q", choices=QUANTIZATIONS)] = None
     quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.")] = False
     device: Annotated[str, Field(help="cpu, or cuda.")] = "cpu"
     max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", usually="what model and memory allow", least=1)] = None

@@ -33,12 +33,14 @@ def check_kv_dtype(model: LoadedModel, kv_dtype: str) -> None:
     )
 
 
-def with_kv_dtype(model: LoadedModel, kv_dtype: str, skipped: Sequence[str] = ()) -> tuple[LoadedModel, str]:
-    """A model whose `skipped` layers keep K and V in its dtype beside others in codes, and `kv_dtype` as pools know it. A dtype of floats has to be
-    the model's own.
+def with_kv_dtype(
+    model: LoadedModel, kv_dtype: str, kv_dtype_skip_layers: Sequence[str] = ()
+) -> tuple[LoadedModel, str]:
+    """Return the model with the layers that `kv_dtype_skip_layers` names marked to keep K and V in its dtype, and `kv_dtype` as pools know it. A dtype
+    of floats has to be the model's own.
 
-    `skipped` has numbers of layers, and SKIPPED for all of a kind. Raises InvalidConfig for two dtypes that contradict, for what names no layer of
-    the model, and where no layer is left.
+    `kv_dtype_skip_layers` has numbers of layers, and SKIPPED for all of a kind. Raises InvalidConfig for two dtypes that contradict, for what names no
+    layer that has K and V of its own, and where no layer is left in codes.
     """
     own = str(model.dtype).removeprefix("torch.")
     if kv_dtype not in KV_DTYPES and kv_dtype != own:
@@ -48,20 +50,22 @@ def with_kv_dtype(model: LoadedModel, kv_dtype: str, skipped: Sequence[str] = ()
         )
     if kv_dtype not in CODE_BITS:
         return model, AUTO
-    names = {str(each.layer): {each.layer} for each in model.layers}
-    names |= {name: {each.layer for each in model.layers if each.kind == kind} for name, kind in SKIPPED.items()}
-    for name in skipped:
+    # Layers that attend through an earlier one's K and V are stored as that one; latents are never codes.
+    keeping = [each for each in model.layers if each.source is None and not each.expands]
+    names = {str(each.layer): {each.layer} for each in keeping}
+    names |= {name: {each.layer for each in keeping if each.kind == kind} for name, kind in SKIPPED.items()}
+    for name in kv_dtype_skip_layers:
         if not names.get(name):
             known = ", ".join(each for each, of_name in names.items() if of_name) or "none"
             raise InvalidConfig(
-                f'kv_cache_dtype_skip_layers has "{name}"; {model.path} has no such layers with K and V; it has {known}.'
+                f'kv_cache_dtype_skip_layers has "{name}"; {model.path} has no such layers with K and V of their own; it has {known}.'
             )
-    floats = {number for name in skipped for number in names[name]}
+    floats = {number for name in kv_dtype_skip_layers for number in names[name]}
     layers = tuple(each._replace(in_floats=each.layer in floats) for each in model.layers)
     marked = replace(model, layers=layers) if floats else model
-    if floats and all(each.stored_as(kv_dtype) == AUTO for each in layers):
+    if floats and all(each.stored_as(kv_dtype) == AUTO for each in layers if each.source is None):
         raise InvalidConfig(
-            f"kv_cache_dtype_skip_layers={','.join(skipped)} leaves no layer of {model.path} whose K and V could be in {kv_dtype}."
+            f"kv_cache_dtype_skip_layers={','.join(kv_dtype_skip_layers)} leaves no layer of {model.path} whose K and V could be in {kv_dtype}."
         )
     return marked, kv_dtype
 

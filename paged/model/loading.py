@@ -27,7 +27,7 @@ from paged.model.native.packed import pack_linears
 from paged.model.quantised.at_load import AtLoad, check_layers, check_quantization
 from paged.model.quantised.checkpoints import reader_of
 from paged.model.quantised.files import TensorFiles
-from paged.model.quantised.placing import Codes, Placed
+from paged.model.quantised.placing import CodesSource, Placed
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
 from paged.model.states.plan import check_plan
@@ -118,7 +118,7 @@ def load_model(
     where = usable_device(device)
     check_quantization(quantization, where, with_head=quantize_head)
     config = config_of(folder)
-    codes: Codes | None = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
+    codes: CodesSource | None = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
     # It needs what is here.
     from paged.model.load_check import check_answers
 
@@ -156,7 +156,7 @@ def as_loaded(
     name: Path,
     tokenizer: Any,
     where: torch.device,
-    codes: Codes | None = None,
+    codes: CodesSource | None = None,
 ) -> LoadedModel:
     """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers and experts are
     packed, in place; those of `codes` get theirs. Raises UnsupportedModel."""

@@ -11,7 +11,7 @@ import msgspec
 
 from paged.errors import InvalidConfig
 from paged.model.layer_plan import Layers
-from paged.model.quantised.names import Codes
+from paged.model.quantised.names import StoredCodes
 
 BF16 = 2
 """Bytes of an element of K and V as `ModelShape.kept` has them."""
@@ -120,7 +120,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kept: tuple[Layers, ...] = ()
     published_parameters: int = 0
     dtype: Literal["fp8", "int8"] | None = None
-    codes: Codes | None = None
+    codes: StoredCodes | None = None
     aliases: tuple[str, ...] = ()
     variants: dict[str, int] = {}
     not_modelled: tuple[str, ...] = ()

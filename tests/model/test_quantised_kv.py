@@ -82,7 +82,7 @@ def test_capacity_keeps_windows_in_floats_as_the_engine_does(kv_dtype, checkpoin
     skipped = {"kv_cache_dtype": kv_dtype, "kv_cache_dtype_skip_layers": WINDOWS}
     found = Engine(loaded("gemma3_text"), num_blocks=64, **skipped).model
     of_engine = plan_of(found, block_size=16, kv_dtype=kv_dtype)
-    known = layers_named(str(checkpoint("gemma3_text")), kv_dtype=kv_dtype, skipped=WINDOWS, floats="fp32")
+    known = layers_named(str(checkpoint("gemma3_text")), kv_dtype=kv_dtype, kv_dtype_skip_layers=WINDOWS, floats="fp32")
     assert plan_layers(known.layers, block_size=16).held_bytes(999) == of_engine.held_bytes(999)
 
 
@@ -162,6 +162,15 @@ def test_layers_stay_in_floats_by_their_numbers_where_all_are_alike(loaded, memo
             {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0,1"},
             "leaves no layer of .* could be in int8",
         ),
+        # Its last two layers read the K and V of those before them.
+        *(
+            ("gemma3n_text", {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": skipped}, said)
+            for skipped, said in (
+                ("4", 'has "4"; .* of their own; it has 0, 1, 2, 3, sliding_window'),
+                ("0,1,2,3", "leaves no layer"),
+            )
+        ),
+        ("deepseek_v3", {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0"}, 'has "0"; .* it has none'),
         (
             "llama",
             {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "windows"},

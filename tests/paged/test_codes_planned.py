@@ -1,10 +1,14 @@
 """Weights in codes where runs are planned: every command takes them, counts them, or refuses them by name."""
 
+import json
+
 import pytest
 
 from paged.errors import BadHardwareFile
 from paged.study.hardware import Roofline, StepWork, device_named, model_named
 from paged.study.hardware.measured import layers_in
+
+from .files_of_others import CONFIGS  # noqa: TID252
 
 LLAMA = {"model": model_named("llama-3-8b"), "device": device_named("h100")}
 ON = ("--model", "llama-3-8b", "--device", "h100")
@@ -29,7 +33,7 @@ def test_an_embedding_that_shares_the_head_s_weights_shares_its_codes():
     ]
     head = model.vocab * model.hidden
     assert tied[0].weight_bytes - tied[1].weight_bytes == 2 * head - (head + 4 * model.vocab)
-    assert any("shares the output projection's codes" in note for note in tied[1].notes)
+    assert any("The embedding shares the head's codes" in note for note in tied[1].notes)
 
 
 def test_capacity_simulate_and_plan_count_them_alike(document):
@@ -41,6 +45,17 @@ def test_capacity_simulate_and_plan_count_them_alike(document):
     assert coded["num_blocks"] > plain["num_blocks"]
     (plan,) = document("plan", *LOAD, *CODES, "--find", "rate", "--ttft", 10, "--no-explain", "--jobs", 1)
     assert (plan["quantization"], plan["quantize_head"], plan["notes"][0]) == ("int4", True, capacity["notes"][0])
+
+
+def test_simulate_and_plan_say_as_capacity_does_what_a_model_is_stored_as(document, tmp_path):
+    pytest.importorskip("torch")
+    stored = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["LLAMA"], "quantization_config": stored}))
+    on = ("--model", str(tmp_path), "--device", "h100")
+    capacity = document("capacity", str(tmp_path), "--device", "h100")
+    (simulated,) = document("simulate", LOAD[0], *on)
+    (plan,) = document("plan", LOAD[0], *on, "--find", "rate", "--ttft", 10, "--no-explain", "--jobs", 1)
+    assert [each["quantization"] for each in (capacity, simulated, plan)] == ["GPTQ, 4 bits, groups of 32"] * 3
 
 
 @pytest.mark.parametrize(
@@ -73,15 +88,24 @@ def test_windows_stay_in_floats_beside_full_layers_in_codes(document):
 
 
 @pytest.mark.parametrize(
-    ("model", "more", "said"),
+    ("model", "more", "skip", "said"),
     [
-        ("llama-3-8b", ("--kv-dtype", "int8"), "of what can be named so llama-3-8b has none"),
-        ("gemma-3-27b", (), 'goes with a kv_dtype of "int8" or "int4"; K and V are in bf16'),
-        ("gemma-3n-e4b", ("--kv-dtype", "int8"), "gemma-3n-e4b"),
+        (
+            "llama-3-8b",
+            ("--kv-dtype", "int8"),
+            "sliding_window",
+            'has "sliding_window"; of what can be named so llama-3-8b has none',
+        ),
+        ("gemma-3-27b", (), "sliding_window", 'goes with a kv_dtype of "int8" or "int4"; K and V are in bf16'),
+        ("gemma-3n-e4b", (), "sliding_window", 'goes with a kv_dtype of "int8" or "int4"; K and V are in bf16'),
+        *(
+            ("gemma-3n-e4b", (), each, f'has "{each}"; of what can be named so gemma-3n-e4b has sliding_window')
+            for each in ("windows", "3")
+        ),
     ],
 )
-def test_windows_that_cannot_stay_in_floats_are_refused(refused, model, more, said):
-    assert said in refused("capacity", model, *more, "--kv-dtype-skip-layers", "sliding_window")
+def test_layers_that_cannot_stay_in_floats_are_refused(refused, model, more, skip, said):
+    assert f"kv_dtype_skip_layers {said}" in refused("capacity", model, *more, "--kv-dtype-skip-layers", skip)
 
 
 def test_kernels_and_layers_that_were_timed_with_floats_say_nothing_of_codes(tmp_path):

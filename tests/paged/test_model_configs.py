@@ -10,6 +10,7 @@ from .files_of_others import CONFIGS  # noqa: TID252
 
 LLAMA, PHI_3, GPT_OSS, DEEPSEEK_V3 = (CONFIGS[name] for name in ("LLAMA", "PHI_3", "GPT_OSS", "DEEPSEEK_V3"))
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 BITSANDBYTES = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
 
 
@@ -67,6 +68,37 @@ def test_a_folder_and_its_config_json_are_the_same_model_as_the_one_that_ships(w
         (
             {**LLAMA, "quantization_config": {**AWQ["quantization_config"], "modules_to_not_convert": ["v_proj"]}},
             ["layers that stay floats, as v_proj: they are counted in AWQ, 4 bits"],
+        ),
+        *(
+            (
+                {
+                    **LLAMA,
+                    "quantization_config": {
+                        **GPTQ,
+                        "modules_to_not_convert": ["lm_head"],
+                        "modules_in_block_to_quantize": only,
+                    },
+                },
+                [
+                    "linear layers other than self_attn.q_proj, mlp.up_proj stay floats: they are counted in GPTQ, 4 bits"
+                ],
+            )
+            for only in (["self_attn.q_proj", "mlp.up_proj"], [["self_attn.q_proj"], ["mlp.up_proj"]])
+        ),
+        (
+            {**LLAMA, "quantization_config": {**GPTQ, "dynamic": {"-:.*up_proj": {}, "-:.*lm_head$": {}}}},
+            ["layers that stay floats, as .*up_proj: "],
+        ),
+        (
+            {
+                **LLAMA,
+                "quantization_config": {**AWQ["quantization_config"], "modules_to_not_convert": ["re:.*lm_head"]},
+            },
+            [],
+        ),
+        (
+            {**LLAMA, "quantization_config": {**AWQ["quantization_config"], "modules_to_not_convert": "v_proj"}},
+            ["weights in awq with 4 bits, as published"],
         ),
         ({**LLAMA, **AWQ}, []),
         ({**LLAMA, "num_kv_shared_layers": 8}, ["K and V that 8 of 32 layers take from others"]),

@@ -29,7 +29,7 @@ _TRIAL_GROUP = 192
 _LINE = 64
 
 
-class Codes(ctypes.Structure):
+class CCodes(ctypes.Structure):
     """As codes.h's paged_codes."""
 
     _fields_ = (
@@ -46,10 +46,10 @@ class Codes(ctypes.Structure):
 def coded_library() -> Any:
     """The C functions. Raises BuildFailed, also where a compiler made products that depend on how many rows there are, or give something else."""
     found = model_library()
-    found.paged_codes_room.argtypes = [ctypes.POINTER(Codes), _int64, _int64]
+    found.paged_codes_room.argtypes = [ctypes.POINTER(CCodes), _int64, _int64]
     found.paged_codes_room.restype = _int64
     found.paged_mixed_products.argtypes = [*found.paged_products.argtypes, _pointer]
-    found.paged_code_row.argtypes = [ctypes.POINTER(Codes), _pointer, _int64, _int64, _pointer]
+    found.paged_code_row.argtypes = [ctypes.POINTER(CCodes), _pointer, _int64, _int64, _pointer]
     with on_one_thread():
         for bits in BITS.values():
             _check(found, bits)
@@ -68,7 +68,7 @@ class PackedCodes(nn.Module):
         self.scales = _held(_panels(weight.scales.float(), columns))
         self.zeros = None if self.is_symmetric else _held(_panels(zeros, columns))
         self.order = None if weight.order is None else _held(weight.order.long().contiguous())
-        self.c = Codes(
+        self.c = CCodes(
             scales=self.scales.data_ptr(),
             zeros=None if self.zeros is None else self.zeros.data_ptr(),
             order=None if self.order is None else self.order.data_ptr(),

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.names import Codes
-from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, unpacked
+from paged.model.quantised.names import StoredCodes, names_of
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -35,7 +35,7 @@ class AWQ:
         self._floats = names_of(settings.get("modules_to_not_convert"))
         self.bits = {BITS}
         self.title = f"AWQ, {BITS} bits, {groups_in_words(self._group_size)}"
-        self.codes = Codes(title=self.title, bits=BITS, group_size=self._group_size, zero_bits=BITS)
+        self.codes = StoredCodes(title=self.title, bits=BITS, group_size=self._group_size, zero_bits=BITS)
 
     def names_floats(self, name: str) -> bool:
         return any(each in name for each in self._floats)

@@ -17,7 +17,7 @@ from paged.model.quantised.awq import AWQ
 from paged.model.quantised.compressed import CompressedTensors
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.gptq import GPTQ
-from paged.model.quantised.names import Codes
+from paged.model.quantised.names import StoredCodes
 from paged.model.quantised.stored import FLOATS, Stored
 from paged.model.quantised.weights import QuantisedWeight
 
@@ -36,7 +36,7 @@ class Format(Protocol):
     """What a reader calls it, with bits and groups: "GPTQ, 4 bits, groups of 128"."""
     bits: set[int]
     """Of its codes."""
-    codes: Codes
+    codes: StoredCodes
     """What its layers take, where that is the same for all."""
     marks: tuple[str, ...]
     """A layer that has a tensor of one of these names is stored in codes, or has a part that only such a layer has."""

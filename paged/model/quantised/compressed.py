@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.names import Codes
-from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, order_of, unpacked
+from paged.model.quantised.names import StoredCodes, names_of
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, order_of, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 METHOD, PACKED, PLAIN = "compressed-tensors", "pack-quantized", "int-quantized"
@@ -39,9 +39,9 @@ class _Scheme:
     def title(self) -> str:
         return f"{self.bits} bits, {groups_in_words(self.group_size)}"
 
-    def codes(self, title: str) -> Codes:
+    def codes(self, title: str) -> StoredCodes:
         zero_bits = 0 if self.is_symmetric else self.bits
-        return Codes(title=title, bits=self.bits, group_size=self.group_size, zero_bits=zero_bits)
+        return StoredCodes(title=title, bits=self.bits, group_size=self.group_size, zero_bits=zero_bits)
 
 
 class CompressedTensors:
@@ -64,7 +64,7 @@ class CompressedTensors:
         self.bits = {each.bits for each in self._schemes}
         self.title = f"{METHOD}, {'; '.join(dict.fromkeys(each.title for each in self._schemes))}"
         found = {each.codes(self.title) for each in self._schemes}
-        self.codes = found.pop() if len(found) == 1 else Codes(title=self.title)
+        self.codes = found.pop() if len(found) == 1 else StoredCodes(title=self.title)
 
     def names_floats(self, name: str) -> bool:
         return any(_names(each, name) for each in self._floats) or self._find(name) is None

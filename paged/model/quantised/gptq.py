@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from paged.errors import UnsupportedModel
-from paged.model.quantised.names import Codes
-from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, names_of, order_of, unpacked
+from paged.model.quantised.names import StoredCodes, listed_names, names_of
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, order_of, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 
@@ -46,12 +46,10 @@ class GPTQ:
         patterns = names_of([f"re:{rule.removeprefix('-:').removeprefix('-')}" for rule in rules])
         self._of_floats = [re.compile(each.removeprefix("re:")) for each in patterns]
         self._adds = 1 if version == "gptq" else 0
-        self._only = names_of(
-            [name for each in settings.get("modules_in_block_to_quantize") or () for name in _listed(each)]
-        )
+        self._only = listed_names(settings.get("modules_in_block_to_quantize"))
         self.bits = {self._bits}
         self.title = f"GPTQ, {self._bits} bits, {groups_in_words(self._group_size)}"
-        self.codes = Codes(
+        self.codes = StoredCodes(
             title=self.title, bits=self._bits, group_size=self._group_size, zero_bits=self._bits, input_bytes=4
         )
 
@@ -109,7 +107,3 @@ class GPTQ:
 def _plus(words: Tensor, bits: int, more: int) -> Tensor:
     """Add to each code of a word, carries included: GPTQModel subtracts it from whole words."""
     return words + torch.tensor(sum(more << place for place in range(0, 32, bits)), dtype=torch.int32)
-
-
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else names

@@ -1,7 +1,8 @@
-"""How weights can be quantised at load, by name, and what codes take; without torch, for settings and planning."""
+"""How weights can be quantised at load, by name, what codes take, and which layers a configuration lists; without torch, for settings and planning."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 import msgspec
@@ -17,7 +18,7 @@ HEAD = "int8"
 """What an output projection is quantised to, whatever the layers are."""
 
 
-class Codes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoredCodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the linear layers of a model's decoder layers are stored as codes.
 
     title        what a reader calls it
@@ -53,8 +54,29 @@ class Codes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-AT_LOAD = {name: Codes(title=name, bits=BITS[name], group_size=GROUPS[name], scale_bytes=4) for name in BITS}
+AT_LOAD = {name: StoredCodes(title=name, bits=BITS[name], group_size=GROUPS[name], scale_bytes=4) for name in BITS}
 """What an engine makes of linear layers when it loads them."""
+
+
+def names_of(stored: object) -> list[str]:
+    """Names of layers, and patterns behind "re:", as a configuration lists them; none for None. Raises ValueError."""
+    if isinstance(stored, str):
+        raise ValueError(f"{stored!r} is no list of layers")
+    found = list(stored or ())  # type: ignore[call-overload]
+    for each in found:
+        if not isinstance(each, str):
+            raise ValueError(f"{each!r} is no name of a layer")
+        try:
+            re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
+        except re.error as error:
+            raise ValueError(f"{each!r} is no pattern: {error}") from None
+    return found
+
+
+def listed_names(stored: object) -> list[str]:
+    """As `names_of`, of a list whose items may be lists of names, as GPTQ's modules of a block."""
+    groups = stored if isinstance(stored, list | tuple) else names_of(stored)
+    return names_of([name for each in groups for name in (each if isinstance(each, list | tuple) else (each,))])
 
 
 def check_asked(quantization: str | None, *, with_head: bool = False) -> None:

@@ -130,7 +130,7 @@ class Placed:
             )
 
 
-class Codes(Protocol):
+class CodesSource(Protocol):
     """Where the codes of a module's layers come from."""
 
     @property
@@ -213,21 +213,21 @@ def is_of_layer(path: str) -> bool:
     return bool(_OF_LAYER.search(path))
 
 
-def options_of(codes: Codes, config: Any) -> dict[str, Any]:
+def options_of(codes: CodesSource, config: Any) -> dict[str, Any]:
     """The options of `from_pretrained` by which it calls these codes. Without a configuration it would copy them."""
     return {"config": config, "quantization_config": _quantiser()(codes)}
 
 
 @cache
 def _quantiser() -> Any:
-    """The class of a `quantization_config` by which transformers calls Codes; made when transformers is there."""
+    """The class of a `quantization_config` by which transformers calls a CodesSource; made when transformers is there."""
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     @register_quantization_config(_METHOD)
     class Config(QuantizationConfigMixin):
-        def __init__(self, codes: Codes) -> None:
+        def __init__(self, codes: CodesSource) -> None:
             self.quant_method: Any = _METHOD
             self.codes = codes
 

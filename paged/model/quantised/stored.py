@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import Tensor
 
@@ -69,19 +67,6 @@ def group_size_of(stored: object) -> int | None:
 
 def groups_in_words(group_size: int | None) -> str:
     return "a scale a result" if group_size is None else f"groups of {group_size}"
-
-
-def names_of(stored: object) -> list[str]:
-    """Names of layers, and patterns behind "re:", as a configuration lists them; none for None. Raises ValueError."""
-    found = list(stored or ())  # type: ignore[call-overload]
-    for each in found:
-        if not isinstance(each, str):
-            raise ValueError(f"{each!r} is no name of a layer")
-        try:
-            re.compile(each.removeprefix("re:") if each.startswith("re:") else "")
-        except re.error as error:
-            raise ValueError(f"{each!r} is no pattern: {error}") from None
-    return found
 
 
 def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:

@@ -30,7 +30,7 @@ from paged.engine.engine import Engine
 from paged.engine.step_inputs import StepInputs
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
-from paged.model.native.coded import Codes, QuantisedLinear, aligned, coded_library
+from paged.model.native.coded import CCodes, QuantisedLinear, aligned, coded_library
 from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
 from paged.study.bench.engine import Serving, precision_of
 from paged.study.bench.measured import Measured
@@ -324,7 +324,7 @@ class _Call(NamedTuple):
         """Bytes of work that its products with codes take."""
         each = (product.codes for product in self.products if product.codes)
         room = coded_library().paged_codes_room
-        return max((room(ctypes.byref(Codes.from_address(codes)), rows, self.depth) for codes in each), default=0)
+        return max((room(ctypes.byref(CCodes.from_address(codes)), rows, self.depth) for codes in each), default=0)
 
 
 def _together(module: Any) -> list[list[NativeLinear]]:

@@ -15,7 +15,7 @@ from paged.errors import BadHardwareFile, InvalidConfig, ModelError, NotModelled
 from paged.model.kept_layers import MOST
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import BF16, Experts, Latent, ModelShape
-from paged.model.quantised.names import Codes
+from paged.model.quantised.names import StoredCodes, listed_names, names_of
 from paged.study.hardware.hf_kinds import KINDS
 
 _TEXT = ("text_config", "language_config", "llm_config")
@@ -47,7 +47,7 @@ _STATES = (
 )
 """Fields of layers that keep a state of one size instead of K and V."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-_FLOATS = ("ignore", "modules_to_not_convert", "dynamic", "modules_in_block_to_quantize")
+_FLOATS = ("ignore", "modules_to_not_convert", "dynamic")
 """Fields of quantisation by which some linear layers stay floats."""
 _FP8, _MXFP4_BITS = {"fp8", "fbgemm_fp8"}, 4.25
 
@@ -106,7 +106,7 @@ class _Reader:
             experts = msgspec.structs.replace(experts, bits=bits)
         if codes is not None and (experts or latent):
             # Which of their weights are codes is not known here.
-            codes = Codes(title=codes.title)
+            codes = StoredCodes(title=codes.title)
         said = [*self._left_out(layers), *self._left_of(codes)]
         try:
             return ModelShape(
@@ -316,7 +316,7 @@ class _Reader:
         found = self.text.get("quantization_config") or self.whole.get("quantization_config")
         return found if isinstance(found, dict) else None
 
-    def _quantised(self, experts: Experts | None) -> tuple[Literal["fp8"] | None, float | None, Codes | None]:
+    def _quantised(self, experts: Experts | None) -> tuple[Literal["fp8"] | None, float | None, StoredCodes | None]:
         """The dtype of the weights where it is one of 8 bits, or the experts' bits, or how linear layers are stored."""
         found = self._settings
         if found is None:
@@ -332,9 +332,9 @@ class _Reader:
             return "fp8", None, None
         bits = found.get("bits") or found.get("w_bit") or next((each.get("num_bits") for each in weights), None)
         title = method + (f" with {bits} bits" if bits else "")
-        return None, None, self._codes(found) or Codes(title=title)
+        return None, None, self._codes(found) or StoredCodes(title=title)
 
-    def _codes(self, settings: dict[str, Any]) -> Codes | None:
+    def _codes(self, settings: dict[str, Any]) -> StoredCodes | None:
         """How linear layers are stored; None for a format that no engine here reads, and without what reads it."""
         try:
             from paged.model.quantised.checkpoints import format_of
@@ -349,11 +349,20 @@ class _Reader:
         is_wide &= settings.get("quant_method") == "compressed-tensors"
         return msgspec.structs.replace(codes, scale_bytes=4) if is_wide else codes
 
-    def _left_of(self, codes: Codes | None) -> list[str]:
+    def _left_of(self, codes: StoredCodes | None) -> list[str]:
         """What of linear layers in codes no figure counts."""
         if codes is None or self._settings is None:
             return []
         if codes.bits is None:
             return [f"weights in {codes.title}, as published: they are counted in the dtype of the rest"]
-        floats = {each for name in _FLOATS for each in self._settings.get(name) or ()} - {"lm_head"}
-        return [f"layers that stay floats, as {min(floats)}: they are counted in {codes.title}"] if floats else []
+        said, counted = [], f"they are counted in {codes.title}"
+        try:
+            only = listed_names(self._settings.get("modules_in_block_to_quantize"))
+            listed = {each for name in _FLOATS for each in names_of(self._settings.get(name))}
+        except (TypeError, ValueError) as error:
+            self._fail("quantization_config", str(error))
+        if only:
+            said.append(f"linear layers other than {', '.join(only)} stay floats: {counted}")
+        # The head is counted as floats.
+        floats = {each.removeprefix("-:") for each in listed if not each.removesuffix("$").endswith("lm_head")}
+        return [*said, f"layers that stay floats, as {min(floats)}: {counted}"] if floats else said

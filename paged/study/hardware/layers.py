@@ -27,10 +27,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     doubt: str | None = None
 
 
-def layers_named(name: str, *, kv_dtype: str = "bf16", skipped: Sequence[str] = (), floats: str = "bf16") -> Kept:
+def layers_named(
+    name: str, *, kv_dtype: str = "bf16", kv_dtype_skip_layers: Sequence[str] = (), floats: str = "bf16"
+) -> Kept:
     """Return what the layers of a model keep: one of `published_layers` or of `model_names`, a publisher's name, or a file as `model_named` takes it.
 
-    `kv_dtype`: of K and V, but of layers that are `skipped` in `floats`; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
+    `kv_dtype`: of K and V, but of layers that `kv_dtype_skip_layers` names, in `floats`; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
     for a configuration that nothing installed reads, InvalidConfig for scales of heads whose size is not known, or OSError for a file that cannot
     be read.
     """
@@ -41,7 +43,7 @@ def layers_named(name: str, *, kv_dtype: str = "bf16", skipped: Sequence[str] = 
         except UnknownModel:
             raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
     head_size = _head_size(name, kept, kv_dtype) if kv_dtype in CODE_BITS else 1
-    kinds = {SKIPPED[each] for each in skipped}
+    kinds = {SKIPPED.get(each) for each in kv_dtype_skip_layers}
     layers = [
         msgspec.structs.replace(
             each,

@@ -12,7 +12,7 @@ from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
-from paged.model.quantised.names import AT_LOAD, HEAD, Codes, check_asked, check_stored
+from paged.model.quantised.names import AT_LOAD, HEAD, StoredCodes, check_asked, check_stored
 from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, kv_bytes
 from paged.study.hardware.link import Link
 from paged.study.hardware.step_work import Span, Spans
@@ -25,7 +25,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A model in a dtype on `tensor_parallel` devices of one kind, or in `data_parallel` ranks of so many.
 
     Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
-    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16; so are those of layers that `kv_skip` names, beside int8 or int4. Weights are split evenly. Heads go to devices whole, so beyond
+    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16; so are those of layers that `kv_dtype_skip_layers` names, beside int8 or int4. Weights are split evenly. Heads go to devices whole, so beyond
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
     head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
     and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
@@ -39,7 +39,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     device: Device
     dtype: str = "bf16"
     kv_dtype: str | None = None
-    kv_skip: tuple[str, ...] = ()
+    kv_dtype_skip_layers: tuple[str, ...] = ()
     tensor_parallel: int = 1
     split_context: bool = False
     data_parallel: int = 1
@@ -72,7 +72,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f'kv_dtype is "{self.kept_dtype}"; {self.model.name} keeps latents, which have no scale a head: it can be '
                 f"{', '.join(each for each in KV_DTYPES if each not in CODE_BITS)}"
             )
-        check_skipped(self.model.name, self.model.kept, self.kept_dtype, self.kv_skip)
+        check_skipped(self.model.name, self.model.kept, self.kept_dtype, self.kv_dtype_skip_layers)
         if not _is_shared_evenly(self.model, degree, self.split_context):
             few = [each for each in self.degrees() if each <= max(self.model.heads, 2 * degree)]
             raise InvalidConfig(
@@ -82,7 +82,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _check_quantization(self) -> None:
         check_asked(self.quantization)
-        stored = self.model.codes or (Codes(title=self.model.dtype) if self.model.dtype else None)
+        stored = self.model.codes or (StoredCodes(title=self.model.dtype) if self.model.dtype else None)
         if stored is not None:
             bits = () if stored.bits is None else (stored.bits,)
             check_stored(self.model.name, stored.title, bits, self.quantization, with_head=self.quantize_head)
@@ -137,7 +137,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return model.layers * of_layer + (model.layer_parameters - model.layers * numbers) * size
 
     @cached_property
-    def codes(self) -> Codes | None:
+    def codes(self) -> StoredCodes | None:
         """How linear layers are stored where they are codes: as the model is published, or as an engine makes them at load."""
         published = self.model.codes
         if published is not None and published.bits is not None:
@@ -175,13 +175,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"linear layers are codes in {self.codes.title} with scales{head}, all else {self.dtype}, at whose rate operations are counted"
             )
         if self.quantize_head and model.tied_embeddings:
-            said.append(
-                "the embedding shares the output projection's codes, which one that scales its weights does not"
-            )
+            said.append("The embedding shares the head's codes. An embedding that scales its weights stays in floats.")
         if self.kept_dtype != self.dtype or self.kept_dtype in ("fp8", *CODE_BITS):
             said.append(f"K and V are kept in {self.kept_dtype}" + ("" if self.kv_dtype else " (--kv-dtype)"))
-        if self.kv_skip:
-            said.append(f"K and V of {' and '.join(self.kv_skip)} layers are kept in {kept_as(self.dtype)}")
+        if self.kv_dtype_skip_layers:
+            said.append(
+                f"K and V of {' and '.join(self.kv_dtype_skip_layers)} layers are kept in {kept_as(self.dtype)}"
+            )
         if not self.split_context and not model.latent and self.tensor_parallel > model.kv_heads:
             times = self.tensor_parallel // model.kv_heads
             said.append(
@@ -199,14 +199,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of a token over all layers, each kept once."""
-        if not self.kv_skip:
+        if not self.kv_dtype_skip_layers:
             return self.kv_bytes_of(self.model.kv_elements)
         layers = [each for each in self.model.kept if each.kind != "state"]
         return sum(self.kv_bytes_of(each.count * sum(each.entry) // (BF16 * each.stride), each.kind) for each in layers)
 
     def kv_bytes_of(self, elements: int, kind: str = "full") -> int:
         """Return the bytes of so many elements of K and V, scales included, in layers of this kind."""
-        is_skipped = kind in (SKIPPED[name] for name in self.kv_skip)
+        is_skipped = kind in (SKIPPED[name] for name in self.kv_dtype_skip_layers)
         return kv_bytes(kept_as(self.dtype) if is_skipped else self.kept_dtype, elements, self.model.head_dim)
 
     @cached_property
@@ -357,18 +357,18 @@ def usual_dtype(model: ModelShape, device: Device) -> str:
     return model.dtype if model.dtype in device.peak_flops else device.usual_dtype
 
 
-def check_skipped(name: str, kept: Sequence[Layers], kv_dtype: str, skipped: Sequence[str]) -> None:
-    """Raise InvalidConfig where `skipped` names layers of which a model has none, where no other layer is left with K and V, or where K and V are in no codes."""
+def check_skipped(name: str, kept: Sequence[Layers], kv_dtype: str, kv_dtype_skip_layers: Sequence[str]) -> None:
+    """Raise InvalidConfig where `kv_dtype_skip_layers` names layers of which a model has none, where no other layer is left with K and V, or where K and V are in no codes."""
     kinds = {each.kind for each in kept} - {"state"}
-    for each in skipped:
+    for each in kv_dtype_skip_layers:
         if SKIPPED.get(each) not in kinds:
             known = ", ".join(known for known, kind in SKIPPED.items() if kind in kinds) or "none"
             raise InvalidConfig(f'kv_dtype_skip_layers has "{each}"; of what can be named so {name} has {known}')
-    if skipped and kv_dtype not in CODE_BITS:
+    if kv_dtype_skip_layers and kv_dtype not in CODE_BITS:
         raise InvalidConfig(f'kv_dtype_skip_layers goes with a kv_dtype of "int8" or "int4"; K and V are in {kv_dtype}')
-    if skipped and not kinds - {SKIPPED[each] for each in skipped}:
+    if kv_dtype_skip_layers and not kinds - {SKIPPED[each] for each in kv_dtype_skip_layers}:
         raise InvalidConfig(
-            f"kv_dtype_skip_layers={','.join(skipped)} leaves no layer of {name} whose K and V could be in {kv_dtype}"
+            f"kv_dtype_skip_layers={','.join(kv_dtype_skip_layers)} leaves no layer of {name} whose K and V could be in {kv_dtype}"
         )
 
 

@@ -107,7 +107,9 @@ def _varying(outcome: Outcome, paces: Mapping[tuple[str, float], str]) -> dict[s
         "profile": device.profile or "no profile",
         "dtype": device.dtype,
         "kv_dtype": f"KV in {device.kv_dtype}" if device.kv_dtype else "KV as usual",
-        "kv_skip": f"KV of {', '.join(device.kv_skip)} in floats" if device.kv_skip else "KV alike",
+        "kv_dtype_skip_layers": f"KV of {', '.join(device.kv_dtype_skip_layers)} in floats"
+        if device.kv_dtype_skip_layers
+        else "KV alike",
         "quantization": f"weights in {device.quantization}" if device.quantization else "weights as published",
         "quantize_head": "head in codes" if device.quantize_head else "head as it is",
         "tensor_parallel": f"tensor parallel {device.tensor_parallel}",

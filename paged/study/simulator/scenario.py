@@ -116,7 +116,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     model, device    names, or paths of JSON files (docs/hardware.md); both or neither
     dtype, kv_dtype  of weights, and of K and V; None: as `Placement` has it
-    kv_skip          layers whose K and V stay in floats, as of `Placement`
+    kv_dtype_skip_layers
+                     layers whose K and V stay in floats, as of `Placement`
     quantization, quantize_head
                      of linear layers and the output projection, as of `Placement`
     tensor_parallel  devices over which the model is split
@@ -133,7 +134,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     dtype: str = "bf16"
     kv_dtype: str | None = None
-    kv_skip: tuple[str, ...] = ()
+    kv_dtype_skip_layers: tuple[str, ...] = ()
     quantization: str | None = None
     quantize_head: bool = False
     tensor_parallel: int = 1
@@ -199,6 +200,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         """What of the model no figure counts, a sentence each."""
         return () if self.model is None else model_named(self.model).not_modelled
 
+    def codes(self) -> str | None:
+        """How linear layers are stored as codes, in words: as the model is published, or as `quantization` makes them; None: as floats."""
+        roofline = self.roofline()
+        return None if roofline is None or roofline.codes is None else roofline.codes.title
+
     def timed(self) -> Profile | None:
         """The profile where one is named. Raises BadHardwareFile or OSError."""
         return None if self.profile is None else Profile.load(self.profile)
@@ -218,7 +224,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             link=link_of(device, self.link_gbps, self.link_us),
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            kv_skip=self.kv_skip,
+            kv_dtype_skip_layers=self.kv_dtype_skip_layers,
             quantization=self.quantization,
             quantize_head=self.quantize_head,
             tensor_parallel=self.tensor_parallel,
