@@ -72,7 +72,7 @@ class OutputLengths:
         self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
-        """Remember a length. It takes its place when somebody asks, or when many wait."""
+        """Remember a length. It takes its place when lengths are read, or when many wait."""
         self._new.append(length)
         self.num_noted += 1
         if len(self._new) == WINDOW:

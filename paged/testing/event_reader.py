@@ -108,7 +108,7 @@ class EventWatch:
         self._late: EventReader | None = None
 
     def look(self, restarts: Callable[[], Iterable[Path]] | None = None) -> list[str]:
-        """What is wrong with the events so far. `restarts`: the content behind which prompts begin now; None: nobody knows."""
+        """What is wrong with the events so far. `restarts`: the content behind which prompts begin now; None: not known."""
         if not self._stride:
             return []
         self._num_looks += 1

@@ -1,4 +1,4 @@
-"""Memory on large pages: what is copied there is the same, on a line of the cache, and nobody else's."""
+"""Memory on large pages: what is copied there is the same, on a line of the cache, and shares nothing."""
 
 import pytest
 import torch

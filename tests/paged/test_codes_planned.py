@@ -41,7 +41,7 @@ def test_capacity_simulate_and_plan_count_them_alike(document):
     assert (capacity["quantization"], capacity["quantize_head"]) == ("int4", True)
     plain, coded = (document("simulate", *LOAD, *more)[0] for more in ((), CODES))
     assert (coded["quantization"], coded["quantize_head"]) == ("int4", True)
-    assert "nobody measured weights in int4" in coded["timed_by"]
+    assert "weights in int4 were not timed" in coded["timed_by"]
     assert coded["num_blocks"] > plain["num_blocks"]
     (plan,) = document("plan", *LOAD, *CODES, "--find", "rate", "--ttft", 10, "--no-explain", "--jobs", 1)
     assert (plan["quantization"], plan["quantize_head"], plan["notes"][0]) == ("int4", True, capacity["notes"][0])

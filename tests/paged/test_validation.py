@@ -192,7 +192,7 @@ def test_weights_in_a_format_that_the_model_is_not_stored_in_are_refused_until_s
     run = recorded(described_as=meta_of(quantization=quantization))
     with pytest.raises(InvalidConfig, match=f"quantization = '{quantization}', and llama-3.1-8b is not known to be"):
         prepared(run, Asked())
-    assert "nobody measured" not in prepared(run, Asked(dtype="bf16")).cost_model
+    assert "were not timed" not in prepared(run, Asked(dtype="bf16")).cost_model
     assert "weights in int4" in prepared(run, Asked(device="h100", quantization="int4")).cost_model
 
 

@@ -185,7 +185,7 @@ def unmeasured(roofline: Roofline) -> str:
     if roofline.model.mixers and name in kernel_names():
         return f"nobody measured layers with a state on {name}"
     if roofline.codes and name in kernel_names():
-        return f"nobody measured weights in {roofline.codes.title} on {name}"
+        return f"weights in {roofline.codes.title} were not timed on {name}"
     of_device = sorted({timing.model.name for timing in _timings() if timing.tables.device == name})
     if of_device:
         return f"on {name} only {', '.join(of_device)} in bf16 was measured, which says nothing of {model} in {roofline.dtype}"

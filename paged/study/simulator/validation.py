@@ -381,7 +381,7 @@ def _squeezed(name: str | None) -> str:
 
 
 def _check_quantization(found: str | None, shape: ModelShape, asked: Asked) -> None:
-    """Raise InvalidConfig for weights that a run had in some format, unless the model is published in it or somebody says how to count them."""
+    """Raise InvalidConfig for weights that a run had in some format, unless the model is published in it or an option says how to count them."""
     if found is None or asked.dtype or asked.quantization:
         return
     stored = shape.dtype or (shape.codes.title if shape.codes and shape.codes.bits else "")
