@@ -63,7 +63,7 @@ the probability. Error: absolute differences of the true token's log-probability
 {rows}
 
 Goals are for K and V: int8 99 % and int4 95 % equal, loss within 0.5 and 3 %. Both losses hold, **the choices of int4 do not**. Weights have no goal: int8
-changes a choice in thirty, **int4 one in four**, and the loss by 1.5 % at most. These models have a million parameters, and know their own text by heart. What larger ones lose was not measured.
+changes a choice in twenty-five, **int4 one in four**, and the loss by 1.5 % at most. These models have a million parameters, and know their own text by heart. What larger ones lose was not measured.
 """
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
  *
  *     result = sum over groups of  scale of the weights * sum over pieces of  scale of x * (sum of code * x - zero * sum of x)
  *
- * A row is rounded to 8 bits in pieces of 128 inputs, each with a scale of its own, whether it comes alone or with a thousand others. Sums
+ * A row is rounded to 8 bits in pieces of 128 inputs, or of a smaller group, each with a scale of its own, whether alone or among a thousand. Sums
  * within a piece are integers, and exact: every instruction gives the same, so few rows are multiplied by vectors, and more in tiles (AMX).
  * Those of pieces and groups are float32, one fused addition after the other. So results depend on no other row, and two processors with fused
  * additions agree to the bit.
