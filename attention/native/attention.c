@@ -575,7 +575,7 @@ static way *const matrix_ways[] = {attend_float32, matrix_bfloat16, matrix_int8,
 /* A matrix unit computes what is asked in bfloat16, as queries then lose nothing, or no more than they have lost. */
 static way *way_of(const paged_attention_call *call) {
 #if HAS_MATRIX
-    if (call->query_element == BFLOAT16 && may_use_matrix()) return matrix_ways[call->stored];
+    if (call->query_element == BFLOAT16 && may_use_tiles()) return matrix_ways[call->stored];
 #endif
     return ways[call->stored];
 }

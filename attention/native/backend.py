@@ -26,7 +26,7 @@ from ..step_tokens import StepTokens
 from .build import library
 
 _HERE = Path(__file__).parent
-HEADERS = tuple(_HERE / f"{name}.h" for name in ("attention", "matrix", "quantised", "vector"))
+HEADERS = tuple(_HERE / f"{name}.h" for name in ("amx", "attention", "matrix", "quantised", "vector"))
 # As `library` takes it: its name, sources and headers.
 ATTENTION_LIBRARY = ("attention", (_HERE / "attention.c",), HEADERS)
 # As in vector.h, enum element.

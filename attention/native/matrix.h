@@ -2,49 +2,28 @@
  *
  * The instruction sums the even numbers of the 32 in order, the odd ones likewise, and adds both to what is there; what is smaller than the least
  * normal number counts as 0. So a result has one order of additions for one depth, whatever the rows, but another than fused additions have:
- * where there is a matrix unit it computes one row, too. A processor may have it and Linux not allow it: that is asked once.
+ * where there is a matrix unit it computes one row, too.
  */
 #ifndef PAGED_MATRIX_H
 #define PAGED_MATRIX_H
 
-#include "vector.h"
+#include "amx.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__) && LANES == 16
+#if HAS_AMX && defined(__AVX512BF16__)
 #define HAS_MATRIX 1
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /* Rows and columns of a tile, and numbers of the depth in a row of it. */
-#define SIDE 16
-#define DEEP 32
-
-/* Linux' ARCH_REQ_XCOMP_PERM, and the feature that it names XFEATURE_XTILEDATA. */
-static int may_use_matrix(void) {
-    static int may = -1;
-    if (may < 0) may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return may;
-}
-__attribute__((constructor)) static void ask_for_matrix(void) { may_use_matrix(); }
+#define SIDE TILE_ROWS
+#define DEEP TILE_DEPTH
 
 /* Rows of the upper and the lower tiles, as the processor has them; 0: it has none. */
 typedef struct {
     size_t high, low;
 } matrix_shape;
 
-/* Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 columns of w. Of 0, 1, 4 the rows are `high`, of 2, 3, 5 `low`. */
 static void shape_matrix(matrix_shape *now, size_t high, size_t low) {
     if (now->high == high && now->low == low) return;
-    struct {
-        uint8_t palette, start, unused[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        shape.bytes[t] = 64;
-        shape.rows[t] = t > 5 ? SIDE : t < 2 || t == 4 ? high : low;
-    }
-    /* GCC's own intrinsic does not say that all of it is read. */
-    __asm__ volatile("ldtilecfg %0" ::"m"(shape));
+    shape_tiles(high, low);
     *now = (matrix_shape){high, low};
 }
 

@@ -210,7 +210,7 @@ INLINE void code_tile(const int rows, const int bits, const char *x, const layou
         UNROLL for (int j = 0; j < WIDE; j++) *(vec *)(to + i * to_stride + j * LANES) = sums[i][j];
 }
 
-#if HAS_TILES && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#if HAS_AMX && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 #define HAS_BYTE_TILES 1
 /* Rows from which tiles are faster than code_tile. */
 #define FEWEST 5
@@ -287,8 +287,7 @@ static void shape_byte_tiles(size_t rows) {
         shape.rows[t] = t < 6 ? rows : TILE_ROWS;
         shape.bytes[t] = TILE_BYTES;
     }
-    settle(&shape);
-    _tile_loadconfig(&shape);
+    load_shape(&shape);
 }
 #else
 #define HAS_BYTE_TILES 0

@@ -57,7 +57,7 @@ INLINE void some_rows(size_t rows, const void *x, size_t x_stride, const void *w
 /* Rows with a panel, any number of them. */
 INLINE void all_rows(size_t rows, const void *x, size_t x_stride, const void *w, size_t depth, float *to, size_t to_stride, int first,
                      enum element element) {
-#if HAS_TILES
+#if HAS_AMX
     if (element == BFLOAT16 && may_use_tiles()) {
         tiles(rows, x, x_stride, w, depth, to, to_stride, first);
         return;
@@ -130,7 +130,7 @@ int32_t paged_has_bfloat16(void) {
 }
 
 int32_t paged_has_tiles(void) {
-#if HAS_TILES
+#if HAS_AMX
     return may_use_tiles();
 #else
     return 0;

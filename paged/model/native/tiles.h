@@ -2,54 +2,18 @@
  *
  * The instruction sums the even numbers of the 32 in order, the odd ones likewise, and adds both to what is there. So a result has one order of
  * additions for one depth, whatever the rows, but another than the instructions of pairs have: where AMX is there, it computes one row, too.
- * Packed weights lie as AMX reads them. A processor may have it and Linux not allow it: that is asked once, when the library is loaded.
+ * Packed weights lie as AMX reads them.
  */
 #ifndef PAGED_TILES_H
 #define PAGED_TILES_H
 
-#include "vector.h"
+#include "amx.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__) && LANES == 16
-#define HAS_TILES 1
-#include <sys/syscall.h>
-#include <unistd.h>
-
-/* Rows of a tile, and numbers of the depth in a row of it. */
-#define TILE_ROWS 16
-#define TILE_DEPTH 32
-
-/* Bytes in a row of a tile: a line of the cache. */
-#define TILE_BYTES 64
+#if HAS_AMX
 
 /* Lines `begin` to `end` - 1 into the cache. */
 INLINE void fetch(const char *lines, int begin, int end) {
     UNROLL for (int i = begin; i < end; i++) __builtin_prefetch(lines + i * TILE_BYTES);
-}
-
-/* Linux' ARCH_REQ_XCOMP_PERM, and the feature that it names XFEATURE_XTILEDATA. */
-static int may_use_tiles(void) {
-    static int may = -1;
-    if (may < 0) may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return may;
-}
-__attribute__((constructor)) static void ask_for_tiles(void) { may_use_tiles(); }
-
-typedef struct {
-    uint8_t palette, start, unused[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} tile_shape;
-
-/* Tiles 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights. Of 0, 1, 4 the rows are `high`, of 2, 3, 5 `low`; where four tiles
- * of sums stand side by side, `low` is `high`. */
-static void shape_tiles(size_t high, size_t low) {
-    tile_shape shape = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        shape.bytes[t] = 64;
-        shape.rows[t] = t > 5 ? TILE_ROWS : t < 2 || t == 4 ? high : low;
-    }
-    settle(&shape);
-    _tile_loadconfig(&shape);
 }
 
 /* The sums of four tiles, from memory and back to it. */
@@ -153,7 +117,5 @@ INLINE void tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, si
         whole_tiles(count, filled_x, TILE_DEPTH, filled_w, TILE_DEPTH, to + r * to_stride, to_stride, first && !whole);
     }
 }
-#else
-#define HAS_TILES 0
 #endif
 #endif
