@@ -1,15 +1,17 @@
 """Arrays of which only the beginning is ever needed: ones, zeros, 0 1 2 3 and so on, and packed runs of rising numbers.
 
-A step needs such arrays again and again, a little longer now and then.
+A step needs such arrays again and again, a little longer now and then. And tables that grow by doubling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 class GrowingView:
@@ -40,3 +42,16 @@ def rising_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray
     found: NDArray[np.int64] = (firsts - before).repeat(counts)
     found += rising(len(found))
     return found
+
+
+def with_room(table: NDArray[_Number], num_rows: int, num_columns: int, fill: int = 0) -> NDArray[_Number]:
+    """The table, [rows, columns, ...], if it has so many rows and columns; else one that has, by doubling, with `fill` where nothing was."""
+    have = table.shape[:2]
+    if num_rows <= have[0] and num_columns <= have[1]:
+        return table
+    rows, columns = (
+        old if new <= old else max(2 * old, new) for old, new in zip(have, (num_rows, num_columns), strict=True)
+    )
+    grown = np.full((rows, columns, *table.shape[2:]), fill, table.dtype)
+    grown[: have[0], : have[1]] = table
+    return grown

@@ -28,7 +28,7 @@ from paged.base.arguments import is_integer, is_real
 from paged.engine.door import shown
 from paged.engine.vllm_flags import why_not
 from paged.errors import InvalidConfig
-from paged.model.quantised.names import QUANTIZATIONS
+from paged.model.quantised.names import QUANTIZATIONS, check_asked
 from paged.scheduler import Costs
 
 PREFIX = "PAGED_"
@@ -239,8 +239,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.quantize_head and self.quantization is None:
-            raise InvalidConfig("quantize_head goes with a quantization; got quantize_head=True and quantization=None.")
+        check_asked(self.quantization, with_head=self.quantize_head)
 
 
 class MemoryConfig(Config, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.growing import with_room
 from paged.block_manager import GroupTables
 from paged.model.step_input import PageChanges, StepInput
 from paged.scheduler import Batch
@@ -57,15 +58,8 @@ class StepInputs:
         now, rows = group.tables, batch.rows
         if number == len(self._sent):
             self._sent.append(np.full((0, 0, now.shape[2]), _UNSENT, np.int32))
-        sent = self._sent[number]
-        wanted = int(rows.max(initial=-1)) + 1, now.shape[1]
-        if wanted[0] > sent.shape[0] or wanted[1] > sent.shape[1]:
-            shape = [
-                have if want <= have else max(2 * have, want) for have, want in zip(sent.shape, wanted, strict=False)
-            ]
-            grown = np.full((*shape, now.shape[2]), _UNSENT, np.int32)
-            grown[: sent.shape[0], : sent.shape[1]] = sent
-            sent = self._sent[number] = grown
+        sent = with_room(self._sent[number], int(rows.max(initial=-1)) + 1, now.shape[1], _UNSENT)
+        self._sent[number] = sent
         # Behind a row's last token a table may say anything.
         ends = np.ones_like(batch.seq_lens) if group.is_of_states else -(-batch.seq_lens // self._block_size)
         is_new = (now != sent[rows, : now.shape[1]]).any(-1) & (np.arange(now.shape[1]) < ends[:, None])

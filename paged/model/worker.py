@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paged.attention import StepTokens
-from paged.base.growing import rising, rising_from
+from paged.base.growing import rising, rising_from, with_room
 from paged.errors import InvalidStep
 from paged.model.runner import Read, Runner
 from paged.model.step_input import PageChanges, StepInput
@@ -120,15 +120,6 @@ def _changed(table: NDArray[np.int32], its: PageChanges) -> NDArray[np.int32]:
     """The table with these entries, larger if it has to be."""
     if not len(its.rows):
         return table
-    num_rows, num_columns = int(its.rows.max()) + 1, int(its.columns.max()) + 1
-    if num_rows > table.shape[0] or num_columns > table.shape[1]:
-        shape = (_room(table.shape[0], num_rows), _room(table.shape[1], num_columns), *table.shape[2:])
-        grown: NDArray[np.int32] = np.zeros(shape, np.int32)
-        grown[: table.shape[0], : table.shape[1]] = table
-        table = grown
+    table = with_room(table, int(its.rows.max()) + 1, int(its.columns.max()) + 1)
     table[its.rows, its.columns] = its.pages
     return table
-
-
-def _room(have: int, want: int) -> int:
-    return have if want <= have else max(2 * have, want)
