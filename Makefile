@@ -17,11 +17,16 @@ FAULTS ?=
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 # Requests of `make served`.
 REQUESTS ?= 10000
+# Wheels that `make gpu` installs for itself, and the Python that they are for.
+WHEELS ?= build/wheels
+WHEELS_PYTHON ?= 3.12
+# Options of `make gpu`: `--device cpu --small` runs its parts on a stand-in.
+GPU ?=
 # Random worlds of `make pressure`.
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench served campaign pressure architectures sanitize processors soak faults mutants signals vllm dynamo clean
+.PHONY: help install demo test lint wheel format bench served campaign pressure architectures sanitize processors soak faults mutants signals vllm dynamo gpu wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -116,6 +121,15 @@ $(VLLM)/.installed: conformance/vllm/install.py
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python conformance/vllm/install.py
 	@touch $@
+
+# With the Python, torch, Triton and transformers that are there: a machine with a GPU may reach no index of packages.
+gpu: ## on a machine with CUDA: what only a GPU can show, into benchmarks/results/gpu.md (under eight minutes; installs WHEELS, and nothing else)
+	@if test -d $(WHEELS); then $(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl; fi
+	@PYTHONPATH="$(CURDIR):build/gpu" $(PYTHON) benchmarks/on_gpu.py $(GPU)
+
+wheels: $(STAMP) ## fetch the wheels for `make gpu` into WHEELS, for Python WHEELS_PYTHON (3.12) on Linux, x86-64
+	@$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version $(WHEELS_PYTHON) \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d $(WHEELS) msgspec xformers
 
 dynamo: $(STAMP) ## install Dynamo's runtime into build/dynamo, and see that its index finds the blocks of a running server
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/dynamo ai-dynamo-runtime==1.6.1

@@ -25,7 +25,7 @@ def random_model(
     quantization: str | None = None,
     quantize_head: bool = False,
 ) -> LoadedModel:
-    """A Llama of this shape, without a tokenizer; the same weights for the same seed. `dtype` "auto" is float32 on a CPU, else bfloat16.
+    """A Llama of this shape, without a tokenizer; the same weights for the same seed and device. `dtype` "auto" is float32 on a CPU, else bfloat16.
     `quantization` and `quantize_head` as of `load_model`.
 
     Raises UnsupportedModel for a shape that no Llama has, and BudgetTooSmall for one that is larger than this machine's memory.
@@ -57,7 +57,8 @@ def random_model(
     if quantization is not None:
         with torch.device("meta"):
             check_layers(build(config), quantization, Path(shape.name))
-    with torch.random.fork_rng(devices=[]):
+    # Where they are to lie: drawn on a processor, billions of numbers take minutes.
+    with torch.random.fork_rng(devices=[] if where.type == "cpu" else [where]), where:
         torch.manual_seed(seed)
         module = build(config, dtype=wanted, attn_implementation=ATTENTION)
     codes = None if quantization is None else AtLoad(quantization, with_head=quantize_head)

@@ -1,0 +1,479 @@
+"""What only a GPU can show: attention against the reference, answers under pressure, one step ahead, copies, decoding, a model of 8 billion.
+
+    make gpu                                            # on a machine with CUDA; writes results/gpu.md
+    python benchmarks/on_gpu.py --device cpu --small    # the same code on a stand-in, in a minute; writes nothing
+
+Each part is a process of its own, so that one that takes the device down with it ends no other. A part that fails or runs past its time is a row that
+says so. The script needs no package that `pip install '.[cli,engine]'` does not bring; xformers is used where it is there.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from paged import SamplingParams
+from paged.attention import KVPool, LayerOptions, LayerShape, StepTokens, get_backend, known_backends
+from paged.attention.pages import Pages
+from paged.engine.engine import Engine
+from paged.errors import UnsupportedByBackend
+from paged.model.loading import LoadedModel, load_model
+from paged.model.machine import machine
+from paged.model.model_shape import ModelShape
+from paged.model.random_weights import random_model
+from paged.testing.engine_world import EngineRequest, EngineWorld
+from paged.testing.pressure import Answers, answers_of
+
+RESULTS = Path(__file__).resolve().parent / "results" / "gpu.md"
+DEVICE, SMALL = "cuda", False
+# As the backends' own tests bound them, for values of size 1.
+TOLERANCES = {torch.float32: 5e-6, torch.float16: 2 * 2**-10, torch.bfloat16: 2 * 2**-7}
+LLAMA_8B = ModelShape(
+    name="llama-8b",
+    hidden=4096,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=14336,
+    vocab=128256,
+    max_length=8192,
+    source="https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json",
+)
+TINY = ModelShape(
+    name="tiny",
+    hidden=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=128,
+    vocab=512,
+    max_length=2048,
+    source="made up",
+)
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is tried, in how many seconds at most, and what is expected of it."""
+
+    run: Callable[[], Rows]
+    seconds: int
+    wanted: str
+
+
+def synchronised() -> float:
+    """Seconds of the clock, once all that was launched is done."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(work: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds of each round after one that is not counted."""
+    work()
+    found = []
+    for _ in range(rounds):
+        began = synchronised()
+        work()
+        found.append(synchronised() - began)
+    return found
+
+
+def spread(values: list[float], form: str = ".2f") -> str:
+    """The median, and the least and the most behind it."""
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def backends(layers: LayerShape, *, invariant: bool = False) -> Iterator[tuple[str, Any]]:
+    """Those that can do such layers on the device, and the reasons of those that cannot, by name."""
+    for name in known_backends():
+        try:
+            found = get_backend(name, invariant=invariant)
+            found.check(layers)
+        except UnsupportedByBackend as error:
+            yield name, str(error)
+        else:
+            yield name, found
+
+
+def paged_step(counts: list[int], lengths: list[int], block_size: int) -> tuple[StepTokens, int]:
+    """The last `counts` tokens of sequences of these lengths whose blocks lie in random order, and how many blocks there are."""
+    num_new, seq_lens = np.array(counts), np.array(lengths)
+    columns = -(-seq_lens // block_size)
+    order = np.random.default_rng(0).permutation(int(columns.sum())).astype(np.int32)
+    tables = np.zeros((len(counts), int(columns.max())), np.int32)
+    for row, (end, size) in enumerate(zip(columns.cumsum().tolist(), columns.tolist(), strict=True)):
+        tables[row, :size] = order[end - size : end]
+    starts = np.append(0, num_new.cumsum())
+    owners = np.arange(len(counts)).repeat(num_new)
+    positions = np.arange(starts[-1]) - starts[owners] + (seq_lens - num_new)[owners]
+    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    return StepTokens(positions, slots, starts, seq_lens, tables, block_size), int(columns.sum())
+
+
+def filled_pool(layers: LayerShape, num_blocks: int, num_layers: int = 1) -> KVPool:
+    """Drawn K and V, the same numbers on every device."""
+    pool = KVPool(
+        num_layers=num_layers,
+        num_blocks=num_blocks,
+        block_size=layers.block_size,
+        num_kv_heads=layers.num_kv_heads,
+        head_dim=layers.head_dim,
+        dtype=layers.dtype,
+        device=layers.device,
+    )
+    slots = torch.arange(num_blocks * layers.block_size)
+    size = (2, len(slots), layers.num_kv_heads, layers.head_dim)
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(layers.dtype).to(layers.device)
+    for layer in range(num_layers):
+        pool.write_kv(layer, slots.to(layers.device), *numbers)
+    return pool
+
+
+@torch.inference_mode()
+def attention() -> Rows:
+    """Every backend on the device against `reference` on the processor."""
+    shapes = [(4, 2, 16)] if SMALL else [(8, 2, 64), (32, 8, 128), (9, 3, 64)]
+    lengths = [5, 16, 17, 40] if SMALL else [5, 16, 17, 63, 64, 65, 500, 2049]
+    steps = {"decode": [1] * len(lengths), "prefill": [min(each, 300) for each in lengths]}
+    found: dict[str, str] = {}
+    worst: dict[str, float] = {}
+    for heads, kv_heads, size in shapes:
+        for dtype, bound in TOLERANCES.items():
+            here = LayerShape(heads, kv_heads, size, 16, dtype, torch.device("cpu"))
+            there = LayerShape(heads, kv_heads, size, 16, dtype, torch.device(DEVICE))
+            for window in (None, 20):
+                options = LayerOptions(size**-0.5, window)
+                for counts in steps.values():
+                    step, num_blocks = paged_step(counts, lengths, 16)
+                    queries = torch.randn(step.num_tokens, heads, size, generator=torch.Generator().manual_seed(1)).to(
+                        dtype
+                    )
+                    truth_pool, pool = filled_pool(here, num_blocks), filled_pool(there, num_blocks)
+                    reference = get_backend("reference")
+                    truth = reference.attend(queries, truth_pool, 0, reference.prepare(step, truth_pool), options)
+                    for name, backend in backends(there):
+                        if isinstance(backend, str):
+                            found[name] = f"not tried: {backend}"
+                            continue
+                        its = backend.attend(queries.to(DEVICE), pool, 0, backend.prepare(step, pool), options).cpu()
+                        error = (its.double() - truth.double()).abs() / (bound * (1 + truth.double().abs()))
+                        worst[name] = max(worst.get(name, 0.0), float(error.max()))
+    found |= {
+        name: f"{'held' if value <= 1 else 'MISSED'}: at most {value:.2f} of the bound" for name, value in worst.items()
+    }
+    return sorted(found.items())
+
+
+def small_model() -> LoadedModel:
+    """The model that ships, on the device, in float32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return load_model("embedded", dtype="float32", device=DEVICE)
+
+
+def seen_by(engine: Engine, requests: list[EngineRequest]) -> Answers:
+    """All of them on an engine, its logits brought to the processor."""
+    return answers_of(_OnHost(engine), requests)
+
+
+class _OnHost:
+    """An engine whose `on_logits` gets rows on the processor."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "capabilities":
+            raise AttributeError(name)
+        return getattr(self._engine, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "on_logits":
+            self._engine.on_logits = lambda id, place, row: value(id, place, row.cpu())
+        else:
+            super().__setattr__(name, value)
+
+
+def drawn_requests(seed: int, vocabulary: int) -> list[EngineRequest]:
+    """Eight that share beginnings and grow into each other's memory."""
+    chance = random.Random(seed)
+    texts = [[chance.randrange(3, vocabulary) for _ in range(60)] for _ in range(2)]
+    return [
+        EngineRequest(
+            id=str(each), prompt=chance.choice(texts)[: chance.randint(5, 60)], max_tokens=chance.choice([4, 12, 20])
+        )
+        for each in range(8)
+    ]
+
+
+def pressure() -> Rows:
+    """Answers on a pool that is far too small, with swaps, against each request alone."""
+    model, rows = small_model(), []
+    for ahead in (0, 1):
+        tokens = logits = total = preempted = 0
+        violations: list[str] = []
+        off = 0.0
+        for seed in range(2 if SMALL else 10):
+            requests = drawn_requests(seed, model.vocabulary_size)
+            pressed = _engine(model, EngineWorld(num_blocks=8, block_size=16, host_blocks=16), ahead)
+            tight = seen_by(pressed, requests)
+            violations += tight.violations
+            its = pressed.scheduler.stats()
+            preempted += its.preemptions_recompute + its.preemptions_swap
+            for request in requests:
+                alone = seen_by(_engine(model, EngineWorld(num_blocks=32, block_size=16), 0), [request])
+                who = (request.id, 0)
+                total += 1
+                tokens += alone.tokens[who] == tight.tokens[who]
+                pairs = list(zip(alone.logits[who], tight.logits[who], strict=False))
+                logits += all(a.tobytes() == b.tobytes() for a, b in pairs)
+                off = max(off, *(float(np.abs(a - b).max()) for a, b in pairs))
+        rows.append(
+            (
+                f"steps_ahead={ahead}",
+                f"{'held' if tokens == total and not violations else 'MISSED'}: tokens of {tokens} of {total} answers equal, logits to the last bit of "
+                f"{logits}, apart by at most {off:.2g}; {preempted} preemptions, {len(violations)} violations",
+            )
+        )
+    return rows
+
+
+def _engine(model: LoadedModel, world: EngineWorld, ahead: int) -> Engine:
+    return Engine(
+        model,
+        num_blocks=world.num_blocks,
+        block_size=world.block_size,
+        host_blocks=world.host_blocks,
+        host_caching=world.host_blocks > 0,
+        max_tokens_per_step=64,
+        max_sequences=8,
+        steps_ahead=ahead,
+    )
+
+
+def big_model() -> LoadedModel:
+    """Llama 3.1's shape of 8 billion parameters with random weights, in bfloat16."""
+    return random_model(TINY if SMALL else LLAMA_8B, dtype="float32" if SMALL else "bfloat16", device=DEVICE)
+
+
+def served(engine: Engine, prompts: list[list[int]], outputs: int) -> tuple[float, list[list[int]]]:
+    """Seconds of all of them together, and their tokens."""
+    params = SamplingParams(max_tokens=outputs, ignore_eos=True)
+    tokens: dict[str, list[int]] = {}
+    began = synchronised()
+    for number, prompt in enumerate(prompts):
+        tokens[engine.add_request(prompt, params, id=str(number))] = []
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens[output.id] += output.token_ids
+    return synchronised() - began, list(tokens.values())
+
+
+def prompts_of(model: LoadedModel, rows: int, length: int) -> list[list[int]]:
+    """Drawn tokens."""
+    return np.random.default_rng(0).integers(3, model.vocabulary_size, (rows, length)).tolist()
+
+
+def model_of_8b() -> Rows:
+    """Tokens a second at 64 rows, one step ahead and not, beside transformers' continuous batching of the same weights."""
+    model = big_model()
+    rows, length, outputs = (4, 16, 8) if SMALL else (64, 256, 64)
+    prompts = prompts_of(model, rows, length)
+    found: Rows = []
+    answers = {}
+    for ahead in (0, 1, 0, 1):
+        config = {"num_blocks": 4 * rows * (length + outputs) // 16, "block_size": 16, "max_sequences": rows}
+        engine = Engine(model, **config, steps_ahead=ahead, batch_invariant=False)
+        seconds, answers[ahead] = served(engine, prompts, outputs)
+        stats = engine.stats()
+        found.append(
+            (
+                f"paged, steps_ahead={ahead}",
+                f"{rows * outputs / seconds:,.0f} output tokens/s; the host's share {stats.host_s / (stats.host_s + stats.model_s):.1%}",
+            )
+        )
+        del engine
+    same = sum(a == b for a, b in zip(answers[0], answers[1], strict=True))
+    found.append(
+        ("the same tokens one step ahead", f"{'held' if same == rows else 'MISSED'}: {same} of {rows} answers")
+    )
+    return found
+
+
+def beside_transformers() -> Rows:
+    """The same weights under transformers' own continuous batching."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    module: Any = big_model().module
+    rows, length, outputs = (4, 16, 8) if SMALL else (64, 256, 64)
+    prompts = np.random.default_rng(0).integers(3, module.config.vocab_size, (rows, length)).tolist()
+    module.set_attn_implementation("paged|sdpa")
+    greedy = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    sizes = ContinuousBatchingConfig(num_blocks=4 * rows * (length + outputs) // 32, max_batch_tokens=2048)
+    seconds = []
+    for _ in range(2):
+        began = synchronised()
+        answers = module.generate_batch(prompts, generation_config=greedy, continuous_batching_config=sizes)
+        seconds.append(synchronised() - began)
+    tokens = sum(len(each.generated_tokens) for each in answers.values())
+    if tokens != rows * outputs:
+        raise RuntimeError(f"{tokens:,} tokens came instead of {rows * outputs:,}")
+    return [("transformers", f"{tokens / seconds[-1]:,.0f} output tokens/s (the second of two runs)")]
+
+
+def copies() -> Rows:
+    """Pages that go to the host and come back, against one copy of pinned memory of the same bytes."""
+    page_bytes, num_pages = (4096, 64) if SMALL else (2**18, 4096)
+    pages = Pages(num_pages=num_pages, page_bytes=page_bytes, device=DEVICE, num_host_pages=num_pages)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(num_pages))
+    pages.on_device[:num_pages] = torch.randint(0, 255, (num_pages, page_bytes), dtype=torch.uint8).to(DEVICE)
+    before = pages.on_device[:num_pages].cpu()
+    number_of_bytes = num_pages * page_bytes
+    flat = torch.empty(num_pages, page_bytes, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+    ways: dict[str, Callable[[], object]] = {
+        "pages to the host": lambda: pages.device_to_host(order, torch.arange(num_pages)),
+        "pages from the host": lambda: pages.host_to_device(torch.arange(num_pages), order),
+        "pages on the device": lambda: pages.device_to_device(order, order),
+        "one pinned copy to the host": lambda: flat.copy_(pages.on_device[:num_pages]),
+        "one pinned copy from the host": lambda: pages.on_device[:num_pages].copy_(flat),
+    }
+    found = [
+        (name, f"{spread([number_of_bytes / each / 1e9 for each in timed(way, 5)])} GB/s") for name, way in ways.items()
+    ]
+    is_same = bool((pages.on_device[:num_pages].cpu() == before).all())
+    return [("bytes there and back", "held: equal" if is_same else "MISSED: they differ"), *found]
+
+
+@torch.inference_mode()
+def decode() -> Rows:
+    """Attention of a decode over long contexts: bytes of K and V a second, over what a copy on the device reads and writes."""
+    rows, context, num_layers = (4, 64, 1) if SMALL else (64, 4096, 4)
+    heads, kv_heads, size = (4, 2, 16) if SMALL else (32, 8, 128)
+    dtype = torch.float32 if SMALL else torch.bfloat16
+    layers = LayerShape(heads, kv_heads, size, 16, dtype, torch.device(DEVICE))
+    step, num_blocks = paged_step([1] * rows, [context] * rows, 16)
+    pool = filled_pool(layers, num_blocks, num_layers)
+    number_of_bytes = 2 * rows * context * kv_heads * size * dtype.itemsize
+    source = torch.empty(number_of_bytes, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    copied = 2 * number_of_bytes / median(timed(lambda: target.copy_(source), 10))
+    queries = torch.randn(rows, heads, size, device=DEVICE).to(dtype)
+    found: Rows = [("a copy", f"{copied / 1e9:,.0f} GB/s read and written")]
+    for name, backend in backends(layers):
+        if isinstance(backend, str) or name == "reference":
+            found.append((name, "not tried: " + (backend if isinstance(backend, str) else "it reads slot by slot")))
+            continue
+        plan = backend.prepare(step, pool)
+
+        def every_layer(backend: Any = backend, plan: Any = plan) -> None:
+            for layer in range(num_layers):
+                backend.attend(queries, pool, layer, plan, LayerOptions(size**-0.5))
+
+        rates = [num_layers * number_of_bytes / each for each in timed(every_layer, 10)]
+        found.append(
+            (name, f"{spread([each / 1e9 for each in rates], ',.0f')} GB/s, {median(rates) / copied:.2f} of the copy")
+        )
+    return found
+
+
+PARTS = {
+    "attention": Part(attention, 90, "within the bound of the backends' tests"),
+    "pressure": Part(pressure, 90, "tokens equal; bits are promised on a processor alone"),
+    "copies": Part(copies, 45, "half of a pinned copy's rate"),
+    "decode": Part(decode, 45, "half of a copy's rate"),
+    "8 billion parameters": Part(model_of_8b, 150, "one step ahead no slower"),
+    "beside transformers": Part(beside_transformers, 90, "no more tokens/s than ours"),
+}
+
+
+@contextmanager
+def stand_in_for(device: str, small: bool) -> Iterator[None]:
+    """Run parts on this device, at their small sizes or not."""
+    global DEVICE, SMALL
+    before = DEVICE, SMALL
+    DEVICE, SMALL = device, small
+    try:
+        yield
+    finally:
+        DEVICE, SMALL = before
+
+
+def tried(name: str, flags: list[str]) -> tuple[Rows, float]:
+    """One part in a process of its own, and its seconds."""
+    part, began = PARTS[name], time.perf_counter()
+    command = [sys.executable, __file__, "--part", name, *flags]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=part.seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return [(name, f"FAILED: not done within {part.seconds} s")], time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return [(name, f"FAILED: {last[:300]}")], seconds
+    return [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])], seconds
+
+
+def page(found: dict[str, tuple[Rows, float]], device: str) -> str:
+    """The results, as Markdown."""
+    about = machine()
+    if device == "cuda":
+        about["device"] = torch.cuda.get_device_name()
+        about["CUDA"] = str(torch.version.cuda)
+    lines = [
+        "# On a GPU",
+        "",
+        f"{', '.join(f'{name} {value}' for name, value in about.items())}.",
+        "",
+        "```",
+        "make gpu",
+        "```",
+        "",
+    ]
+    for name, (rows, seconds) in found.items():
+        lines += [f"## {name[0].upper()}{name[1:]}", "", f"Wanted: {PARTS[name].wanted}. It took {seconds:.0f} s.", ""]
+        lines += ["| what | found |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows), ""]
+    return "\n".join(lines)
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda, or cpu as a stand-in, whose page goes to the terminal.")] = "cuda",
+    small: Annotated[bool, typer.Option(help="Sizes for a stand-in.")] = False,
+    part: Annotated[str | None, typer.Option(help=f"One of {', '.join(PARTS)}; its rows as JSON.")] = None,
+) -> None:
+    """Try what only a GPU can show, and write it down."""
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit(
+            "No CUDA device here; --device cpu --small runs the same on a stand-in, and shows nothing about a GPU."
+        )
+    if part is not None:
+        with stand_in_for(device, small):
+            print(json.dumps(PARTS[part].run()))
+        return
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    flags = ["--device", device, *(["--small"] if small else [])]
+    found = {name: tried(name, flags) for name in PARTS}
+    text = page(found, device)
+    print(text)
+    if device == "cuda":
+        RESULTS.write_text(text, encoding="utf-8")
+    if any("FAILED" in value or "MISSED" in value for rows, _ in found.values() for _, value in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

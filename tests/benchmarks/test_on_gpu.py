@@ -1,0 +1,49 @@
+"""The parts of `make gpu` on a stand-in: their code runs, and what holds on every device holds here."""
+
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def script(repository):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(repository / "benchmarks"))
+        import on_gpu
+
+        with on_gpu.stand_in_for("cpu", small=True):
+            yield on_gpu
+        sys.modules.pop("on_gpu", None)
+
+
+@pytest.mark.parametrize(
+    ("part", "held"), [("attention", 3), ("pressure", 2), ("copies", 1), ("8 billion parameters", 1), ("decode", 0)]
+)
+def test_a_part_holds_on_a_stand_in(script, part, held):
+    found = script.PARTS[part].run()
+    values = [value for _, value in found]
+    assert sum(value.startswith("held") for value in values) == held
+    assert not any("MISSED" in value for value in values)
+    if part == "pressure":
+        assert all(" 0 preemptions" not in value for value in values)
+
+
+def test_a_part_that_fails_or_hangs_is_a_row_of_the_page(script, monkeypatch):
+    part = script.PARTS["copies"]
+    monkeypatch.setitem(script.PARTS, "copies", script.Part(part.run, 0, part.wanted))
+    hung, _ = script.tried("copies", [])
+    assert hung == [("copies", "FAILED: not done within 0 s")]
+    failed, _ = script.tried("decode", ["--no-such-flag"])
+    assert failed[0][1].startswith("FAILED: ")
+    page = script.page({"copies": (hung, 1.0)}, "cpu")
+    assert "| copies | FAILED: not done within 0 s |" in page
+    assert "Wanted: half of a pinned copy's rate." in page
+
+
+def test_without_cuda_it_says_what_would_run_here(script, monkeypatch):
+    monkeypatch.setattr(script.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="--device cpu --small"):
+        script.main()
