@@ -1,7 +1,6 @@
 """The page of host costs beside the goals, from the document that `compare.py` writes.
 
 python benchmarks/host_cost_table.py results/host-cost.json > results/host-cost.md
-python benchmarks/host_cost_table.py results/host-cost.json --readme README.md      # its table, written anew
 """
 
 from __future__ import annotations
@@ -25,14 +24,6 @@ GOALS = {
 }
 # The same of our scheduler inside vLLM, where it has vLLM's objects to make.
 GOALS_IN_VLLM = {"decode 256, caching on": 4.0, "decode 1024, caching on": 6.0, "pressure, caching on": 4.0}
-# What README calls each of them.
-README_NAMES = {
-    "decode 1024, caching on": "a decode step, schedule + update, 1,024 rows",
-    "decode 4096, caching on": "the same, 4,096 rows",
-    "churn, caching on": "churn: log-normal requests on 256 slots, per output token",
-    "pressure, caching on": "pressure: the same with 40 % of the blocks they want",
-    "prefix, caching on": "long shared prefixes: 2,000 requests, 20 families, per output token",
-}
 POOL_GOALS = {"allocate_ns": 5.0, "free_ns": 5.0, "insert_ns": 3.0, "evict_and_allocate_ns": 3.0}
 POOL_NAMES = {
     "allocate_ns": "allocate",
@@ -41,7 +32,6 @@ POOL_NAMES = {
     "evict_and_allocate_ns": "evict and allocate",
 }
 BUILD_GOAL_MS, AT_REST_GOAL, FULL_GOAL = 20.0, 40.0, 320.0
-BEGIN, END = "<!-- costs: begin -->\n", "<!-- costs: end -->"
 UNITS = {"us_total": "µs a step", "us_per_output_token": "µs per output token"}
 
 
@@ -194,43 +184,6 @@ def _long_rows(document: dict[str, Any]) -> Iterable[str]:
     yield ""
 
 
-def readme_rows(document: dict[str, Any]) -> str:
-    """The lines of README's table of costs: medians of both sides and their ratio."""
-    lines = []
-    for cell in document["cells"]:
-        name = README_NAMES.get(cell["cell"])
-        if name is None:
-            continue
-        vllm, ours = (statistics.median(run[cell["metric"]] for run in cell[side]) for side in ("vllm", "ours"))
-        lines.append(f"| {name} | {_time(vllm)} | {_time(ours)} | {vllm / ours:.0f} × |")
-    pool = document["pool"]
-    vllm, ours = ({key: statistics.median(run[key] for run in pool[side]) for key in (*POOL_GOALS, "build_ms", "at_rest_bytes")}
-                  for side in ("vllm", "ours"))  # fmt: skip
-    build = f"{vllm['build_ms']:,.0f} ms | {ours['build_ms']:.1f} ms | {vllm['build_ms'] / ours['build_ms']:.0f} ×"
-    lines.append(f"| a pool of 1,000,000 blocks: time to build | {build} |")
-    full = [float(next(iter(pool["vllm"][0]["full_bytes"].values()))), float(pool["ours"][0]["full_bytes"]["4"])]
-    rest = [vllm["at_rest_bytes"], ours["at_rest_bytes"]]
-    lines.append(
-        f"| its memory a block, at rest / with content (ours in runs of 4) | {rest[0]:.0f} / {full[0]:.0f} bytes "
-        f"| {rest[1]:.0f} / {full[1]:.0f} bytes | {rest[0] / rest[1]:.1f} × / {full[0] / full[1]:.1f} × |"
-    )
-    for key, name in POOL_NAMES.items():
-        lines.append(f"| {name}, a block | {vllm[key]:.0f} ns | {ours[key]:.0f} ns | {vllm[key] / ours[key]:.0f} × |")
-    return "\n".join(lines) + "\n"
-
-
-def with_rows(readme: str, rows: str) -> str:
-    """README with these lines between its marks."""
-    before, rest = readme.split(BEGIN)
-    return before + BEGIN + rows + END + rest.split(END)[1]
-
-
-def _time(microseconds: float) -> str:
-    if microseconds >= 1_000:
-        return f"{microseconds / 1_000:.1f} ms"
-    return f"{microseconds:.0f} µs" if microseconds >= 20 else f"{microseconds:.2f} µs"
-
-
 def _spread(figures: list[float]) -> str:
     """The median and the range, to about three figures."""
     middle = statistics.median(figures)
@@ -243,8 +196,4 @@ def _met(is_met: bool) -> str:
 
 if __name__ == "__main__":
     measured = json.loads(Path(sys.argv[1]).read_text())
-    if sys.argv[2:3] == ["--readme"]:
-        target = Path(sys.argv[3])
-        target.write_text(with_rows(target.read_text(), readme_rows(measured)))
-    else:
-        print(page(measured), end="")
+    print(page(measured), end="")

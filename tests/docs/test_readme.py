@@ -1,4 +1,4 @@
-"""The README runs: its Python as it stands, its commands as far as they exist, its study with the figures of its table."""
+"""The README and the page on embedding run: their Python as it stands, their commands as far as they exist; pictures and study follow from code."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from paged.cli.app import run
 PAGE = "README.md"
 
 
-def test_the_python_of_the_readme_runs(page, fences, repository):
+def test_the_python_of_the_readme_and_of_embedding_runs(page, fences, repository, text_of):
     pytest.importorskip("torch")
     embed = runpy.run_path(str(repository / "examples" / "embed.py"), run_name="embed")
     prompt, delivered = list(range(100)), []
@@ -23,8 +23,8 @@ def test_the_python_of_the_readme_runs(page, fences, repository):
         "prompt": prompt,
         "deliver": lambda *arguments: delivered.append(arguments),
     }
-    programs = fences(page, "python")
-    assert len(programs) >= 3
+    programs = fences(page, "python") + fences(text_of("docs/embedding.md"), "python")
+    assert len(programs) >= 5
     for program in programs:
         exec(compile(program, "README.md", "exec"), names)
     alone, _ = embed["serve"]([paged.Request(id="a", prompt=prompt, max_tokens=64)], num_blocks=64)
@@ -32,11 +32,24 @@ def test_the_python_of_the_readme_runs(page, fences, repository):
     assert delivered[-1][2] == "length"
 
 
+def test_the_pictures_of_the_readme_are_drawn_from_what_is_committed(monkeypatch, repository):
+    monkeypatch.syspath_prepend(repository / "tools")
+    import readme_pictures as tool
+
+    for name, draw in tool.PICTURES.items():
+        assert draw() == (repository / "docs" / "images" / name).read_text(encoding="utf-8"), name
+    look = tool.run()
+    # What the caption says.
+    assert look.on_host["e"]
+    assert list(look.reasons) == ["e"]
+    assert all(len(table) > 4 for id, table in look.tables.items() if id != "e")
+
+
 def test_the_commands_of_the_readme_exist(page, fences, text_of):
     makefile = text_of("Makefile")
     commands = [line.split("#")[0].split() for block in fences(page, "sh") for line in block.splitlines()]
     assert ["make", "demo"] in commands
-    assert ["paged", "simulate", "TRACE"] in commands
+    assert ["paged", "simulate", "TRACE", "--policy", "paged,vllm"] in commands
     subcommands = set()
     for program, *arguments in commands:
         if program == "make":
@@ -65,10 +78,11 @@ def test_the_glossary_has_every_word_once(text_of):
     assert [word for word, cells in rows if len(cells.split(" | ")) != 5] == []
 
 
-def test_the_simulation_of_the_readme_gives_its_table_and_policies_differ_in_it(page, tmp_path, run_python):
+def test_the_simulation_of_its_page_gives_its_table_and_policies_differ_in_it(text_of, tmp_path, run_python):
     pytest.importorskip("typer")
     pytest.importorskip("plotly")
-    (line,) = re.findall(r"^paged (simulate azure .*)$", page, flags=re.MULTILINE)
+    page = text_of("docs/simulator.md").split("## What is simulated")[0]
+    (line,) = re.findall(r"^paged (simulate azure .*orca-max.*)$", page, flags=re.MULTILINE)
     report = tmp_path / "report.html"
     result = run_python("-m", "paged", *line.replace("report.html", str(report)).split(), "--jobs", "1", "--json")
     assert result.returncode == 0, result.stderr
