@@ -69,7 +69,7 @@ class Server:
 
 
 async def ask(port: int, request: Line, patience: int = 10_000) -> list[list[int]]:
-    """A client: the tokens of each sequence, until it is told that all have ended, or has had so many lines."""
+    """A client: the tokens of each sequence, until it hears that all have ended, or has had so many lines."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(json.dumps(request).encode() + b"\n")
     lines = [json.loads(line) for _ in range(patience) if (line := await reader.readline())]

@@ -2,7 +2,7 @@
 
 The stand-in keeps one number where a model keeps K and V: the token mixed with its position. Its next token is a
 checksum of the whole context in order, read through the block table, so a wrong table, a lost copy or a missed move
-gives another token. It is told what to do by the batch alone and knows no request, ref count or policy.
+gives another token. It follows the batch alone and knows no request, ref count or policy.
 """
 
 import time

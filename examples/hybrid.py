@@ -11,7 +11,7 @@ SIZE, REACH, NUM_PAGES, NUM_TOKENS = 4, 6, 36, 13
 FACTORS = np.arange(3, 11).reshape(2, SIZE)  # a state is eight numbers, in two pages
 GROUPS = (LayerGroup("full"), LayerGroup("window", reach=REACH), LayerGroup("state", pages=2))
 scheduler = Scheduler(BlockManager(NUM_PAGES, SIZE, groups=GROUPS), max_tokens_per_step=24, max_sequences=6)
-# A page holds four numbers of whichever layer has it. The last one is nobody's and stays zero: -1 in a table reads it.
+# A page holds four numbers of whichever layer has it. The last one belongs to no row and stays zero: -1 in a table reads it.
 pages = np.zeros((NUM_PAGES + 1, SIZE), int)
 
 
