@@ -485,7 +485,7 @@ class InvalidSpec(PagedError, ValueError):
         self.problem = problem
 
 
-# Models and devices that somebody names
+# Models and devices by name
 
 
 class _UnknownName(PagedError, ValueError):
@@ -659,7 +659,7 @@ class ServerFailed(PagedError, RuntimeError):
 
 
 class ClientGone(PagedError, ConnectionError):
-    """Nobody reads the answer."""
+    """The answer has no reader any more."""
 
 
 class EngineAway(PagedError, RuntimeError):
@@ -687,7 +687,7 @@ class RefusedByEngine(PagedError, ValueError):
 
 
 class NoFeed(PagedError, ConnectionError):
-    """No pictures come from `url`: nobody is there, or the key is wrong, or it is another kind of server."""
+    """No pictures come from `url`: nothing listens there, or the key is wrong, or it is another kind of server."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(f"{url}: {why}")

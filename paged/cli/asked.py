@@ -111,7 +111,7 @@ def scenarios(
     )
     for scenario in found:
         scenario.scheduler()
-    # A trace as somebody recorded it is simulated as it is, and what is too short of it is said; one that is made faster ends sooner, too.
+    # A trace is simulated as it was recorded, and what is too short of it is said; one that is made faster ends sooner, too.
     return [scenario.settled() if scenario.load.rate > 1 else scenario for scenario in found]
 
 

@@ -104,7 +104,7 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
     out = console()
     waits = "reading the model: a few seconds; the first time up to a minute"
     with out.status(waits) if out.is_terminal and not is_silent else nullcontext():
-        # Nobody could show it again for what ends at once.
+        # What ends at once could not show it again.
         out.show_cursor()
         with at_once():
             from paged.cli.demo_model import ModelAnswers, RealText

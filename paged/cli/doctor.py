@@ -43,7 +43,7 @@ def doctor(no_build: NoBuild = False, json: Json = False) -> None:
     """
     out = console()
     with out.status("looking: some seconds") if out.is_terminal and not json else nullcontext():
-        # Nobody could show it again for what ends at once.
+        # What ends at once could not show it again.
         out.show_cursor()
         with at_once():
             found = examine(build=not no_build)

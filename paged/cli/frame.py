@@ -34,6 +34,6 @@ class Frame(msgspec.Struct, frozen=True):
     events: tuple[tuple[float, int, str], ...] = ()
     """The latest last: when (s), whose (request's number), what."""
     texts: tuple[tuple[int, str], ...] = ()
-    """What a model is writing: whose (request's number), and all of it so far. Empty where nobody writes."""
+    """What a model is writing: whose (request's number), and all of it so far. Empty where no request writes."""
     groups: tuple[GroupStats, ...] = ()
     """Where layers are of several kinds: cells and counts are of pages then. Else empty."""

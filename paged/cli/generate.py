@@ -342,7 +342,7 @@ def _answered(
     params: SamplingParams | BeamSearchParams | ContrastiveSearchParams,
     show: "Callable[[dict[int, Completion]], None]",
 ) -> "list[Completion]":
-    """All answers, shown when the last one has ended, or an interrupt has come; behind a bar for somebody who waits."""
+    """All answers, shown when the last one has ended, or an interrupt has come; behind a bar at a terminal."""
     found: dict[int, Completion] = {}
     bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[rate]}"))
     task = None if bar is None else bar.add_task("answers", total=len(prompts), rate="")

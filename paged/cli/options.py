@@ -54,7 +54,7 @@ Seeds = Annotated[int, Option(min=1, help="Simulate with so many seeds, and say 
 Model = Annotated[str | None, Option(help="A model's name, a checkpoint folder or its config.json, or a JSON file (docs/hardware.md).", show_default="the formula below", rich_help_panel=_DEVICE)]
 DeviceName = Annotated[str | None, Option("--device", help="What it runs on: a device's name, or a JSON file.", show_default="none", rich_help_panel=_DEVICE)]
 ProfilePath = Annotated[str | None, Option("--profile", metavar="FILE", help="What a step takes, from steps that `paged profile` timed.", show_default="the roofline of model and device", rich_help_panel=_DEVICE)]
-Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where somebody measured the device's kernels.", rich_help_panel=_DEVICE)]
+Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where the device's kernels were measured.", rich_help_panel=_DEVICE)]
 Dtype = Annotated[str | None, Option(help="Of weights and activations.", show_default="the model's own, or bf16, or what the device has", rich_help_panel=_DEVICE)]
 Quantization = Annotated[str | None, declared("quantization", _DEVICE)]
 QuantizeHead = Annotated[bool, declared("quantize_head", _DEVICE)]

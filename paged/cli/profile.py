@@ -165,7 +165,7 @@ def _about(engine: Any, fast: bool) -> str:
 
 
 def _time(times: StepTimes, rounds: int) -> None:
-    """All rounds, with a bar on standard error for somebody who waits at a terminal."""
+    """All rounds, with a bar on standard error at a terminal."""
     bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     task = None if bar is None else bar.add_task("rounds", total=1 + rounds)
     with bar or nullcontext():

@@ -62,7 +62,7 @@ def serve(model: Model = None, config: Config = None, *, server: dict[str, Any],
     if os.environ.get(_KEYS) == "":
         raise InvalidConfig(f"{_KEYS} is empty, and everybody could ask; unset it, or let it have a key.")
     settings = read_settings(config, server, engine if model is None else {**engine, "model": model})
-    # Whoever collects a log reads a line as JSON; at a terminal a person reads it.
+    # A collector of logs reads a line as JSON; at a terminal a person reads it.
     says_json = settings.log == "json" and not sys.stderr.isatty()
     with signals.at_once():
         _leave_torch_out()

@@ -20,7 +20,7 @@ def console() -> Console:
 
 
 def is_terminal() -> bool:
-    """Whether somebody watches: a live view is drawn only then."""
+    """Whether this is a terminal: a live view is drawn only then."""
     return console().is_terminal
 
 
@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def loading(what: object) -> Iterator[None]:
-    """Within the block libraries and a model are loaded. It is said at once to somebody who waits at a terminal, and a signal ends the process
+    """Within the block libraries and a model are loaded. At a terminal it is said at once, and a signal ends the process
     where it is."""
     if sys.stderr.isatty():
         say(f"loading {what or 'the model that ships'}")
@@ -51,7 +51,7 @@ def print_json(document: Any) -> None:
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress | None:
-    """A line on standard error for somebody who waits at a terminal: a description, then these columns. None where nobody does."""
+    """A line on standard error at a terminal: a description, then these columns. None elsewhere."""
     out = Console(stderr=True)
     if not out.is_terminal:
         # A bar that is disabled prints an empty line with some versions of Rich.

@@ -39,7 +39,7 @@ class Branch:
         self._read = (ids, values)
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """Nobody asks for it."""
+        """The answer is not wanted any more."""
         raise AssertionError("searches do not ask for the prompt's log-probabilities")
 
     def read_state(self, position: int, state: Tensor) -> None:
@@ -75,7 +75,7 @@ class ForkedRequest:
         self.search = search
         self.usage: RequestUsage | None = None
         if search.wants_states:
-            # Of content that others computed nobody knows the states: in a namespace of its own it finds none but its own, whose are known.
+            # The states of content that others computed are not known: in a namespace of its own it finds none but its own, whose are known.
             request = msgspec.structs.replace(request, extra_key=request.id)
         self._request, self._scheduler, self._now, self._open_row = request, scheduler, now, open_row
         self._may_fork = may_fork

@@ -1,8 +1,8 @@
 """What an engine was told of each row's block table, and what it has to be told next.
 
 An engine keeps a table of its own for each request, and it can be told two things: more blocks behind it, or another table in its
-place. Ours change in other ways, too: a full block is switched for an equal one that somebody else computed, a tail is given to
-somebody who needs it more. Engines keep their first blocks for themselves, so that their ids are ours and some more.
+place. Ours change in other ways, too: a full block is switched for an equal one that another row computed, a tail is given to
+a row that needs it more. Engines keep their first blocks for themselves, so that their ids are ours and some more.
 """
 
 from __future__ import annotations

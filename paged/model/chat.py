@@ -49,7 +49,7 @@ def chat_prompt(
     if not tokenizer.chat_template:
         raise InvalidChat("the model's tokenizer has no chat template; make a prompt of the messages yourself.")
     _must_be_read(tokenizer, tools, options or {})
-    # It comes with transformers, which whoever has a tokenizer has.
+    # It comes with transformers, which a tokenizer needs.
     from jinja2 import TemplateError
 
     try:

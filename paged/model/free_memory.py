@@ -20,7 +20,7 @@ _LIMITS = (
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that can be had on a device; None where nobody says."""
+    """Bytes that can be had on a device; None where it is not known."""
     if device.type == "cuda":
         import torch
 
@@ -29,7 +29,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def free_bytes_of_host() -> int | None:
-    """Bytes that can be had of this machine's memory; None where nobody says."""
+    """Bytes that can be had of this machine's memory; None where it is not known."""
     found = [each for each in (_of_machine(), *(_of_group(*files) for files in _LIMITS)) if each is not None]
     return min(found, default=None)
 

@@ -48,7 +48,7 @@ from paged.model.tiling import Tiling
 
 # Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.
 TILE = 32
-# Parameters below which a second thread saves little, and makes every small product wait whenever somebody else is busy: for
+# Parameters below which a second thread saves little, and makes every small product wait whenever another process is busy: for
 # a hundred times as long as it takes, with two threads on two cores of which one is not free.
 _ONE_THREAD_BELOW = 10_000_000
 
@@ -205,7 +205,7 @@ class Runner:
     def threads(self) -> AbstractContextManager[None]:
         """Within it torch has as many threads as a pass has now."""
         count = 1 if self._is_small else free_cores().count() if self._adapts else None
-        # Where there is one thread somebody else may have lowered the number, and raise it while this pass runs: so it has to say its own.
+        # Where there is one thread another caller may have lowered the number, and raise it while this pass runs: so it has to say its own.
         return nullcontext() if count is None or count >= torch.get_num_threads() > 1 else THREADS.at_most(count)
 
     def _forward_part(
@@ -221,7 +221,7 @@ class Runner:
         inputs, positions = self._padded(token_ids, step), self._padded(step.positions, step)
         keep: Any
         if self.tile is not None:
-            # All places or a single one that nobody asked for: the product with the vocabulary has one shape, too. Where layers share K and V, a
+            # All places or a single one that is not wanted: the product with the vocabulary has one shape, too. Where layers share K and V, a
             # number makes some modules leave places out.
             everything: Any = torch.arange(inputs.shape[1], device=device) if self._shares else 0
             keep = everything if len(picked) else torch.zeros(1, dtype=torch.int64, device=device)

@@ -1,6 +1,6 @@
-"""How many threads a forward pass gets: as many as there are cores that nobody else uses, asked again while it runs.
+"""How many threads a forward pass gets: as many as there are cores that no other process uses, asked again while it runs.
 
-    2 cores, nobody else           2 threads
+    2 cores, all idle              2 threads
     2 cores, one of them busy      1 thread: a second one would wait for a core in every product, and the first one for it
 
 torch's threads wait by spinning, so that one which has no core holds up all others for as long as the system takes to
@@ -65,7 +65,7 @@ def usable_cores() -> int:
 
 
 class FreeCores:
-    """Cores that nobody else uses, from one reading to the next."""
+    """Cores that no other process uses, from one reading to the next."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class FreeCores:
         self._free = self._cores
 
     def count(self) -> int:
-        """At least 1, and all where nobody says."""
+        """At least 1, and all where it is not known."""
         before = self._before
         if before is None or self._clock() - before.now < _STALE:
             return self._free
@@ -93,8 +93,8 @@ class FreeCores:
 
 
 class Threads:
-    """torch on so many threads, for the whole process, as long as anybody is inside; then on as many as before the first came in. The fewest that
-    anybody wants count, and nobody gets more than there were."""
+    """torch on so many threads, for the whole process, as long as any caller is inside; then on as many as before the first came in. The fewest that
+    a caller wants count, and none gets more than there were."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -103,7 +103,7 @@ class Threads:
 
     @contextmanager
     def at_most(self, count: int) -> Iterator[None]:
-        """Somebody is inside who wants so many at most."""
+        """A caller is inside who wants so many at most."""
         # What counts cores does without it.
         import torch
 
@@ -126,5 +126,5 @@ THREADS = Threads()
 
 @cache
 def free_cores() -> FreeCores:
-    """Of this process, first read when somebody asks."""
+    """Of this process, read at the first use."""
     return FreeCores()

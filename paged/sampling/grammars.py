@@ -84,7 +84,7 @@ class Grammars:
 
 
 def probe(form: StructuredOutputsParams) -> None:
-    """Raise InvalidSampling unless a process of its own reads the form within its limits: what would bring it down brings nobody else down."""
+    """Raise InvalidSampling unless a process of its own reads the form within its limits: what would bring it down brings nothing else down."""
     # Without -P a script imports what lies beside it.
     command = [sys.executable, "-P", form_probe.__file__]
     try:

@@ -55,7 +55,7 @@ class Asked(NamedTuple):
     real: NDArray[np.float64]
     whole: NDArray[np.int64]
     all_readers: NDArray[np.object_]
-    # The highest value of each whole column, here or where these are some of: mostly it says that nobody wants anything.
+    # The highest value of each whole column, here or where these are some of: mostly it says that nothing is wanted.
     highest: list[int]
 
     def of(self, places: NDArray[Any]) -> Asked:
@@ -149,7 +149,7 @@ class Asked(NamedTuple):
 
     @property
     def waits(self) -> NDArray[np.bool_]:
-        """Somebody else chooses its tokens."""
+        """Its tokens are chosen elsewhere."""
         return self.whole[_PLACE["waits"]] != 0
 
     @property
@@ -228,7 +228,7 @@ class RowSampling:
         self._readers[row] = reader
 
     def set_branch(self, row: int, reader: Reader, num_top: int, *, wants_states: bool) -> None:
-        """The row serves a branch of a search from now on: `reader` is told its likeliest next tokens, of which somebody else chooses."""
+        """The row serves a branch of a search from now on: `reader` gets its likeliest next tokens, and chooses."""
         self.set(row, SamplingParams(), seed=0, prompt_len=0, reader=reader)
         self._whole[_PLACE["num_top"], row] = num_top
         self._whole[_PLACE["waits"], row] = True
@@ -262,7 +262,7 @@ class RowSampling:
         return tokens
 
     def guess(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """As `choose`, by logits of a model that guesses: nobody is told, no logits processor is asked, and no logits are refused."""
+        """As `choose`, by logits of a model that guesses: no reader gets them, no logits processor is called, and no logits are refused."""
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers, asks_processors=False)
         tokens = _drawn(logits.nan_to_num(), asked, places)
@@ -324,7 +324,7 @@ def _tell(
     tokens: NDArray[np.int32],
     num_top: NDArray[np.int64],
 ) -> None:
-    """Tell whoever wants it how likely the token at a place was, and so many of the likeliest."""
+    """Tell each reader how likely the token at a place was, and so many of the likeliest."""
     found = logprobs(logits, tokens, int(num_top.max()))
     for i, (tell, place, count) in enumerate(zip(told, places.tolist(), num_top.tolist(), strict=True)):
         tell(place, *_line(found, tokens, i, count))

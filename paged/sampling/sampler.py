@@ -191,7 +191,7 @@ def _draw_from_likeliest(
     logits: Tensor, draws: _Draws, num_candidates: int, rows: NDArray[np.int64], of_all: Tensor | None = None
 ) -> NDArray[np.int64]:
     """Tokens, [n], of rows where something is cut off: from so many candidates, and from more where these are too few.
-    `rows`, [n], are their places in the batch; `of_all`, [n, 1], is the sum of all weights of each, if somebody knows it already.
+    `rows`, [n], are their places in the batch; `of_all`, [n, 1], is the sum of all weights of each, if it is known already.
 
     Either way gives the same token, because no two tokens share a rank and sums of integers are exact.
     """

@@ -31,7 +31,7 @@ def rows_of(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
 
 def column(logits: Tensor, values: NDArray[Any]) -> Tensor:
     """One number for each row, [n, 1], on the logits' device."""
-    # Here and not above, so that whoever only reads parameters needs no torch; whoever has logits has loaded it.
+    # Here and not above, so that reading parameters needs no torch; where there are logits it is loaded.
     import torch
 
     return torch.from_numpy(values).to(logits.device)[:, None]

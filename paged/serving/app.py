@@ -89,7 +89,7 @@ class Guard:
         except ApiError as error:
             await _respond(send, error, request_id)
             return
-        # A key that everybody may choose names nobody.
+        # A key that every client may choose names none of them.
         client = key if self._needs_key else f"{(scope['client'] or ('',))[0]} {key}"
         traceparent = headers.get(b"traceparent", b"").decode("latin-1") or None
         call = Call(request_id, own_id, path, arrived, client, tenant, body, traceparent)
@@ -106,7 +106,7 @@ class Guard:
         await self._app(scope, read, send)
 
     def _who(self, path: str, method: str, headers: dict[bytes, bytes]) -> tuple[str | None, str]:
-        """The tenant and the key of whoever calls. Raises ApiError."""
+        """The tenant and the key of the caller. Raises ApiError."""
         shown = headers.get(b"authorization", b"").decode("latin-1")
         key = shown[7:].strip() if shown[:7].lower() == "bearer " else ""
         if method == "OPTIONS" or path in _OPEN:
@@ -228,7 +228,7 @@ def _headers(request: Request) -> dict[str, str]:
 
 
 def _say_errors(app: FastAPI) -> None:
-    """Errors have OpenAI's form, whoever finds them."""
+    """Errors have OpenAI's form, wherever they are found."""
 
     @app.exception_handler(PagedError)
     async def _own(request: Request, error: PagedError) -> Response:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from paged.block_manager import BlockManager, GroupStats
 
 FREE = -1
-"""No content, and nobody's."""
+"""No content, and in no table."""
 CACHED = -2
-"""Content that a request may find, and nobody's."""
+"""Content that a request may find, in no table."""
 SHARED = -3
 """In the tables of several sequences."""
 RETAINED = -4

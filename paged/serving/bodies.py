@@ -148,7 +148,7 @@ class _Asked(Body):
         default=None, description="What is computed is found again by requests of the same salt alone."
     )
     deadline_s: Annotated[Number, Field(gt=0, le=1e6)] | None = Field(
-        default=None, description="Seconds after which nobody wants the answer any more."
+        default=None, description="Seconds after which the answer is not wanted any more."
     )
     user: Label = None
     metadata: Annotated[dict[str, Any] | None, Field(description="Changes no answer.")] = None
@@ -187,7 +187,7 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """What somebody said; the chat template reads it."""
+    """One message; the chat template reads it."""
 
     unsupported: ClassVar[Reasons] = {
         "refusal": ("content is what was said.", ("",)),

@@ -210,7 +210,7 @@ class EngineClient:
             self._give(held)
 
     def abort(self, ids: list[str]) -> None:
-        """Nobody waits for these any more."""
+        """These have no reader any more."""
         alive = [request_id for request_id in ids if self._held.pop(request_id, None) is not None]
         if alive and self.state == "ready":
             self._send(Abort(alive))

@@ -65,5 +65,5 @@ def overloaded(message: str, retry_after: float, code: str = "overloaded") -> Ap
 
 
 def unavailable(message: str, retry_after: float | None, code: str = "engine_unavailable") -> ApiError:
-    """Nobody can be answered at the moment."""
+    """No request can be answered at the moment."""
     return ApiError(503, message, kind=SERVER, code=code, retry_after=retry_after)

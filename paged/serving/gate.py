@@ -1,12 +1,12 @@
 """Who is let in when too many want something, and when the others are to come again.
 
-    | waiting requests | places kept for those who were told to come | free |        up to max_waiting
+    | waiting requests | places kept for clients that come again | free |        up to max_waiting
 
-Who is not let in is told when to come, by the scheduler's forecast of when places become free, and from then on a
-place is kept for him: who comes again, known by who he is and what he asks, is let in before anyone who came later.
-Clients that are alike in both have a place each, and the one that comes when a place is due takes it: who comes
-before any is due was told nothing yet, and is told a time of his own. A kept place lapses when nobody comes. Half of
-the places are never kept, so that those who do not come again leave no engine idle.
+A client that is not let in gets a time to come again, by the scheduler's forecast of when places become free. From then on a
+place is kept for it. When it comes again, known by its key and its request, it is let in before all that came later.
+Clients that are alike in both have a place each, and the one that comes when a place is due takes it. One that comes
+before any is due has no place yet, and gets a time of its own. A kept place lapses when its client does not come. Half of
+the places are never kept, so that clients that do not come again leave no engine idle.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MOST_ALIKE = 512
 """Places beside the first for clients that cannot be told apart, all in all: one that asks every second, whatever it is told, looks like many."""
 LEAST_WAIT_S = 0.5
 SPARE = 1.15
-"""Places pass before a promised one for each place that is promised already: were all promised, each delay would turn somebody away."""
+"""Places pass before a promised one for each place that is promised already: were all promised, each delay would turn a client away."""
 UNKNOWN_S, UNKNOWN_EACH_S = 1.0, 0.02
 """While nothing is known, before the first step has ended: until a first place is free, and for each place behind it."""
 
 
 class Kept:
-    """Places that are kept for somebody, one a prompt: `due` is when he was told to come, `lapses` when it is kept no more."""
+    """Places that are kept for a client, one a prompt: `due` is the time in its answer, `lapses` when it is kept no more."""
 
     __slots__ = ("due", "lapses", "num")
 
@@ -85,7 +85,7 @@ class Gate:
         self._of_name: dict[str, Tenant] = {tenant.name: tenant for tenant in settings.tenants}
         # Of each, the earliest first.
         self._kept: dict[tuple[str | None, bytes], list[Kept]] = {}
-        # In the order in which they were promised, whoever's they are: those at the front lapse first, or nearly.
+        # In the order in which they were promised, over all clients: those at the front lapse first, or nearly.
         self._promised: deque[tuple[tuple[str | None, bytes], Kept]] = deque()
         # Places beside the first of each.
         self._num_alike = 0

@@ -1,4 +1,4 @@
-"""KV events to whoever listens: published over ZeroMQ in vLLM's wire form, numbered, and told again to readers that missed some.
+"""KV events: published over ZeroMQ in vLLM's wire form, numbered, and sent again to readers that missed some.
 
     engine's thread    take_events ──> queue ──┐                           PUB     topic, number, payload
     publisher's thread                         └──> number, encode, keep ──┤

@@ -52,7 +52,7 @@ class KvFollower:
         Raises EventsLost, from which on everything is wanted again.
         """
         asked, last = self.wants, self._last
-        assert asked is not None, "nobody asked"
+        assert asked is not None, "there was a question"
         self.wants, self._last = 0, None
         if last is not None and not (answer and (_are_same(answer[0], last) or answer[0][1].begins_anew)):
             if answer and answer[0][0] > asked:

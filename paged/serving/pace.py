@@ -20,7 +20,7 @@ class Pace:
         self._latest: float | None = None
 
     def rest(self) -> None:
-        """There is nothing to do: what passes until the next step is nobody's."""
+        """There is nothing to do: what passes until the next step does not count."""
         self._latest = None
 
     def note(self, tokens: int, began: float, ended: float) -> None:

@@ -136,7 +136,7 @@ COUNTERS = (
 
 _GROUP_GAUGES = (
     ("paged:group_used_pages", "Pages that requests hold, by layer group.", "used"),
-    ("paged:group_cached_pages", "Pages with content that nobody holds, by layer group.", "cached"),
+    ("paged:group_cached_pages", "Pages with content that no row holds, by layer group.", "cached"),
     ("paged:group_wasted_pages", "Of the pages that requests hold, those lost to rounding.", "wasted"),
 )
 _GROUP_COUNTERS = (

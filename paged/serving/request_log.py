@@ -172,7 +172,7 @@ class RequestLog:
                 try:
                     rest = rest[os.write(self._file, rest) :]
                 except BlockingIOError:
-                    # The pipe is full, and somebody who shares it does not want to wait.
+                    # The pipe is full, and a process that shares it does not want to wait.
                     room = select.poll()
                     room.register(self._file, select.POLLOUT)
                     room.poll()
@@ -217,7 +217,7 @@ def to_stderr(level: str, message: str) -> None:
 
 
 def divert(say: Callable[[str, str], None]) -> None:
-    """From now on what this process logs and warns of, and each exception that nobody catches, is said so: a level, and a message with the
+    """From now on what this process logs and warns of, and each exception that is not caught, is said so: a level, and a message with the
     traceback in it."""
     logging.basicConfig(handlers=[_Handler(say)], level=logging.WARNING, force=True)
     logging.captureWarnings(True)

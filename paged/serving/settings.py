@@ -37,7 +37,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64)
-"""The engine of a server, where nobody says otherwise."""
+"""The engine of a server by default."""
 
 _LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Where it listens", "Who may ask", "How much", "How long", "What it says"
 

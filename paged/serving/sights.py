@@ -1,4 +1,4 @@
-"""The dashboard's pictures, taken once for all who look, and only while anybody does."""
+"""The dashboard's pictures, taken once for all viewers, and only while there is one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sight:
         return _Feed(self)
 
     def close(self) -> None:
-        """Nobody sees anything any more."""
+        """No viewer gets another picture."""
         if self._taker is not None:
             self._taker.cancel()
             self._taker = None
@@ -46,7 +46,7 @@ class Sight:
         return looker
 
     def leave(self, looker: asyncio.Queue[bytes | None]) -> None:
-        """Nobody looks here any more."""
+        """This viewer has gone."""
         self._lookers.discard(looker)
 
     async def _take(self) -> None:

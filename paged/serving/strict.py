@@ -53,7 +53,7 @@ def must_be_text(body: bytes) -> None:
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        # It is no JSON: whoever reads it says so.
+        # It is no JSON: its reader says so.
         return
     for name, value in given.items() if isinstance(given, dict) else [("", given)]:
         try:

@@ -69,7 +69,7 @@ _FIRST_MOMENTS = 16
 _REASONS_A_STEP = 8
 """A thousand requests may come at once; the reasons of those behind them are asked for in the steps after."""
 _STRANGERS = 1 << 32
-"""Numbers from here on are those of requests that nobody told of."""
+"""Numbers from here on are those of requests that were not announced."""
 
 _ENDS = {"stop": "finished", "length": "finished", "abort": "aborted", "rejected": "rejected", "error": "error"}
 

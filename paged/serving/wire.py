@@ -50,7 +50,7 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Nobody waits for these any more; their last outputs come all the same."""
+    """These have no reader any more; their last outputs come all the same."""
 
     ids: list[str]
 

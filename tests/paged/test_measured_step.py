@@ -93,7 +93,7 @@ def test_a_faster_device_is_faster_by_what_binds(work):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (roofline("llama-2-7b", "groq-lpu", "fp16"), "nobody measured kernels of groq-lpu"),
+        (roofline("llama-2-7b", "groq-lpu", "fp16"), "no kernels of groq-lpu were measured"),
         (roofline("deepseek-v2", "h100", "fp8", 8), "latents"),
         (roofline("smollm-135m", "rtx4090"), "only llama-3.1-8b"),
         (roofline("smollm-135m", "a100-80g"), "not measured"),

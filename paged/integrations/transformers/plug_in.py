@@ -90,7 +90,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         try:
             self.decisions.add(_request_of(state, len(states), self._store), now=state.created_time)
         except PagedError as error:
-            # Whoever called this ends `state` itself.
+            # The caller ends `state` itself.
             for each in states[1:]:
                 self._fail(each, error)
             raise

@@ -197,7 +197,7 @@ def _end(live: Live, output: Any, reason: str) -> Live:
 
 
 def speculation_of(batch: Batch, counts: NDArray[np.int64], num_drafts: int) -> Any:
-    """How many drafts of a step were right; None where there were none, or nobody was answered."""
+    """How many drafts of a step were right; None where there were none, or no request was answered."""
     places = ((batch.num_drafts > 0) & (counts > 0)).nonzero()[0]
     if not len(places):
         return None

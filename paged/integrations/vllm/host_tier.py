@@ -33,7 +33,7 @@ class HostMoves(KVConnectorMetadata):  # type: ignore[misc]
 
 
 def told_moves(moves: Moves) -> HostMoves:
-    """Our moves between the tiers, for vLLM, whose block 0 is nobody's."""
+    """Our moves between the tiers, for vLLM, whose block 0 belongs to no row."""
     out, back = moves.device_to_host, moves.host_to_device
     return HostMoves(out + np.array([1, 0], np.int32), back + np.array([0, 1], np.int32))
 

@@ -76,7 +76,7 @@ REFUSALS = (
     Refusal(
         "KV connectors",
         lambda config, _: config.kv_transfer_config is not None and not is_host_tier(config.kv_transfer_config),
-        "a block that is being transferred would be given to somebody else; our own, HostTier, is carried",
+        "a block that is being transferred would be given to another request; our own, HostTier, is carried",
     ),
     Refusal("encoder connectors", lambda config, _: config.ec_transfer_config is not None, "there are no encoder inputs"),
     Refusal(

@@ -13,9 +13,9 @@ State = Literal["found", "compiled", "not built", "failed"]
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The processor and what others leave of it.
 
-    instructions  the widest vectors that it has: "AVX-512", "AVX2", "AVX", "SSE" or "NEON"; "" where nobody says
-    free_cores    cores that nobody else uses now
-    free_bytes    of memory; None where nobody says
+    instructions  the widest vectors that it has: "AVX-512", "AVX2", "AVX", "SSE" or "NEON"; "" where it is not known
+    free_cores    cores that no other process uses now
+    free_bytes    of memory; None where it is not known
     environment   variables that are set, and change what is loaded, compiled or run
     """
 

@@ -67,7 +67,7 @@ def unfit_versions() -> Iterator[Problem]:
     except (ImportError, PackageNotFoundError):
         return
     for each in wanted:
-        # Those for tests and for work on paged itself are nobody's else.
+        # Only tests and work on paged itself need the others.
         if each.name not in (*_NEEDED, *EXTRAS, *DISTRIBUTIONS.values()):
             continue
         found = _version(each.name)

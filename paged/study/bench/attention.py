@@ -29,7 +29,7 @@ from paged.study.hardware import StepWork
 # K and V of a pool's layers together: more than a processor's cache holds. Steps so small that they would need more layers stay in it.
 _BYTES, _MOST_LAYERS = 256 * 2**20, 256
 _PREFILLS = 4
-# Those that run on a CPU, but for the reference: it reads slot by slot, and nobody waits for it unasked.
+# Those that run on a CPU, but for the reference: it reads slot by slot, which takes too long unasked.
 _HERE = ("native", "torch_gather")
 _CPU = torch.device("cpu")
 

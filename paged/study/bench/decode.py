@@ -87,7 +87,7 @@ def _decoding(rows: int, caching: bool, context: int, holes: int, steps: int) ->
     budget = max(BUDGET, 2 * num_sequences, num_sequences * context // PREFILL_STEPS if context > 256 else 0)
     # Until then they decode, at up to half the budget, and need room for those tokens, too.
     prefill_steps = -(-num_sequences * (context + 1) // budget) * 2
-    # Nobody ends before the timing has, and the pool holds what all of them declare: else the policy keeps some back.
+    # No request ends before the timing has, and the pool holds what all of them declare: else the policy keeps some back.
     max_tokens = steps + WARM_STEPS + SPARE_TOKENS + prefill_steps
     blocks_a_sequence = -(-(context + max_tokens) // BLOCK_SIZE)
     # A policy's watermark, a few percent of the pool, must not keep the last sequences waiting.

@@ -170,7 +170,7 @@ def engine_run(
     rate: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineRun:
-    """Serve a trace on an engine that nobody has used. Each request gets as many tokens as the trace says; `rate` is an EngineBench's.
+    """Serve a trace on a new engine. Each request gets as many tokens as the trace says; `rate` is an EngineBench's.
 
     Raises InvalidConfig for an engine that has been used, BenchmarkFailed, and what the engine raises.
     """

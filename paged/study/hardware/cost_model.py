@@ -1,4 +1,4 @@
-"""What a cost model answers, and a token budget that suits it: what stands in for a number that nobody named."""
+"""What a cost model answers, and a token budget that suits it: what stands in for a number that is not given."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def usual_dtype(self) -> str:
-        """What stands in for a dtype that nobody named: bf16, or where it has no rate for that the first that it has."""
+        """What stands in for a dtype that is not given: bf16, or where it has no rate for that the first that it has."""
         return "bf16" if "bf16" in self.peak_flops else next(iter(self.peak_flops))
 
     def ridge(self, dtype: str) -> float:

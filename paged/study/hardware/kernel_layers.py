@@ -41,7 +41,7 @@ class KernelLayers:
 
     @property
     def skew(self) -> float:
-        """Nobody measured it."""
+        """It was not measured."""
         return 0.0
 
     @property

@@ -63,7 +63,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usual_link(device: Device, *, share: float = 0.8, latency_s: float = 5e-6) -> Link | None:
-    """What stands in for a link that nobody measured, by what the device's sheet says; None: it has none.
+    """What stands in for a link that was not measured, by what the device's sheet says; None: it has none.
 
     `share` and `latency_s` are assumed of NVLink: of its published rate, and of a message.
     """

@@ -1,4 +1,4 @@
-"""Which cost model a model on a device gets: measured kernels where somebody measured them, else published figures."""
+"""Which cost model a model on a device gets: measured kernels where there are any, else published figures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TableLayers:
             f"measured up to {measured['tokens'][1]:,} tokens a step, {measured['n_decode'][1]:,} sequences and contexts of "
             f"{measured['kv_decode'][1]:,} tokens; beyond it goes on in straight lines"
         )
-        unskewed = "that contexts of a step differ in length is left out: nobody measured what it takes here"
+        unskewed = "that contexts of a step differ in length is left out: what it takes here was not measured"
         return (said,) if self.skew else (said, unskewed)
 
     def dense_seconds(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -79,7 +79,7 @@ class TableLayers:
 
 
 def measured_layers(roofline: Roofline) -> Layers | None:
-    """Of the roofline's model on its device, as they ship; None where nobody measured them.
+    """Of the roofline's model on its device, as they ship; None where they were not measured.
 
     Layers of the very model come first, then those that are derived from others' on the device, then kernels of the device by size. A model
     with latents or states has none, nor has a context that is split over devices, nor a dtype or weights in codes that were not timed.
@@ -181,9 +181,9 @@ def unmeasured(roofline: Roofline) -> str:
     """Why a step is priced by published figures, in words."""
     name, model = roofline.device.name, roofline.model.name
     if roofline.model.latent and name in kernel_names():
-        return f"nobody measured attention on latents on {name}"
+        return f"attention on latents was not measured on {name}"
     if roofline.model.mixers and name in kernel_names():
-        return f"nobody measured layers with a state on {name}"
+        return f"layers with a state were not measured on {name}"
     if roofline.codes and name in kernel_names():
         return f"weights in {roofline.codes.title} were not timed on {name}"
     of_device = sorted({timing.model.name for timing in _timings() if timing.tables.device == name})
@@ -192,7 +192,7 @@ def unmeasured(roofline: Roofline) -> str:
     if name in kernel_names():
         kept = "" if roofline.kept_dtype == roofline.dtype else f" with K and V in {roofline.kept_dtype}"
         return f"kernels of {model} in {roofline.dtype}{kept} were not measured on {name}"
-    return f"nobody measured kernels of {name}"
+    return f"no kernels of {name} were measured"
 
 
 @cache

@@ -3,7 +3,7 @@
     seconds = dense layers (tokens, padded as the engine pads) + LM head and sampler (rows) + attention + host + KV over the host link
 
 Attention is asked for one chunk of a prompt beside sequences that decode at one length. What a step has instead is brought to that: chunks
-of several prompts are one chunk with as many pairs of positions; sequences of several lengths are as many of their mean, and where somebody
+of several prompts are one chunk with as many pairs of positions; sequences of several lengths are as many of their mean, and where it was
 measured how much longer those of different lengths take, longer by that.
 """
 
@@ -70,7 +70,7 @@ class Layers(Protocol):
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A cost model from `Layers`. The roofline of the same model and device answers for what nobody timed: the host link, and what of a
+    """A cost model from `Layers`. The roofline of the same model and device answers for what was not timed: the host link, and what of a
     step would be faster on a faster device."""
 
     layers: Layers

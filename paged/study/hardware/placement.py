@@ -28,7 +28,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16; so are those of layers that `kv_dtype_skip_layers` names, beside int8 or int4. Weights are split evenly. Heads go to devices whole, so beyond
     `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
     head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
-    and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where somebody says what it
+    and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where it is known what it
     reaches. With a `quantization` linear layers are codes with scales, as an engine makes them at load, or as the model is published; with
     `quantize_head` so are the output projection and an embedding that shares its weights. Operations go at the dtype's rate. Raises
     InvalidConfig for a quantization that is none, or that contradicts what the model is published in, for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
@@ -353,7 +353,7 @@ def _split(part: Part, degree: int) -> Part:
 
 
 def usual_dtype(model: ModelShape, device: Device) -> str:
-    """What stands in for a dtype that nobody named: the model's own where the device has a rate for it, else the device's usual one."""
+    """What stands in for a dtype that is not given: the model's own where the device has a rate for it, else the device's usual one."""
     return model.dtype if model.dtype in device.peak_flops else device.usual_dtype
 
 
@@ -373,7 +373,7 @@ def check_skipped(name: str, kept: Sequence[Layers], kv_dtype: str, kv_dtype_ski
 
 
 def kept_as(dtype: str) -> str:
-    """What stands in for a dtype of K and V that nobody named, beside weights in `dtype`."""
+    """What stands in for a dtype of K and V that is not given, beside weights in `dtype`."""
     return "bf16" if DTYPES[dtype] == 1 else dtype
 
 

@@ -32,7 +32,7 @@ _AMOUNTS = {
 """Which amount of a step's work each price is multiplied with."""
 _PRICES = ("seconds_per_step", *_AMOUNTS)
 HELD_OUT = 4
-"""Where nobody says otherwise, every so-manieth step is not fitted to, but predicted."""
+"""By default every such step is not fitted to, but predicted."""
 FORMAT = 1
 """Of a profile's file; raised when a field changes its meaning."""
 
@@ -69,7 +69,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     With `tiling` the last three are those of an engine that computes in tiles: its time is a staircase in tokens, and in contexts. `steps`
     is how many it was fitted to, `held_out` its error on others, and `by_kind` the same by kind of step. Unlike a roofline it knows no
     larger of two: with a knee among its steps a sum is off by up to a tenth there (a test holds that), and outside the range of its steps
-    nobody knows.
+    is not known.
     """
 
     seconds_per_step: float

@@ -77,7 +77,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         decode_context   sum over them of their context's length
         longest_decode   the longest of these contexts
 
-        and for an engine that computes in tiles (`Tiling`); 0 where nobody counted them:
+        and for an engine that computes in tiles (`Tiling`); 0 where they were not counted:
 
         tiles            forward passes
         sampling_tiles   of them, those with a row that samples: logits of all their places are computed

@@ -59,7 +59,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_blocks(self) -> int:
-        """Device blocks with which nobody is preempted and no stream is evicted."""
+        """Device blocks with which no request is preempted and no stream is evicted."""
         size = self.block_size
         cached = sum(self.streams) // size
         # Of a row: the block of its last prompt token, which its outputs fill and may leave.

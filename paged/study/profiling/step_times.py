@@ -79,7 +79,7 @@ def engine_for(
 
 
 class StepTimes:
-    """The steps of a design on an engine that nobody else uses, which has at least what the design asks for.
+    """The steps of a design on an engine without other requests, which has at least what the design asks for.
 
     Raises InvalidConfig for an engine that has less, or has been used.
     """

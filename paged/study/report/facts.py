@@ -10,7 +10,7 @@ from paged.study.simulator import Outcome
 
 
 def sentence(outcomes: Sequence[Outcome]) -> str:
-    """What this is, for somebody who was sent the file."""
+    """What this is, for a reader who was sent the file."""
     policies = list(dict.fromkeys(outcome.result.policy for outcome in outcomes))
     is_timed = any(outcome.scenario.device.profile is not None for outcome in outcomes)
     timed = (

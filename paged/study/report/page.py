@@ -1,4 +1,4 @@
-"""The report: one HTML file that asks nobody for anything.
+"""The report: one HTML file that loads nothing from elsewhere.
 
 Plotly, from the extra `study`, checks the plots and gives its script, which is written into the file.
 """

@@ -18,7 +18,7 @@ SECTIONS = (
         "memory",
         "KV memory over time",
         "What the pool's slots hold as time goes by, of one policy. Tokens: slots whose K and V are computed. Fragmentation: held, not filled. Promised: kept by the policy for sequences beyond what they hold. "
-        f"Cached: content of nobody, for prefix hits; evicted when needed. {_averaged(NUM_POINTS)}",
+        f"Cached: content that no request holds, for prefix hits; evicted when needed. {_averaged(NUM_POINTS)}",
     ),
     (
         "occupancy",

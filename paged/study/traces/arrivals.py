@@ -14,7 +14,7 @@ PROCESSES = {
 }
 
 CV_LIMITS = (0.01, 100.0)
-"""Evener than anybody can tell from deterministic, and burstier than a trace of a million requests can show."""
+"""Too even to differ from deterministic, and burstier than a trace of a million requests can show."""
 
 
 def check_process(process: str, rate: float | None, cv: float | None) -> None:

@@ -19,16 +19,16 @@ MAX_SHARED_IDS = 2**30
 """Shared ids are below this number; from it on, content belongs to one request alone."""
 
 MAX_REQUESTS = 2**28
-"""So many requests have contents of their own, two shared ids each and two of nobody else, below 2**31."""
+"""So many requests have contents of their own, two shared ids each and two that no other has, below 2**31."""
 
 
 def content_ids(segment_ids: Ids, request: int) -> Ids:
-    """What decides each segment's tokens: its own id, or the request's number where nobody shares it. int64 [segments], < 2**31."""
+    """What decides each segment's tokens: its own id, or the request's number where no other shares it. int64 [segments], < 2**31."""
     return np.where(segment_ids == UNSHARED, MAX_SHARED_IDS + request, segment_ids)
 
 
 def output_content_ids(output_ids: Ids, request: int) -> Ids:
-    """The same for the request's outputs; one that nobody repeats is unlike its own prompt, too. int64 [n], < 2**31."""
+    """The same for the request's outputs; one that no prompt repeats is unlike its own prompt, too. int64 [n], < 2**31."""
     return content_ids(output_ids, MAX_REQUESTS + request)
 
 

@@ -84,7 +84,7 @@ class Fixed(msgspec.Struct, frozen=True):
 
 
 class LengthPreset(msgspec.Struct, frozen=True):
-    """Lengths under a name, and what of them somebody published and what we assume."""
+    """Lengths under a name, and what of them is published and what we assume."""
 
     name: str
     prompt: LogNormal

@@ -152,7 +152,7 @@ def _assembled(
     if system_tokens:
         contents = np.insert(contents, starts[:-1], 2 * num_requests)
         starts += np.arange(num_requests + 1)
-    # Nobody comes back: nothing but the beginning is shared.
+    # No session comes back: nothing but the beginning is shared.
     is_single = len(num_turns) == num_requests
     is_shared = contents == 2 * num_requests if is_single else np.ones(len(contents), np.bool_)
     return Trace(

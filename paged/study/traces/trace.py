@@ -35,7 +35,7 @@ class Trace:
     arrival_s       float64 [n]    seconds after the first request, never falling; the first is 0
     output_tokens   int64 [n]      tokens that the service generated, at least 1: exact, and unknown to a scheduler
     segment_starts  int64 [n + 1]  request i's prompt is segments segment_starts[i] to segment_starts[i + 1] − 1
-    segment_ids     int64 [k]      equal where tokens are equal; −1 where nobody else has them
+    segment_ids     int64 [k]      equal where tokens are equal; −1 where no other request has them
     segment_lengths int64 [k]      tokens, at least 1
     max_tokens      int64 [n]      output tokens that the request declared as its most, at least `output_tokens`; 0: it declared none
     priority        int64 [n]      smaller is sooner; 0 where nothing is said
@@ -127,7 +127,7 @@ class Trace:
     def window(self, start_s: float, stop_s: float = math.inf) -> "Trace":
         """The requests that arrive from `start_s` on and before `stop_s`; the first of them arrives at 0.
 
-        Raises InvalidConfig for times that are negative or no times, for a window that ends before it begins, and where nobody arrives.
+        Raises InvalidConfig for times that are negative or no times, for a window that ends before it begins, and where no request arrives.
         """
         not_negative("start_s", start_s)
         between("stop_s", stop_s, 0, math.inf)
@@ -164,7 +164,7 @@ class Trace:
         """A random part of the requests, each kept with probability `share`: a lower rate, with the bursts where they were.
 
         With one seed, what a smaller share keeps a larger one keeps, too. Raises InvalidConfig for a share not above 0 or over 1, and
-        where nobody is left.
+        where no request is left.
         """
         if positive("share", share) > 1:
             raise InvalidConfig(f"share is {share:g}; it must be at most 1 (`superposed` raises the rate)")
@@ -229,7 +229,7 @@ class Trace:
 
         `clip`: the end of the prompt is cut off until the request fits, but not below half the context; then the end of the output.
         `reject`: the request is left out. A declared maximum is cut to what the prompt leaves in either case. Raises InvalidConfig
-        for a context below 2, another `how`, and where nobody is left.
+        for a context below 2, another `how`, and where no request is left.
         """
         at_least("context", context, 2)
         prompts = self.prompt_tokens

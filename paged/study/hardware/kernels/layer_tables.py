@@ -1,4 +1,4 @@
-"""How long the layers of one model take on one device: tables of what somebody timed, and how they are asked.
+"""How long the layers of one model take on one device: tables of what was timed, and how they are read.
 
 Dense layers by the tokens of a step, LM head and sampler by its sequences, attention of a mixed step by four sizes at once: a prompt's
 chunk, the tokens before it, the sequences that decode beside it, and their length. Between what was timed seconds go in straight lines,
@@ -58,7 +58,7 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     axes, attention
               places by size in the order of `SIZES`, and the packed logarithms of one layer's seconds
     skew      share of the way from sequences of one length to all as long as the longest, for which decoding sequences of different
-              lengths are longer than of their mean; 0 where nobody measured it
+              lengths are longer than of their mean; 0 where it was not measured
     measured  by size, the least and the most that was timed
     versions  what was timed: engine, libraries, card
     """
