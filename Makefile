@@ -26,7 +26,7 @@ GPU ?=
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check wheel format bench served campaign pressure architectures sanitize processors soak faults mutants signals vllm dynamo gpu wheels clean
+.PHONY: help install demo test lint check docs wheel format bench served campaign pressure architectures sanitize processors soak faults mutants signals vllm dynamo gpu wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -60,6 +60,10 @@ check: export PAGED_EXAMPLES ?= 30
 check: lint ## the inner loop of a change (90 seconds): lint, and the tests of memory, scheduler and attention with few examples
 	@$(BIN)/python -m pytest -n auto --dist worksteal tests/acceptance tests/block_manager tests/scheduler tests/attention \
 		tests/properties/test_state_machines.py $(PYTEST)
+
+docs: $(STAMP) ## build the site of all pages and an API reference in build/site; fails for a link that leads nowhere
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 wheel: $(STAMP) ## build the wheel, and use it and test it in an empty environment
 	@$(BIN)/python tools/try_wheel.py
