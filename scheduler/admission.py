@@ -281,6 +281,9 @@ def force_progress(state: State, step: Step) -> None:
             return
         sentence = "ended with length: alone in the pool, it outgrew it."
         state.pending_outputs.extend(end_request(state, able[0], LENGTH, sentence))
+    if state.reservation.is_counted and any(other.status is Status.LOADING for other in queues.away):
+        # All that is free may be reserved for them.
+        return
     if queues.waiting.num:
         request = queues.waiting.head()
         # What then still holds blocks waits for tokens from the caller.

@@ -177,11 +177,12 @@ def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """10: with nothing outstanding, a step computes something, unless all that live wait for tokens or have just ended."""
     if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves:
         return []
-    able = [
-        id
-        for id in rig.live
-        if rig.scheduler.status(id) not in ("loading", "finished", "rejected") and not rig.books[id].is_idle
-    ]
+    statuses = {id: rig.scheduler.status(id) for id in rig.live}
+    unable = {"loading", "finished", "rejected"}
+    if rig.world.policy in RESERVES_ALL and "loading" in statuses.values():
+        # All that is free may be reserved for what loads.
+        unable.add("waiting")
+    able = [id for id, status in statuses.items() if status not in unable and not rig.books[id].is_idle]
     return [f"10: a step without tokens, though {able} could run: {rig.scheduler.counts()}"] if able else []
 
 

@@ -37,6 +37,20 @@ def test_what_is_left_to_compute_of_a_loading_prompt_is_kept_from_newcomers(make
     assert step(scheduler).tokens == {"runs": 1, "loads": 16}
 
 
+def test_a_newcomer_takes_nothing_that_is_reserved_for_a_request_that_loads(make_scheduler, request_of, step):
+    scheduler = make_scheduler(6, 4, policy="trtllm-guaranteed-no-evict", prefix_caching=False)
+    scheduler.add(request_of("loads", 12, max_tokens=6, num_computed=6))
+    step(scheduler)
+    # Two blocks are loaded into, and three more are reserved; nothing else can run now.
+    scheduler.add(request_of("late", 1, max_tokens=7))
+    assert step(scheduler).tokens == {}
+    assert scheduler.status("late") == "waiting"
+    scheduler.loaded("loads", 6)
+    while scheduler.status("loads") == "running" or scheduler.status("late") == "waiting":
+        step(scheduler)
+    assert scheduler.stats().preemptions_recompute == 0
+
+
 @pytest.mark.parametrize("policy", ["vllm", "tgi", "static"])
 def test_only_blocks_of_tokens_that_exist_elsewhere_are_loaded_into(make_scheduler, request_of, policy):
     scheduler = make_scheduler(9, 4, policy=policy, prefix_caching=False)
