@@ -214,8 +214,6 @@ class RowSampling:
             self._real = np.pad(self._real, ((0, 0), (0, row + 1)))
             self._whole = np.pad(self._whole, ((0, 0), (0, row + 1)))
             self._readers = np.concatenate([self._readers, np.zeros(row + 1, np.object_)])
-        # Who was asked for before keeps those of then.
-        self._readers = self._readers.copy()
         self._real[:, row] = (
             params.temperature,
             params.top_p if params.top_p is not None else 1.0,
