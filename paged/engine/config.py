@@ -277,7 +277,7 @@ class SchedulingConfig(Config, frozen=True, kw_only=True):
     max_sequences: Annotated[int, Field(help="Sequences in a step.", least=1, vllm=("max_num_seqs",))] = 32
     max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", usually="what the step has room for", least=1)] = None
     costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", usually="the usual ones", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
-    steps_ahead: Annotated[int, Field(help="0, or 1: a step is put out before the one before it is ended, so that a device need not wait; answers come a step later.", least=0, most=1)] = 0
+    steps_ahead: Annotated[int, Field(help="0, or 1: the model has a thread of its own, and a step is put out before the one before it is ended; answers come a step later.", least=0, most=1)] = 0
     max_retries: Annotated[int, Field(help="How often a step that ran out of memory is tried again before its requests end with an error.", least=0)] = 2
 
 

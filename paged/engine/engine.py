@@ -24,6 +24,7 @@ from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
 from paged.engine.config import EngineConfig
 from paged.engine.door import checked_text, checked_time, checked_tokens
+from paged.engine.executor import LocalExecutor
 from paged.engine.live_request import LiveRequest, LiveSequence
 from paged.engine.memory import memory_for
 from paged.engine.results import EngineOutput, EngineStats
@@ -140,7 +141,9 @@ class Engine:
             self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
         self._searches = Searches(self.scheduler, self._sampling, self._drafter)
         self.worker = Worker(self.runner)
-        self._steps = Steps(self.scheduler, self.worker, self._sampling, clock, self._drafter)
+        # One step ahead the model has a thread of its own, so that what the engine does for one step is done while the next one runs.
+        executor = LocalExecutor(self.worker, clock, self._drafter, threaded=steps.steps_ahead > 0)
+        self._steps = Steps(self.scheduler, executor, self._sampling, clock, self._drafter)
         # Made when an answer's form is asked for.
         self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}
@@ -378,24 +381,21 @@ class Engine:
     def advance(self) -> None:
         """As `step`, for a call that has taken its turn; the outputs stay here, for `outputs_of`."""
         self._steps.must_be_whole()
+        ended: list[Batch] = []
         try:
-            before = self._steps.num_launched
-            failed = self._steps.launch(self._note_admitted, self.on_logits)
-            if failed is not None:
-                self._end_failed(failed)
-            launched = self._steps.num_launched > before
-            ended = []
-            # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
-            while self._steps.num_launched > (self.config.scheduling.steps_ahead if launched else 0) or not self._live:
-                batch = self._steps.finish(self._deliver)
-                if batch is None:
-                    break
-                ended.append(batch)
+            failed = self._run_step(ended)
         except BaseException as error:
             self._recover(error)
+            self._tell_of(ended)
             raise
         if ended:
             self._num_failures = 0
+        if failed is not None:
+            self._end_failed(failed)
+        self._tell_of(ended)
+
+    def _tell_of(self, ended: list[Batch]) -> None:
+        """These batches have ended."""
         for batch in ended:
             if self._searches:
                 with Uninterrupted():
@@ -403,6 +403,26 @@ class Engine:
                         self._deliver_search(found)
             if self.on_batch is not None:
                 self.on_batch(batch)
+
+    def _run_step(self, ended: list[Batch]) -> FailedBatch | None:
+        """Put a batch out, and end what may be ended, which `ended` gets; returns a batch that had to be cancelled."""
+        steps = self._steps
+        is_launched = steps.launch(self._note_admitted, self.on_logits)
+        # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
+        while steps.num_outstanding > (self.config.scheduling.steps_ahead if is_launched else 0) or not self._live:
+            found = steps.finish(self._deliver)
+            if found is None:
+                break
+            if isinstance(found, FailedBatch):
+                return found
+            ended.append(found)
+        return steps.settle()
+
+    def close(self) -> None:
+        """End what runs the model: a step that runs is waited for, and taken back. No call but this one does anything from then on; those that
+        would raise EngineClosed. An engine that nobody has any more closes itself."""
+        with self.turns.beside("close"):
+            self._steps.close()
 
     def outputs_of(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
         """What these requests have brought and was not handed out. An output is handed out when it is asked for."""

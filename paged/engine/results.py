@@ -113,7 +113,7 @@ class EngineStats(msgspec.Struct, frozen=True):
                     that are numbers
     output_tokens   sampled
     drafted_tokens  guessed, and accepted_tokens those that were right
-    host_s          in schedule, inputs, sampling, update and text; model_s in moves and forward passes
+    host_s          in schedule, inputs, sampling, update and text; model_s in moves and forward passes. One step ahead they pass at once
     """
 
     steps: int

@@ -1,14 +1,14 @@
 """One step of a model in two halves: a batch is put out, and a batch is ended.
 
-    launch: schedule → begin → run → sample        finish: update
+    launch: schedule → launched        settle: sampled        finish: update
 
 One step ahead, a batch is put out before the one before it is ended: what that one sampled is filled in where the model lies, and comes to
-nothing where its sequence ends with it.
+nothing where its sequence ends with it. What a step samples is drawn where it runs, unless the engine has to see its logits: then it is settled
+before the next is put out.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,13 +19,11 @@ from torch import OutOfMemoryError, Tensor
 from paged.base.growing import rising_from
 from paged.base.uninterrupted import Uninterrupted
 from paged.decoding.drafter import Drafter, Tried
+from paged.engine.executor import Executor, Launched, Ran
 from paged.engine.results import EngineStats
 from paged.engine.step_inputs import StepInputs
-from paged.errors import BadLogits, CannotAdjust, EngineFailed, PagedError
-from paged.model.runner import Read
-from paged.model.step_input import StepInput
-from paged.model.worker import ReadyStep, Worker
-from paged.sampling.rows import Asked, RowSampling, prompt_places, state_places, tell_prompts, tell_states
+from paged.errors import BadLogits, CannotAdjust, EngineClosed, EngineFailed, PagedError
+from paged.sampling.rows import Asked, RowSampling, tell_prompts, tell_states
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 
 OnLogits = Callable[[str, int, Tensor], None]
@@ -45,24 +43,24 @@ class _NotChosen(Exception):
         self.error = error
 
 
-class PutOut(NamedTuple):
-    """A batch that is out, and the step that a worker runs of it."""
+class _Sampled(NamedTuple):
+    """What a batch sampled, packed, how many of each row (None: one of each that samples), and when its logits were there."""
 
-    batch: Batch
-    step: StepInput
-
-
-class _Launched(NamedTuple):
-    """A batch that ran, what it sampled, packed, how many of each row (None: one of each that samples), and when its logits were there."""
-
-    batch: Batch
     tokens: NDArray[np.int32]
     counts: NDArray[np.int64] | None
     computed: float
 
 
+class _Out:
+    """A batch that is out, and its step; `sampled` None: nobody has read that."""
+
+    def __init__(self, batch: Batch, launched: Launched, on_logits: OnLogits | None) -> None:
+        self.batch, self.launched, self.on_logits = batch, launched, on_logits
+        self.sampled: _Sampled | None = None
+
+
 class Steps:
-    """The batches of one scheduler, run by one worker. Whatever is raised, `take_back` then leaves none outstanding.
+    """The batches of one scheduler, run by one executor. Whatever is raised, `take_back` then leaves none outstanding.
 
     content_is_lost  copies have failed: no block is known to hold what the manager thinks
     """
@@ -70,7 +68,7 @@ class Steps:
     def __init__(
         self,
         scheduler: Scheduler,
-        worker: Worker,
+        executor: Executor,
         sampling: RowSampling,
         clock: Callable[[], float],
         drafter: Drafter | None = None,
@@ -78,19 +76,21 @@ class Steps:
         self.content_is_lost = False
         self._drafter = drafter
         self._scheduler = scheduler
-        self._worker = worker
+        self._executor = executor
         self._inputs = StepInputs(scheduler.manager.block_size)
         self._sampling = sampling
         self._clock = clock
-        # Batches that have not ended, oldest first; those that ran are the first ones of them.
-        self._outstanding: list[Batch] = []
-        self._launched: deque[_Launched] = deque()
+        # Batches that have not ended, oldest first.
+        self._outstanding: list[_Out] = []
         self._torn_by: BaseException | None = None
+        self._is_closed = False
         self._num_steps = self._num_failed = self._num_tokens = 0
         self._host_s = self._model_s = 0.0
 
     def must_be_whole(self) -> None:
-        """Raise EngineFailed if the scheduler's books were left half-written."""
+        """Raise EngineFailed if the scheduler's books were left half-written, and EngineClosed behind `close`."""
+        if self._is_closed:
+            raise EngineClosed("the engine was closed; make a new one.")
         if self._torn_by is not None:
             raise EngineFailed(
                 f"an earlier step stopped ({self._torn_by!r}) while the scheduler's books were being written. "
@@ -103,80 +103,75 @@ class Steps:
         assert was_forgotten, "nothing holds a block"
         self.content_is_lost = False
 
-    def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> FailedBatch | None:
-        """The first half. `note_admitted` is called with the batch before it runs.
-
-        Returns the batch if it was cancelled, for want of memory (`is_out_of_memory`) or because nothing can be chosen
-        from the logits of a request. Raises EngineFailed when copies fail, and all else as it is."""
+    def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> bool:
+        """The first half: put a batch out, if there is anything to run; returns whether one was. `note_admitted` is called with it before it runs.
+        Waits for nothing where steps run on a thread of their own."""
         began = self._clock()
-        put = self._put_out(began, note_admitted)
-        if put is None:
-            return None
+        with Uninterrupted():
+            try:
+                batch = self._scheduler.schedule(began, self._drafts())
+                if batch.is_empty:
+                    return False
+                # If this fails half-way, the worker would miss changes.
+                oldest = self._outstanding[0].batch if self._outstanding else batch
+                step = self._inputs.of(batch, oldest.number)
+                note_admitted(batch)
+                asked = self._sampling.of(batch.rows)
+                draws = on_logits is None and batch.ticket.draft_counts is None and asked.only_draws
+                self._outstanding.append(_Out(batch, self._executor.launch(step, asked, samples=draws), on_logits))
+            except BaseException as error:
+                self._note_torn(error)
+                raise
         self._host_s += self._clock() - began
-        return self._run(put, self._sampling.of(put.batch.rows), on_logits)
+        return True
 
-    def _run(self, put: PutOut, asked: Asked, on_logits: OnLogits | None) -> FailedBatch | None:
-        """The forward pass of a batch that is out and whose step has begun, and what is sampled from it; as `launch`. `asked` says how
-        each of its rows is sampled."""
-        began, batch = self._clock(), put.batch
-        of_prompts = prompt_places(asked, batch.num_tokens, batch.positions)
-        of_states = state_places(asked, batch.num_tokens)
-        try:
-            step = self._worker.ready(put.step)
-            if self._drafter is not None:
-                step = self._drafter.filled(step, asked)
-            logits, read = self._computed(step, asked, of_prompts, of_states)
-        except Exception as error:
-            return self._failed(batch, error)
-        computed = self._clock()
-        if read is not None:
-            owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)
-            if of_prompts is not None:
-                # The token behind each of them, which a later step may compute.
-                tell_prompts(read.others, asked.of(owners[of_prompts]), batch.positions[of_prompts] + 1)
-            if of_states is not None:
-                tell_states(read.states, asked.of(owners[of_states]), batch.positions[of_states])
-        try:
-            sampled = asked if batch.samples.all() else asked.of(batch.samples)
-            tokens, counts = self._chosen(batch, step.token_ids, sampled, logits, on_logits)
-        except _NotChosen as failure:
-            return self._failed(batch, failure.error)
-        self._launched.append(_Launched(batch, tokens, counts, computed))
-        values = np.zeros(len(batch.rows), np.int32)
-        if counts is None:
-            # Behind drafts nothing is computed before it is known how many are right.
-            values[batch.samples] = tokens
-        self._worker.keep(put.step, values)
-        self._model_s += computed - began
-        self._host_s += self._clock() - computed
+    def settle(self) -> FailedBatch | None:
+        """Sample from the logits of every batch that is out, where its executor does not: a callback, a reader or what changes logits needs them
+        before the next batch is put out. Waits for these. Returns and raises as `finish`."""
+        for out in self._outstanding:
+            if not out.launched.samples and out.sampled is None:
+                failed = self._sample(out)
+                if failed is not None:
+                    return failed
         return None
 
-    def _computed(
-        self,
-        step: ReadyStep,
-        asked: Asked,
-        of_prompts: NDArray[np.bool_] | None,
-        of_states: NDArray[np.bool_] | None,
-    ) -> tuple[Tensor, Read | None]:
-        """Logits that are sampled from, and what else is read, if anything is."""
-        more = () if self._worker.runner.model.rotary_limit is None else (asked.prompt_len,)
-        if of_prompts is None and of_states is None:
-            return self._worker.logits(step, *more), None
-        none = np.zeros(len(step.token_ids), np.bool_)
-        read = self._worker.read(
-            step, none if of_prompts is None else of_prompts, none if of_states is None else of_states, *more
-        )
-        return read.logits, read
+    def _sample(self, out: _Out) -> FailedBatch | None:
+        """Read what a batch sampled, or sample it from its logits."""
+        try:
+            ran = self._executor.result(out.launched)
+        except Exception as error:
+            return self._failed(out, error)
+        except BaseException:
+            self.content_is_lost |= out.launched.lost_content
+            raise
+        self._model_s += ran.computed - ran.began
+        self._host_s += ran.sampled - ran.computed
+        if ran.tokens is not None:
+            out.sampled = _Sampled(ran.tokens, None, ran.computed)
+            return None
+        began, asked, samples = self._clock(), out.launched.asked, out.batch.samples
+        _tell(out, ran)
+        try:
+            sampled = asked if samples.all() else asked.of(samples)
+            tokens, counts = self._chosen(out, ran, sampled)
+        except _NotChosen as failure:
+            return self._failed(out, failure.error)
+        out.sampled = _Sampled(tokens, counts, ran.computed)
+        # Behind drafts nothing is computed before it is known how many are right.
+        values = np.zeros(len(samples), np.int32) if counts is not None else out.launched.by_row(tokens)
+        self._executor.keep(out.launched, values)
+        self._host_s += self._clock() - began
+        return None
 
     def _chosen(
         self,
-        batch: Batch,
-        token_ids: NDArray[np.int32],
+        out: _Out,
+        ran: Ran,
         asked: Asked,
-        logits: Tensor,
-        on_logits: OnLogits | None,
     ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """What each row that samples goes on with, packed, and how many tokens of each row of the batch; None: one of each that samples."""
+        batch, logits, on_logits = out.batch, ran.logits, out.on_logits
+        assert logits is not None, "its executor does not sample"
         samples = batch.samples
         seen = logits.clone() if on_logits is not None and asked.adjusts else logits
         if batch.ticket.draft_counts is None:
@@ -198,7 +193,7 @@ class Steps:
         asked, places = asked.of(owners), places[owners] + nth
         is_draft = nth < num_drafts[owners]
         first = batch.query_start_loc[1:][samples] - num_drafts
-        drafts = token_ids[rising_from(first, num_drafts)]
+        drafts = ran.token_ids[rising_from(first, num_drafts)]
         self._sampling.note(asked.of(is_draft), places[is_draft], drafts)
         tokens = self._choose(logits, asked, places)
         # A token is one if all drafts before it are what was chosen there: then it is what would have been chosen without them.
@@ -231,40 +226,56 @@ class Steps:
             raise _NotChosen(error) from error
 
     @property
-    def num_launched(self) -> int:
-        """Batches that ran and have not ended."""
-        return len(self._launched)
+    def num_outstanding(self) -> int:
+        """Batches that have not ended."""
+        return len(self._outstanding)
 
-    def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
-        """The second half: end the oldest batch that ran, and `deliver` what became of its requests. None: no batch
-        ran."""
-        if not self._launched:
+    def finish(self, deliver: Callable[[Outputs], None]) -> Batch | FailedBatch | None:
+        """The second half: wait for the oldest batch, end it, and `deliver` what became of its requests. None: there is none.
+
+        Returns the batch if it had to be cancelled, for want of memory (`is_out_of_memory`) or because nothing can be chosen
+        from the logits of a request. Raises EngineFailed when copies failed, and all else as it is."""
+        if not self._outstanding:
             return None
-        began = self._clock()
-        batch, tokens, counts, computed = self._launched[0]
+        out = self._outstanding[0]
+        if out.sampled is None:
+            failed = self._sample(out)
+            if failed is not None:
+                return failed
+        began, sampled = self._clock(), out.sampled
+        assert sampled is not None, "it was sampled"
         with Uninterrupted():
             try:
-                outputs = self._scheduler.update(batch, tokens, counts, now=computed)
-                del self._launched[0], self._outstanding[0]
+                outputs = self._scheduler.update(out.batch, sampled.tokens, sampled.counts, now=sampled.computed)
+                del self._outstanding[0]
                 deliver(outputs)
             except BaseException as error:
                 self._note_torn(error)
                 raise
             self._num_steps += 1
-            self._num_tokens += len(tokens)
+            self._num_tokens += len(sampled.tokens)
             self._host_s += self._clock() - began
-        return batch
+        return out.batch
 
     def take_back(self) -> None:
-        """Cancel every batch that has not ended, as if it had never run; with torn books, leave them as they are."""
+        """Cancel every batch that has not ended, as if it had never run; with torn books, leave them as they are. A step that runs is waited for."""
         with Uninterrupted():
-            self._launched.clear()
             while self._outstanding and self._torn_by is None:
+                out = self._outstanding.pop()
                 try:
-                    self._scheduler.cancel(self._outstanding.pop(), moved=True)
+                    has_begun = self._executor.drop(out.launched)
+                    if not has_begun or out.launched.lost_content:
+                        self._inputs.take_back(out.launched.step)
+                    self._scheduler.cancel(out.batch, moved=has_begun)
                 except BaseException as error:
                     self._note_torn(error)
                     raise
+
+    def close(self) -> None:
+        """Take back what is out, and end what runs it; from then on `must_be_whole` raises."""
+        self._is_closed = True
+        self.take_back()
+        self._executor.close()
 
     def stats(self) -> EngineStats:
         """Totals so far."""
@@ -279,51 +290,22 @@ class Steps:
             model_s=self._model_s,
         )
 
-    def _put_out(self, now: float, note_admitted: Callable[[Batch], None]) -> PutOut | None:
-        """Schedule a batch and begin its step, both or neither; None: there is nothing to run."""
-        with Uninterrupted():
-            try:
-                batch = self._scheduler.schedule(now, self._drafts())
-                if batch.is_empty:
-                    return None
-                self._outstanding.append(batch)
-                # If this fails half-way, the worker would miss changes.
-                put = PutOut(batch, self._inputs.of(batch, self._outstanding[0].number))
-            except BaseException as error:
-                self._note_torn(error)
-                raise
-            self._begin(put)
-            note_admitted(batch)
-        return put
-
     def _drafts(self) -> Drafts | None:
         if self._drafter is None:
             return None
         manager, rows = self._scheduler.manager, self._scheduler.running_rows()
         return self._drafter.propose(manager.rows.tokens, manager.rows.num_tokens, rows) if len(rows) else None
 
-    def _begin(self, put: PutOut) -> None:
-        try:
-            self._worker.begin(put.step)
-            if self._drafter is not None:
-                self._drafter.copy(put.step.moves)
-        except Exception as error:
-            self._lose_content(put)
+    def _failed(self, out: _Out, error: Exception) -> FailedBatch:
+        """Cancel the batch and all behind it, and say whom that concerns; called where `error` was caught. Raises it unless it is one that
+        is known."""
+        batch = out.batch
+        if out.launched.lost_content:
+            self.content_is_lost = True
             raise EngineFailed(
-                f"step {put.step.number}: the copies failed: {error}. What the pool holds is not known; "
+                f"step {out.launched.step.number}: the copies failed: {error}. What the pool holds is not known; "
                 f'every request ends with "error", and the cache is forgotten.'
             ) from error
-        except BaseException:
-            self._lose_content(put)
-            raise
-
-    def _lose_content(self, put: PutOut) -> None:
-        self.content_is_lost = True
-        self._inputs.take_back(put.step)
-
-    def _failed(self, batch: Batch, error: Exception) -> FailedBatch:
-        """Cancel the batch and say whom that concerns; called where `error` was caught. Raises it unless it is one that
-        is known."""
         if isinstance(error, BadLogits | CannotAdjust):
             # Of its logits, of which a row with drafts has several.
             owners = batch.ids[batch.samples].repeat(batch.num_drafts[batch.samples] + 1)
@@ -340,6 +322,19 @@ class Steps:
         """The scheduler's books may be half-written, unless the error is a typed one, which has changed nothing."""
         if not isinstance(error, PagedError):
             self._torn_by = error
+
+
+def _tell(out: _Out, ran: Ran) -> None:
+    """Tell those who read more than the tokens of a batch what was read for them."""
+    if ran.read is None:
+        return
+    batch, asked = out.batch, out.launched.asked
+    owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)
+    if ran.of_prompts is not None:
+        # The token behind each of them, which a later step may compute.
+        tell_prompts(ran.read.others, asked.of(owners[ran.of_prompts]), batch.positions[ran.of_prompts] + 1)
+    if ran.of_states is not None:
+        tell_states(ran.read.states, asked.of(owners[ran.of_states]), batch.positions[ran.of_states])
 
 
 def is_out_of_memory(error: BaseException) -> bool:

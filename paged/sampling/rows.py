@@ -93,6 +93,12 @@ class Asked(NamedTuple):
         return self._any("wants_states", 1)
 
     @property
+    def only_draws(self) -> bool:
+        """Whether all want a token drawn from their logits, and nothing else."""
+        reads = self.any_reads or self.any_reads_prompt or self.any_wants_states
+        return not (reads or self.adjusts or self.any_waits)
+
+    @property
     def temperature(self) -> NDArray[np.float64]:
         """As of SamplingParams, and so are the next ones; what is off is a number that does nothing."""
         return self.real[_PLACE["temperature"]]
@@ -254,7 +260,7 @@ class RowSampling:
         read = logits[reads] if len(reads) else None
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers)
-        tokens = _drawn(logits, asked, places)
+        tokens = drawn(logits, asked, places)
         self.note(asked, places, tokens)
         if read is not None:
             told = [reader.read_output for reader in asked.readers[reads]]
@@ -265,7 +271,7 @@ class RowSampling:
         """As `choose`, by logits of a model that guesses: no reader gets them, no logits processor is called, and no logits are refused."""
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers, asks_processors=False)
-        tokens = _drawn(logits.nan_to_num(), asked, places)
+        tokens = drawn(logits.nan_to_num(), asked, places)
         self.note(asked, places, tokens)
         return tokens
 
@@ -275,7 +281,8 @@ class RowSampling:
             self.adjustments.note(asked.lanes, places, tokens, asked.numbers)
 
 
-def _drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
+def drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
+    """As `RowSampling.choose` for rows that want nothing else."""
     return sample(
         logits,
         temperature=asked.temperature,

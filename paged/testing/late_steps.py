@@ -8,16 +8,50 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from paged.base.uninterrupted import Uninterrupted
 from paged.engine.engine import Engine
-from paged.engine.steps import FailedBatch, OnLogits, PutOut, Steps
+from paged.engine.executor import Launched, LocalExecutor, Ran
+from paged.engine.steps import FailedBatch, OnLogits, Steps
+from paged.model.step_input import StepInput
 from paged.sampling.rows import Asked
 from paged.scheduler import Batch, Outputs
-from paged.testing.late_worker import NO_BLOCKS, Blocks, LateWorker
+from paged.testing.late_worker import Blocks, LateWorker
 
 
 class DeviceLost(Exception):
     """The stand-in device failed, as it was told to."""
+
+
+class LateExecutor(LocalExecutor):
+    """Steps that run when they are read, on memory that was poisoned. `fail` is called before each."""
+
+    def __init__(self, late: LateWorker, clock: Callable[[], float], fail: Callable[[], None]) -> None:
+        super().__init__(late, clock)
+        self._late, self._fail = late, fail
+        self._next: tuple[Batch, Blocks] | None = None
+        self._batches: dict[int, Batch] = {}
+
+    def expect(self, batch: Batch, free: Blocks) -> None:
+        """The next step is that of this batch; `free` as of `LateWorker.put`."""
+        self._next = batch, free
+
+    def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
+        """As Executor."""
+        assert self._next is not None, "its batch was expected"
+        batch, free = self._next
+        self._batches[step.number] = batch
+        self._late.put(batch, step, free)
+        return super().launch(step, asked, samples=samples)
+
+    def result(self, launched: Launched) -> Ran:
+        """As Executor."""
+        if launched.ran is None:
+            self._fail()
+        return super().result(launched)
+
+    def drop(self, launched: Launched) -> bool:
+        """As Executor; copies may have been made of a step that was not run."""
+        super().drop(launched)
+        return self._late.drop(self._batches[launched.step.number])
 
 
 class LateSteps(Steps):
@@ -28,43 +62,30 @@ class LateSteps(Steps):
 
     def __init__(self, engine: Engine) -> None:
         self.late = LateWorker(engine.runner)
-        super().__init__(engine.scheduler, self.late, engine._sampling, engine._clock)
         self.fails: Literal["before", "behind", "within"] | None = None
-        # How each row is sampled, when a batch was put out: rows get others' values while it waits.
-        self._asked: list[tuple[PutOut, Asked, OnLogits | None]] = []
-        self._free: Blocks = NO_BLOCKS
+        self._late_executor = LateExecutor(self.late, engine._clock, self._fail_if_asked)
+        super().__init__(engine.scheduler, self._late_executor, engine._sampling, engine._clock)
 
-    @property
-    def num_launched(self) -> int:
-        """Batches that are out."""
-        return len(self._outstanding)
+    def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> bool:
+        """Queue the batch."""
+        free = (self._scheduler.manager.device.states == 0).nonzero()[0]
 
-    def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> FailedBatch | None:
-        """Only queue the batch."""
-        self._free = (self._scheduler.manager.device.states == 0).nonzero()[0]
-        put = self._put_out(self._clock(), note_admitted)
-        if put is not None:
-            self._asked.append((put, self._sampling.of(put.batch.rows), on_logits))
+        def expect(batch: Batch) -> None:
+            self._late_executor.expect(batch, free)
+            note_admitted(batch)
+
+        return super().launch(expect, on_logits)
+
+    def settle(self) -> FailedBatch | None:
+        """Nothing waits: logits are seen when a batch is ended, too."""
         return None
 
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
-        """Run the oldest batch, and end it."""
-        if self._asked:
-            self._fail_if_asked()
-            self.late.take()
-            failed = self._run(*self._asked.pop(0))
-            if failed is not None:
-                raise failed.error
-        return super().finish(deliver)
-
-    def take_back(self) -> None:
-        """Cancel every batch that is out, the latest first."""
-        with Uninterrupted():
-            for waiting in (self._launched, self._asked):
-                waiting.clear()
-            while self._outstanding:
-                batch = self._outstanding.pop()
-                self._scheduler.cancel(batch, moved=self.late.drop(batch, self._inputs))
+        """Run the oldest batch, and end it. Raises what a batch had to be cancelled for."""
+        found = super().finish(deliver)
+        if isinstance(found, FailedBatch):
+            raise found.error
+        return found
 
     def _fail_if_asked(self) -> None:
         fails, self.fails = self.fails, None
@@ -74,9 +95,6 @@ class LateSteps(Steps):
             if fails == "within":
                 self.late.spoil()
             raise DeviceLost(fails)
-
-    def _begin(self, put: PutOut) -> None:
-        self.late.put(put.batch, put.step, self._free)
 
 
 def run_late(engine: Engine) -> LateSteps:

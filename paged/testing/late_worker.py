@@ -59,34 +59,40 @@ class LateWorker(Worker):
         if self._num_carried and len(batch.moves):
             self._num_carried -= 1
 
-    def take(self) -> ReadyStep:
-        """The oldest step, begun, for its forward pass."""
-        self.begin_oldest()
-        oldest = self._waiting.pop(0)
-        self._see_unchanged(oldest)
-        return self.ready(oldest.step)
-
-    def begin_oldest(self) -> None:
-        """Make the copies of the oldest step, if they are not made."""
+    def begin(self, step: StepInput) -> None:
+        """As Worker, of the oldest step, if that is not done."""
         oldest = self._waiting[0]
         if not oldest.has_begun:
             oldest.has_begun = True
             self.runner.pool.poison(torch.from_numpy(oldest.free))
-            self.begin(oldest.step)
+            super().begin(step)
+
+    def ready(self, step: StepInput) -> ReadyStep:
+        """As Worker, of the oldest step, which waits no more."""
+        self._see_unchanged(self._waiting.pop(0))
+        return super().ready(step)
+
+    def take(self) -> ReadyStep:
+        """The oldest step, begun, for its forward pass."""
+        step = self._waiting[0].step
+        self.begin(step)
+        return self.ready(step)
+
+    def begin_oldest(self) -> None:
+        """Make the copies of the oldest step, if they are not made."""
+        self.begin(self._waiting[0].step)
 
     def spoil(self) -> None:
         """The oldest step fails in its forward pass: what it has written is not what it should be. It has to be dropped."""
-        self.begin_oldest()
-        self._see_unchanged(self._waiting[0])
-        step = self.ready(self._waiting[0].step)
+        step = self.take()
         self.logits(step._replace(token_ids=(step.token_ids + 1) % self.runner.model.vocabulary_size))
 
-    def drop(self, batch: Batch, inputs: StepInputs) -> bool:
-        """The batch, the latest one, is cancelled; whether its copies are made."""
+    def drop(self, batch: Batch, inputs: StepInputs | None = None) -> bool:
+        """The batch, the latest one, is cancelled, which `inputs`, what made its step, hears of; whether its copies are made."""
         if not self._waiting or self._waiting[-1].batch is not batch:
             return True
         last = self._waiting.pop()
-        if not last.has_begun:
+        if not last.has_begun and inputs is not None:
             inputs.take_back(last.step)
         self._num_carried += not last.has_begun and len(batch.moves) > 0
         return last.has_begun

@@ -1,7 +1,7 @@
 """Batches that are scheduled ahead and run later, in order, give the answers of stepping plainly, tokens and logits, to the last bit.
 
-Twice: our engine one step ahead, and our scheduler with two or three batches out, drafts included. The device is a queue; what a batch
-does not carry is another by the time it runs, and free blocks hold NaN.
+Our engine one step ahead, and our scheduler with two or three batches out, drafts included. The device is a queue; what a batch
+does not carry is another by the time it runs, and free blocks hold NaN. And our engine with its model on a thread.
 """
 
 import random
@@ -66,8 +66,8 @@ def scheduler_ahead(chance, draw_world):
     return judged(run.run(requests), alone), run.events
 
 
-def engine_ahead(chance, draw_world, spoil=None):
-    """The same, served by our engine one step ahead, some of the answers drawn by seeds."""
+def drawn(chance, draw_world):
+    """A world for our engine, the answers to its requests alone, and the requests, some of them drawn by seeds."""
     world = draw_world(chance)
     conditions = replace(world.conditions, vocabulary=VOCABULARY)
     alone, requests = Answers(), []
@@ -84,18 +84,51 @@ def engine_ahead(chance, draw_world, spoil=None):
         alone.tokens[who], alone.logits[who] = list(stream.tokens), list(stream.logits)
         alone.reasons[who] = "length"
         requests.append(msgspec.structs.replace(asked, stop_token_ids=stops_of(alone, chance, who)))
+    return conditions, alone, requests
+
+
+def engine_ahead(chance, draw_world, spoil=None):
+    """The same, served by our engine one step ahead."""
+    conditions, alone, requests = drawn(chance, draw_world)
     engine = build_engine(conditions, steps_ahead=1)
     steps = run_late(engine)
     if spoil is not None:
         spoil(steps.late)
-    found, events = served(engine, steps, requests, chance)
+    engine.on_logits = lambda id, place, row: found.see((id, 0), place, row)
+    found, events = Answers(violations=steps.late.violations), Counter()
+
+    def fail():
+        events["late"] += len(steps.late) > 0
+        steps.fails = chance.choice(["before", "behind", "within"]) if chance.random() < 0.08 else None
+
+    serve(engine, requests, chance, found, events, fail)
     return judged(found, alone), events
 
 
-def served(engine, steps, requests, chance, most_steps=2000):
-    """(answers, what happened): all requests, with aborts and failing steps in between."""
-    answers, events, arriving = Answers(violations=steps.late.violations), Counter(), list(requests)
-    engine.on_logits = lambda id, place, row: answers.see((id, 0), place, row)
+def engine_threaded(chance, draw_world):
+    """The same on a thread of the model, whose logits nobody sees: steps run while others are ended and put out."""
+    conditions, alone, requests = drawn(chance, draw_world)
+    engine = build_engine(conditions, steps_ahead=1)
+    logits, luck = engine.worker.logits, random.Random(chance.random())
+
+    def fails(step):
+        if luck.random() < 0.05:
+            raise DeviceLost("within")
+        return logits(step)
+
+    engine.worker.logits = fails
+    found, events = Answers(), Counter()
+    try:
+        serve(engine, requests, chance, found, events, lambda: None)
+    finally:
+        engine.close()
+    found.logits = alone.logits = {who: [] for who in alone.tokens}
+    return judged(found, alone), events
+
+
+def serve(engine, requests, chance, answers, events, fail, most_steps=2000):
+    """Answer all requests, with aborts and steps that `fail` lets fail in between."""
+    arriving = list(requests)
 
     def receive(outputs):
         for output in outputs:
@@ -110,25 +143,24 @@ def served(engine, steps, requests, chance, most_steps=2000):
         live = [who[0] for who in answers.tokens if who not in answers.reasons]
         if live and chance.random() < 0.03:
             events["aborted"] += 1
-            events["aborted in flight"] += len(steps.late) > 0
+            events["aborted in flight"] += engine._steps.num_outstanding > 0
             receive(filter(None, [engine.abort(chance.choice(live))]))
-        steps.fails = chance.choice(["before", "behind", "within"]) if chance.random() < 0.08 else None
+        fail()
         try:
             receive(engine.step())
         except DeviceLost as error:
             events["cancelled"] += 1
             events[f"cancelled {error}"] += 1
-        events["late"] += len(steps.late) > 0
+        events["ahead"] += engine._steps.num_outstanding > 0
     stats = engine.scheduler.stats()
     events.update(recomputed=stats.preemptions_recompute, swapped=stats.preemptions_swap)
     events.update(hit=stats.hit_tokens, void=stats.voided_tokens)
     answers.violations += engine.check()
     if engine.manager.device.num_used:
         answers.violations.append(f"{engine.manager.device.num_used} blocks are held when all have ended.")
-    return answers, events
 
 
-KINDS = {"scheduler": scheduler_ahead, "engine": engine_ahead}
+KINDS = {"scheduler": scheduler_ahead, "engine": engine_ahead, "thread": engine_threaded}
 
 # A world costs as much as five examples of the other tests.
 FEW = settings(max_examples=max(1, settings().max_examples // 5))
@@ -143,12 +175,14 @@ def test_batches_that_run_late_change_no_bit_of_an_answer(kind, chance, draw_wor
     assert wrong == []
 
 
-HAPPENS = ["late", "recomputed", "swapped", "hit", "void", "aborted in flight"]
-HAPPENS += ["cancelled before", "cancelled behind", "cancelled within"]
+HAPPENS = ["recomputed", "swapped", "hit", "void", "aborted in flight", "cancelled within"]
+LATE = [*HAPPENS, "late", "cancelled before", "cancelled behind"]
 DRAFTED = ["drafts accepted", "drafts rejected", "unknown", "preempted in flight", "cancelled with copies"]
 
 
-@pytest.mark.parametrize(("kind", "happens"), [("scheduler", HAPPENS + DRAFTED), ("engine", HAPPENS)])
+@pytest.mark.parametrize(
+    ("kind", "happens"), [("scheduler", LATE + DRAFTED), ("engine", LATE), ("thread", [*HAPPENS, "ahead"])]
+)
 def test_all_that_can_come_between_a_batch_and_its_end_does(kind, happens, draw_world):
     total = Counter()
     for seed in range(25):

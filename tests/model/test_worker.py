@@ -32,7 +32,7 @@ def recorded(name, engine):
     """Runs PROMPTS; the steps that the worker was given, and every batch's own view of them."""
     worker, schedule = engine.worker, engine.scheduler.schedule
     begin, logits, ready, keep = worker.begin, worker.logits, worker.ready, worker.keep
-    steps, batches = [], []
+    steps, views = [], {}
 
     def begin_and_note(step):
         steps.append([step.encoded(), None, None])
@@ -48,12 +48,13 @@ def recorded(name, engine):
         keep(step, tokens)
 
     def schedule_and_keep(*arguments):
-        batches.append(schedule(*arguments))
-        return batches[-1]
+        batch = schedule(*arguments)
+        views[batch.number] = view_of(batch)
+        return batch
 
     def ready_and_compare(step):
         found = ready(step)
-        check_against(batches[-1], found, engine)
+        check_against(views[step.number], found, engine)
         return found
 
     worker.begin, worker.ready = begin_and_note, ready_and_compare
@@ -76,9 +77,18 @@ def recorded(name, engine):
     }
 
 
-def check_against(batch, found, engine):
-    """A worker's own tables say what the scheduler's do, wherever a step looks."""
-    tokens = found.tokens
+def view_of(batch):
+    """A batch, its live tables as they are now, and those of its groups: tables, and what a state is read from and written to."""
+    groups = [
+        (each.tables.copy(), None) if not each.is_of_states else (None, (each.read.copy(), each.write.copy()))
+        for each in batch.groups or ()
+    ]
+    return batch, batch.block_tables.copy() if batch.groups is None else None, groups
+
+
+def check_against(view, found, engine):
+    """A worker's own tables say what the scheduler's did, wherever a step looks."""
+    (batch, block_tables, groups), tokens = view, found.tokens
     assert np.array_equal(tokens.positions, batch.positions)
     assert np.array_equal(tokens.query_start_loc, batch.query_start_loc)
     if batch.groups is None:
@@ -86,13 +96,13 @@ def check_against(batch, found, engine):
     for row in range(len(batch.rows)):
         columns = -(-int(batch.seq_lens[row]) // engine.manager.block_size)
         if batch.groups is None:
-            assert np.array_equal(tokens.block_tables[row, :columns], batch.block_tables[batch.rows[row], :columns])
+            assert np.array_equal(tokens.block_tables[row, :columns], block_tables[batch.rows[row], :columns])
             continue
-        for group, mine in zip(batch.groups, tokens.tables, strict=True):
+        for (tables, states), mine in zip(groups, tokens.tables, strict=True):
             if mine is not None:
-                assert np.array_equal(mine[row, :columns], group.tables[row, :columns])
+                assert np.array_equal(mine[row, :columns], tables[row, :columns])
             else:
-                assert all(map(np.array_equal, tokens.states, (group.read, group.write)))
+                assert all(map(np.array_equal, tokens.states, states))
 
 
 def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(tmp_path):

@@ -26,6 +26,7 @@ from paged import Batch, SamplingParams
 from paged.attention import StepTokens
 from paged.attention.kv_dtypes import AUTO
 from paged.attention.native.backend import ELEMENTS
+from paged.engine import executor
 from paged.engine.engine import Engine
 from paged.engine.step_inputs import StepInputs
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
@@ -215,7 +216,7 @@ def _watched(engine: Engine, watch: _Stopwatch) -> Iterator[None]:
         (engine.worker, "ready", "worker"),
         (engine.worker, "logits", "worker"),
         (engine.model.module, "forward", "module"),
-        (engine._sampling, "choose", "sampling"),
+        (executor, "drawn", "sampling"),
         (engine.scheduler, "update", "update"),
     ]
     with suppress(BuildFailed):

@@ -1,0 +1,209 @@
+"""What runs steps for an engine: a step is launched, and what came of it is read later.
+
+    caller  launch 2 | result 1, update 1 | launch 3 |   result 2, update 2 | launch 4 |
+    thread  1 runs   |       2 runs                  |          3 runs                 |
+
+A step begins when those before it have run, so its copies come behind what they write. What steps sample stays where they run, and
+feeds the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged.base.uninterrupted import Uninterrupted
+from paged.decoding.drafter import Drafter
+from paged.model.runner import Read
+from paged.model.step_input import StepInput
+from paged.model.worker import ReadyStep, Worker
+from paged.sampling.rows import Asked, drawn, prompt_places, state_places
+
+
+class Ran(NamedTuple):
+    """What came of a step of T tokens, k of which are sampled after; times of the clock.
+
+    token_ids  int32 [T], drafts that were filled in among them
+    tokens     int32 [k], what was sampled; None: whoever reads it samples from `logits`, float32 [k, vocabulary], and keeps that;
+               of one and the other one is there
+    read       what else was read of the tokens `of_prompts` and `of_states`, bool [T], None: of none
+    began, computed, sampled
+               when its copies began, when its logits were there, and its samples
+    """
+
+    token_ids: NDArray[np.int32]
+    logits: Tensor | None
+    tokens: NDArray[np.int32] | None
+    read: Read | None
+    of_prompts: NDArray[np.bool_] | None
+    of_states: NDArray[np.bool_] | None
+    began: float
+    computed: float
+    sampled: float
+
+
+class Launched:
+    """A step that was launched, and how each of its rows is sampled.
+
+    samples       its tokens are sampled where it runs; else by whoever reads its logits
+    num_threads   as many threads as the caller has
+    has_begun     its tables were taken in and its copies made, or some of them
+    lost_content  the copies failed: what the pool holds is not known
+    """
+
+    def __init__(self, step: StepInput, asked: Asked, *, samples: bool) -> None:
+        self.step, self.asked, self.samples = step, asked, samples
+        self.num_threads = torch.get_num_threads()
+        self.has_begun = self.lost_content = False
+        self.ran: Ran | None = None
+        self.future: Future[None] | None = None
+
+    def run(self, worker: Worker, drafter: Drafter | None, clock: Callable[[], float]) -> None:
+        """Begin the step and run it."""
+        began, asked = clock(), self.asked
+        with Uninterrupted():
+            self.has_begun = True
+            try:
+                worker.begin(self.step)
+                if drafter is not None:
+                    drafter.copy(self.step.moves)
+            except BaseException:
+                self.lost_content = True
+                raise
+        ready = worker.ready(self.step)
+        if drafter is not None:
+            ready = drafter.filled(ready, asked)
+        of_prompts = prompt_places(asked, self.step.num_tokens, ready.tokens.positions)
+        of_states = state_places(asked, self.step.num_tokens)
+        logits, read = _computed(worker, ready, asked, of_prompts, of_states)
+        computed = sampled = clock()
+        tokens = None
+        if self.samples:
+            tokens = self._drawn(logits)
+            worker.keep(self.step, self.by_row(tokens))
+            sampled = clock()
+        kept = None if self.samples else logits
+        self.ran = Ran(ready.token_ids, kept, tokens, read, of_prompts, of_states, began, computed, sampled)
+
+    def by_row(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """What its rows that sample have sampled, one each, int32 [k], as int32 [rows]."""
+        samples = self.step.samples
+        if len(tokens) == len(samples):
+            return tokens
+        values = np.zeros(len(samples), np.int32)
+        values[samples] = tokens
+        return values
+
+    def _drawn(self, logits: Tensor) -> NDArray[np.int32]:
+        step = self.step
+        if not len(logits):
+            return np.empty(0, np.int32)
+        asked = self.asked if step.samples.all() else self.asked.of(step.samples)
+        return drawn(logits, asked, step.seq_lens[step.samples] - asked.prompt_len)
+
+
+class Executor(Protocol):
+    """Runs the steps of one scheduler, in the order in which they are launched. After an error all that were launched have to be dropped,
+    the latest first."""
+
+    def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
+        """Put out a step. It waits for nothing, and raises nothing of what becomes of the step. `asked` says how each of its rows is
+        sampled; with `samples` that is done where the step runs, for rows of which nobody reads anything or changes logits."""
+
+    def result(self, launched: Launched) -> Ran:
+        """What came of a step, once all before it have been read; waits for it. Raises what its copies, its forward pass and its samples raised."""
+
+    def keep(self, launched: Launched, tokens: NDArray[np.int32]) -> None:
+        """What was sampled from its logits, int32 [rows], for steps after it."""
+
+    def drop(self, launched: Launched) -> bool:
+        """The step, the latest one, is cancelled; if it runs, this waits for its end. Returns whether it had begun."""
+
+    def close(self) -> None:
+        """Nothing is launched any more, and all that was has been dropped."""
+
+
+class LocalExecutor:
+    """Steps of a worker in this process: each runs on the caller's thread when it is read, or, `threaded`, on a thread of the model as soon as it can."""
+
+    def __init__(
+        self, worker: Worker, clock: Callable[[], float], drafter: Drafter | None = None, *, threaded: bool = False
+    ) -> None:
+        self._worker, self._clock, self._drafter = worker, clock, drafter
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged-model") if threaded else None
+        # Set where steps run: behind one that failed none begins.
+        self._has_failed = False
+
+    def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
+        """As Executor."""
+        launched = Launched(step, asked, samples=samples)
+        if self._thread is not None:
+            launched.future = self._thread.submit(self._run_behind, launched)
+        return launched
+
+    def result(self, launched: Launched) -> Ran:
+        """As Executor."""
+        if launched.future is not None:
+            launched.future.result()
+        elif launched.ran is None:
+            self._run(launched)
+        assert launched.ran is not None, "those before it were read, and had not failed"
+        return launched.ran
+
+    def keep(self, launched: Launched, tokens: NDArray[np.int32]) -> None:
+        """As Executor."""
+        if self._thread is None:
+            self._worker.keep(launched.step, tokens)
+        else:
+            self._thread.submit(self._worker.keep, launched.step, tokens).result()
+
+    def drop(self, launched: Launched) -> bool:
+        """As Executor."""
+        if launched.future is not None and not launched.future.cancel():
+            launched.future.exception()
+        self._has_failed = False
+        return launched.has_begun
+
+    def close(self) -> None:
+        """As Executor."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _run(self, launched: Launched) -> None:
+        launched.run(self._worker, self._drafter, self._clock)
+
+    def _run_behind(self, launched: Launched) -> None:
+        """On the model's thread."""
+        if self._has_failed:
+            return
+        if torch.get_num_threads() != launched.num_threads:
+            torch.set_num_threads(launched.num_threads)
+        try:
+            self._run(launched)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+
+def _computed(
+    worker: Worker,
+    step: ReadyStep,
+    asked: Asked,
+    of_prompts: NDArray[np.bool_] | None,
+    of_states: NDArray[np.bool_] | None,
+) -> tuple[Tensor, Read | None]:
+    """Logits that are sampled from, and what else is read, if anything is."""
+    more = () if worker.runner.model.rotary_limit is None else (asked.prompt_len,)
+    if of_prompts is None and of_states is None:
+        return worker.logits(step, *more), None
+    none = np.zeros(len(step.token_ids), np.bool_)
+    read = worker.read(
+        step, none if of_prompts is None else of_prompts, none if of_states is None else of_states, *more
+    )
+    return read.logits, read

@@ -1,0 +1,155 @@
+"""An engine's model on a thread of its own: what is done at once, what waits, and that the thread ends."""
+
+import gc
+import os
+import threading
+from signal import SIGINT, default_int_handler, signal
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import Engine, SamplingParams
+from paged.errors import EngineClosed
+from paged.testing.device_trace import traced
+from paged.testing.tiny_model import tiny_model
+
+PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
+SIX = SamplingParams(max_tokens=6, ignore_eos=True)
+SOON_S = 30
+
+
+def engine_with_requests(params=SIX, **options):
+    engine = Engine(tiny_model(), **{"num_blocks": 32, "block_size": 4, "steps_ahead": 1, **options})
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, params, id=str(number))
+    return engine
+
+
+def drained(engine, found=None, most_steps=100):
+    """The tokens of each request until all have ended, by id; `found` has those that came before."""
+    found = {} if found is None else found
+    for _ in range(most_steps):
+        if not engine.has_unfinished:
+            return found
+        for output in engine.step():
+            found.setdefault(output.id, []).extend(output.token_ids)
+    raise AssertionError("the engine does not come to an end")
+
+
+def threads_of_models():
+    return [each for each in threading.enumerate() if each.name.startswith("paged-model")]
+
+
+def test_a_step_ends_while_the_next_one_runs():
+    """A step does not come to its end before the engine has updated, and told of, the one before it."""
+    engine = engine_with_requests()
+    logits, ended, threads = engine.worker.logits, threading.Semaphore(0), set()
+    engine.on_batch = lambda _: ended.release()
+
+    def waits(step):
+        threads.add(threading.current_thread())
+        if len(threads) == 1 and step.input.oldest < step.input.number:
+            assert ended.acquire(timeout=SOON_S), "nothing ended while a step ran"
+        return logits(step)
+
+    engine.worker.logits = waits
+    assert drained(engine) == drained(engine_with_requests(steps_ahead=0))
+    assert threading.current_thread() not in threads and len(threads) == 1
+    engine.close()
+
+
+def test_without_a_step_ahead_there_is_no_thread():
+    before = threads_of_models()
+    drained(engine_with_requests(steps_ahead=0))
+    assert threads_of_models() == before
+
+
+@pytest.mark.parametrize(
+    "params", [SIX, SamplingParams(max_tokens=6, temperature=1.0, top_p=0.9, seed=3)], ids=["greedy", "drawn"]
+)
+def test_no_launch_waits_for_the_device_one_step_ahead(params):
+    """The trace of the kit's device: with no step ahead the engine waits in every step, with one only for the last."""
+    plain, ahead = (engine_with_requests(params, steps_ahead=number) for number in (0, 1))
+    before, after = traced(plain), traced(ahead)
+    assert drained(plain) == drained(ahead)
+    assert before[:6] == ["launch 1", "wait 1", "read 1", "launch 2", "wait 2", "read 2"]
+    assert after[:6] == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "launch 4"]
+    last = max(at for at, line in enumerate(after) if line.startswith("launch"))
+    assert not [line for line in after[:last] if line.startswith("wait")]
+    assert sum(line.startswith("wait") for line in before) == plain.stats().steps
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"frequency_penalty": 0.5}, {"logprobs": 1}, {"logits_processors": (lambda ids, logits: logits,)}],
+    ids=lambda its: next(iter(its)),
+)
+def test_what_the_engine_does_to_logits_is_done_before_the_next_launch(wishes):
+    engine = engine_with_requests(SamplingParams(max_tokens=6, ignore_eos=True, **wishes))
+    trace = traced(engine)
+    drained(engine)
+    assert trace[:6] == ["launch 1", "wait 1", "read 1", "launch 2", "wait 2", "read 2"]
+
+
+def test_callbacks_are_called_in_the_thread_of_the_step():
+    engine, threads = engine_with_requests(), set()
+    engine.on_logits = lambda *_: threads.add(threading.current_thread())
+    engine.on_batch = lambda _: threads.add(threading.current_thread())
+    drained(engine)
+    assert threads == {threading.current_thread()}
+
+
+def test_ctrl_c_while_a_step_is_waited_for_costs_no_token():
+    before = signal(SIGINT, default_int_handler)
+    try:
+        engine = engine_with_requests()
+        logits, result = engine.worker.logits, engine._steps._executor.result
+        is_awaited = threading.Event()
+
+        def read(launched):
+            if launched.step.number == 2:
+                is_awaited.set()
+            return result(launched)
+
+        def interrupts(step):
+            if step.input.number == 2:
+                assert is_awaited.wait(SOON_S)
+                os.kill(os.getpid(), SIGINT)
+            return logits(step)
+
+        engine.worker.logits, engine._steps._executor.result = interrupts, read
+        found = {}
+        with pytest.raises(KeyboardInterrupt):
+            drained(engine, found)
+        assert found and engine.check() == []
+        assert drained(engine, found) == drained(engine_with_requests(steps_ahead=0))
+    finally:
+        signal(SIGINT, before)
+
+
+def test_a_closed_engine_has_no_thread_holds_nothing_and_says_so():
+    before = threads_of_models()
+    engine = engine_with_requests()
+    engine.step()
+    assert len(threads_of_models()) == len(before) + 1
+    engine.close()
+    engine.close()
+    assert threads_of_models() == before
+    for call in (engine.step, lambda: engine.add_request([1])):
+        with pytest.raises(EngineClosed, match=r"the engine was closed"):
+            call()
+    for number in range(len(PROMPTS)):
+        engine.abort(str(number))
+    assert engine.manager.device.num_used == 0 and engine.check() == []
+
+
+def test_the_thread_of_an_engine_that_nobody_has_ends():
+    before = threads_of_models()
+    engine = engine_with_requests()
+    engine.step()
+    (thread,) = set(threads_of_models()) - set(before)
+    del engine
+    gc.collect()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
