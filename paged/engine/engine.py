@@ -107,7 +107,12 @@ class Engine:
         if ranks is not None:
             skipped = its_kv.kv_cache_dtype_skip_layers
             ranks.make(
-                self.pool, its_kv.block_size, its_kv.kv_cache_dtype, skipped, backend=backend, batch_invariant=is_invariant
+                self.pool,
+                its_kv.block_size,
+                its_kv.kv_cache_dtype,
+                skipped,
+                backend=backend,
+                batch_invariant=is_invariant,
             )
         with nullcontext() if ranks is None else ranks.guarded():
             self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=is_invariant)
@@ -148,6 +153,12 @@ class Engine:
         self._num_added = 0
         # Steps in a row that found too little memory.
         self._num_failures = 0
+
+    def close(self) -> None:
+        """End the other processes of a model that is split over several; without them it makes no more steps. Of a model in one process nothing is to be ended.
+        Whoever forgets the engine ends them, too."""
+        if isinstance(self.worker, TensorParallelWorker):
+            self.worker.ranks.end("its engine was closed")
 
     @property
     def manager(self) -> BlockManager:
@@ -368,7 +379,8 @@ class Engine:
         model, a callback or Ctrl-C. Then the batch is cancelled, nothing is lost, and the next step begins again.
 
         Raises EngineFailed when copies fail, once every request has ended with "error" and the cache is forgotten; and
-        from then on if a step stopped where its books were being written. Raises EngineInUse within a callback, and
+        from then on if a step stopped where its books were being written. Of a split model it raises RanksFailed so, and in each
+        step from then on, when a rank has failed. Raises EngineInUse within a callback, and
         while another thread calls the engine.
         """
         with self.turns.alone("step"):

@@ -21,7 +21,7 @@ from paged.base.uninterrupted import Uninterrupted
 from paged.decoding.drafter import Drafter, Tried
 from paged.engine.results import EngineStats
 from paged.engine.step_inputs import StepInputs
-from paged.errors import BadLogits, CannotAdjust, EngineFailed, PagedError
+from paged.errors import BadLogits, CannotAdjust, EngineFailed, PagedError, RanksFailed
 from paged.model.runner import Read
 from paged.model.step_input import StepInput
 from paged.model.worker import ReadyStep, Worker
@@ -309,6 +309,8 @@ class Steps:
                 self._drafter.copy(put.step.moves)
         except Exception as error:
             self._lose_content(put)
+            if isinstance(error, EngineFailed):
+                raise
             raise EngineFailed(
                 f"step {put.step.number}: the copies failed: {error}. What the pool holds is not known; "
                 f'every request ends with "error", and the cache is forgotten.'
@@ -331,6 +333,8 @@ class Steps:
         elif is_out_of_memory(error):
             request_ids = list(dict.fromkeys(batch.ids.tolist()))
         else:
+            # What other ranks kept has gone with them.
+            self.content_is_lost |= isinstance(error, RanksFailed)
             raise error
         self._num_failed += 1
         self.take_back()

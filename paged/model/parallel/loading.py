@@ -92,9 +92,7 @@ def _matches(key: str, module: nn.Module, config: Any) -> bool:
     return key in dict(module.named_parameters(remove_duplicate=False))
 
 
-def _weight(
-    files: TensorFiles, name: str, key: str, sizes: Sizes, part: Part
-) -> tuple[Tensor | None, bool]:
+def _weight(files: TensorFiles, name: str, key: str, sizes: Sizes, part: Part) -> tuple[Tensor | None, bool]:
     """A rank's part of a weight, None for nothing, and whether every rank has all of it."""
     its = slice_of(key, sizes, part)
     if its is None:

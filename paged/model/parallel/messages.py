@@ -1,6 +1,6 @@
 """What rank 0 and another rank say to each other, over a pair of sockets.
 
-    Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, which nobody answers; at any time Failed
+Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, which nobody answers; at any time Failed
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,7 +23,20 @@ from paged.model.capacity import layered_pool_for, plan_of, pool_for, with_kv_dt
 from paged.model.free_memory import free_bytes
 from paged.model.loading import LoadedModel
 from paged.model.parallel.loading import Wanted, load_part
-from paged.model.parallel.messages import Begun, Channel, Failed, Go, Hello, Join, Loaded, Made, Make, Read, Run, versions
+from paged.model.parallel.messages import (
+    Begun,
+    Channel,
+    Failed,
+    Go,
+    Hello,
+    Join,
+    Loaded,
+    Made,
+    Make,
+    Read,
+    Run,
+    versions,
+)
 from paged.model.parallel.split import Part
 from paged.model.parallel.sums import Sums, store_at
 from paged.model.runner import Runner, runner_for
@@ -114,10 +128,8 @@ def main() -> None:
         pass
     except Exception as error:
         status = 1
-        try:
+        with suppress(OSError):
             channel.send(Failed(f"{type(error).__name__}: {short_cause(error)}"), 1.0)
-        except OSError:
-            pass
     # No thread of torch's holds it up.
     os._exit(status)
 

@@ -41,9 +41,9 @@ _AT_A_TIME_S = 0.25
 class Ranks:
     """The ranks from 1 on of a model that is split over `ranks`, started. `sums` is there when it is loaded."""
 
-    def __init__(self, ranks: int, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, ranks: int) -> None:
         self.count = ranks
-        self.limit_s = limit_s
+        self.limit_s = LIMIT_S
         self.threads = max(1, usable_cores() // ranks)
         self.free: int | None = None
         self._why: str | None = None
@@ -52,9 +52,15 @@ class Ranks:
         self._store: Any = None
         self._device = torch.device("cpu")
         # Whoever forgets it ends them, and so does the interpreter's end.
-        self.close = weakref.finalize(self, _end, self._processes, self._channels)
+        self._close = weakref.finalize(self, _end, self._processes, self._channels)
         for rank in range(1, ranks):
             self._start(rank)
+
+    def end(self, why: str) -> None:
+        """End them all; whoever goes on is told why."""
+        if self._why is None:
+            self._why = f"A model that is split over {self.count} ranks cannot go on: {why}."
+        self._close()
 
     @property
     def process_ids(self) -> list[int]:
@@ -79,7 +85,13 @@ class Ranks:
             return model
 
     def make(
-        self, pool: LayeredPool, block_size: int, kv_cache_dtype: str, skipped: tuple[str, ...], backend: str, batch_invariant: bool
+        self,
+        pool: LayeredPool,
+        block_size: int,
+        kv_cache_dtype: str,
+        skipped: tuple[str, ...],
+        backend: str,
+        batch_invariant: bool,
     ) -> None:
         """Have the others make a pool like this one, and a runner as rank 0 makes at the same time. Raises RanksFailed."""
         is_planned = not isinstance(pool, KVPool)
@@ -127,7 +139,7 @@ class Ranks:
         is_shared = bool(causes) and all(type(error).__name__ in each for each in causes)
         cause = "; ".join(causes) or short_cause(error)
         self._why = f"A model that is split over {self.count} ranks cannot go on: {cause}."
-        self.close()
+        self._close()
         if not is_lost or is_shared or isinstance(error, RanksDiffer):
             raise error
         raise RanksFailed(f"{self._why} All ranks were ended.") from error
@@ -218,9 +230,7 @@ def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> N
         process.wait()
 
 
-def load_split(
-    folder: Path, ranks: int, *, dtype: str, device: str, limit_s: float = LIMIT_S
-) -> tuple[LoadedModel, Ranks]:
+def load_split(folder: Path, ranks: int, *, dtype: str, device: str) -> tuple[LoadedModel, Ranks]:
     """Load a checkpoint folder over so many ranks; `dtype` and `device` as of `load_model`. Returns rank 0's part, and the others.
 
     Before a rank is started it raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel for a model that is not split, UnevenSplit for a number that
@@ -239,5 +249,5 @@ def load_split(
             PagedWarning,
             stacklevel=3,
         )
-    found = Ranks(ranks, limit_s)
+    found = Ranks(ranks)
     return found.load(folder, dtype, where), found

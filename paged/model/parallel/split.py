@@ -75,7 +75,8 @@ def check_split(config: Any, ranks: int, name: object) -> None:
     """Raise UnsupportedModel for a model that is not split, and UnevenSplit for a number of ranks that does not divide its heads."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    architecture = found.__name__
     if architecture not in FAMILIES:
         known = ", ".join(each.removesuffix("ForCausalLM") for each in FAMILIES)
         raise UnsupportedModel(

@@ -11,23 +11,25 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from paged.model.parallel.split import Part
 
+# Its classes of groups and stores are not in its types.
+_dist: Any = torch.distributed
 HOST = "127.0.0.1"
 """Ranks are on one machine."""
 
 
 def store_of_first() -> Any:
     """Where ranks find each other, on a port that is free; rank 0 has it, and holds it as long as it has ranks."""
-    return dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
+    return _dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
 
 
 def store_at(port: int, limit_s: float) -> Any:
     """The same as another rank sees it."""
-    return dist.TCPStore(HOST, port, None, False, timeout=timedelta(seconds=limit_s))
+    return _dist.TCPStore(HOST, port, None, False, timeout=timedelta(seconds=limit_s))
 
 
 class Sums:
@@ -82,9 +84,12 @@ def _group(store: Any, part: Part, device: torch.device, limit_s: float) -> Any:
     """Of its own, beside whatever else a program does with torch.distributed."""
     limit = timedelta(seconds=limit_s)
     if device.type == "cuda":
-        # NCCL takes bfloat16 and float32 as they are. Never tried: no machine with two GPUs was there.
-        return dist.ProcessGroupNCCL(store, part.rank, part.ranks, limit)  # type: ignore[attr-defined]
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]  # type: ignore[attr-defined]
+        # Never tried: no machine with two GPUs was there.
+        torch.cuda.set_device(device)
+        options = _dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return _dist.ProcessGroupNCCL(store, part.rank, part.ranks, options)
+    options = _dist.ProcessGroupGloo._Options()
+    options._devices = [_dist.ProcessGroupGloo.create_device(hostname=HOST)]
     options._timeout = limit
-    return dist.ProcessGroupGloo(store, part.rank, part.ranks, options)  # type: ignore[attr-defined]
+    return _dist.ProcessGroupGloo(store, part.rank, part.ranks, options)
