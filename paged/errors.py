@@ -335,6 +335,21 @@ class UnsupportedModel(ModelError, ValueError):
     """Its architecture, or what is asked of it, cannot run on paged memory."""
 
 
+class UnevenSplit(InvalidConfig):
+    """A number of ranks, `degree`, that a model of `heads` and `kv_heads` cannot be split over; `degrees` would do."""
+
+    def __init__(self, name: str, degree: int, heads: int, kv_heads: int, degrees: Iterable[int]) -> None:
+        self.degrees = list(degrees)
+        would = ", ".join(map(str, self.degrees))
+        super().__init__(
+            f"{name}: tensor_parallel_size={degree} does not split {heads} heads with {kv_heads} KV heads evenly; "
+            + (f"1, {would} would." if would else "1 alone would.")
+        )
+        self.degree = degree
+        self.heads = heads
+        self.kv_heads = kv_heads
+
+
 class BudgetTooSmall(PagedError, ValueError):
     """A byte budget that is too small; `wanted` and `given` are bytes."""
 
@@ -404,6 +419,14 @@ class TextEnded(PagedError, ValueError):
 class EngineFailed(PagedError, RuntimeError):
     """The copies of a step failed midway, so that what the pool holds is not known, or a step stopped while the
     scheduler's books were being written. The message says which."""
+
+
+class RanksFailed(EngineFailed):
+    """A rank of a split model ended, did not answer in time, or failed; the others were ended, and with them what they kept. The engine cannot go on."""
+
+
+class RanksDiffer(RanksFailed):
+    """Two ranks of a split model have other versions of a library, or read other weights."""
 
 
 class EngineInUse(PagedError, RuntimeError):

@@ -235,11 +235,16 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", letter="-q", choices=QUANTIZATIONS)] = None
     quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.")] = False
     device: Annotated[str, Field(help="cpu, or cuda.")] = "cpu"
+    tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral and Qwen 2 and 3, of floats.", least=1, letter="-tp")] = 1
     max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", usually="what model and memory allow", least=1)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_asked(self.quantization, with_head=self.quantize_head)
+        if self.tensor_parallel_size > 1 and self.quantization is not None:
+            raise InvalidConfig(
+                f'tensor_parallel_size={self.tensor_parallel_size} splits weights that are floats; quantization="{self.quantization}" goes with 1.'
+            )
 
 
 class MemoryConfig(Config, frozen=True, kw_only=True):
@@ -319,6 +324,10 @@ class EngineConfig(Config, frozen=True, kw_only=True):
         if self.decoding.speculate is not None and self.scheduling.steps_ahead:
             raise InvalidConfig(
                 "speculate does not go with steps_ahead: how many drafts are right decides where the next step goes on."
+            )
+        if self.model.tensor_parallel_size > 1 and self.scheduling.costs == "measured":
+            raise InvalidConfig(
+                f'costs="measured" times one process; with tensor_parallel_size={self.model.tensor_parallel_size} name a Costs.'
             )
 
     @classmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
 from paged.model.loading import LoadedModel, load_model
+from paged.model.parallel.ranks import Ranks, load_split
+from paged.model.parallel.worker import TensorParallelWorker
 from paged.model.runner import runner_for
 from paged.model.worker import Worker
 from paged.sampling.params import SamplingParams
@@ -91,18 +94,7 @@ class Engine:
     ) -> None:
         self.config = config = EngineConfig.of(model, **options)
         self._clock = clock
-        given = named_or_shipped(config.model.model)
-        if not isinstance(given, LoadedModel):
-            its = config.model
-            given = load_model(
-                given,
-                dtype=its.dtype,
-                device=its.device,
-                quantization=its.quantization,
-                quantize_head=its.quantize_head,
-            )
-        else:
-            _check_loaded_so(config, given)
+        given, ranks = _loaded(config)
         its_kv = config.memory
         self.model, kv_dtype = with_kv_dtype(given, its_kv.kv_cache_dtype, its_kv.kv_cache_dtype_skip_layers)
         longest = _longest(config.model.max_model_len, self.model.max_length)
@@ -110,10 +102,23 @@ class Engine:
         if draft is not None:
             check_length(draft, longest)
         models = [self.model] if draft is None else [self.model, draft]
-        manager, pools = memory_for(config, models, longest, kv_dtype)
+        manager, pools = memory_for(config, models, longest, kv_dtype, ranks)
         self.pool = pools[0]
-        backend = config.model.backend
-        self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=config.model.batch_invariant)
+        backend, is_invariant = config.model.backend, config.model.batch_invariant
+        if ranks is not None:
+            skipped = its_kv.kv_cache_dtype_skip_layers
+            ranks.make(
+                self.pool,
+                its_kv.block_size,
+                its_kv.kv_cache_dtype,
+                skipped,
+                backend=backend,
+                batch_invariant=is_invariant,
+            )
+        with nullcontext() if ranks is None else ranks.guarded():
+            self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=is_invariant)
+        if ranks is not None:
+            ranks.must_be_made()
         warn_if_slow(self.model)
         steps = config.scheduling
         self.scheduler = Scheduler(
@@ -140,7 +145,7 @@ class Engine:
         elif config.decoding.speculate is not None:
             self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
         self._searches = Searches(self.scheduler, self._sampling, self._drafter)
-        self.worker = Worker(self.runner)
+        self.worker = Worker(self.runner) if ranks is None else TensorParallelWorker(self.runner, ranks)
         # One step ahead the model has a thread of its own, so that what the engine does for one step is done while the next one runs.
         executor = LocalExecutor(self.worker, clock, self._drafter, threaded=steps.steps_ahead > 0)
         self._steps = Steps(self.scheduler, executor, self._sampling, clock, self._drafter)
@@ -371,7 +376,8 @@ class Engine:
         model, a callback or Ctrl-C. Then the batch is cancelled, nothing is lost, and the next step begins again.
 
         Raises EngineFailed when copies fail, once every request has ended with "error" and the cache is forgotten; and
-        from then on if a step stopped where its books were being written. Raises EngineInUse within a callback, and
+        from then on if a step stopped where its books were being written. Of a split model it raises RanksFailed so, and in each
+        step from then on, when a rank has failed. Raises EngineInUse within a callback, and
         while another thread calls the engine.
         """
         with self.turns.alone("step"):
@@ -419,10 +425,12 @@ class Engine:
         return steps.settle()
 
     def close(self) -> None:
-        """End what runs the model: a step that runs is waited for, and taken back. No call but this one does anything from then on; those that
-        would raise EngineClosed. An engine that nobody has any more closes itself."""
+        """End what runs the model, the processes of other ranks included: a step that runs is waited for, and taken back. No call but this one
+        does anything from then on; those that would raise EngineClosed. An engine without a reference closes itself."""
         with self.turns.beside("close"):
             self._steps.close()
+            if isinstance(self.worker, TensorParallelWorker):
+                self.worker.ranks.end("its engine was closed")
 
     def outputs_of(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
         """What these requests have brought and was not handed out. An output is handed out when it is asked for."""
@@ -596,9 +604,30 @@ class Engine:
                 self._undelivered.add(self._all_ended(live, "error", usage=usage, error=reason))
 
 
+def _loaded(config: EngineConfig) -> tuple[LoadedModel, Ranks | None]:
+    """The model, and the other ranks where it is split. Raises as `load_model` and `load_split`."""
+    its, given = config.model, named_or_shipped(config.model.model)
+    if isinstance(given, LoadedModel):
+        _check_loaded_so(config, given)
+        return given, None
+    if its.tensor_parallel_size > 1:
+        return load_split(Path(given), its.tensor_parallel_size, dtype=its.dtype, device=its.device)
+    return load_model(
+        given,
+        dtype=its.dtype,
+        device=its.device,
+        quantization=its.quantization,
+        quantize_head=its.quantize_head,
+    ), None
+
+
 def _check_loaded_so(config: EngineConfig, model: LoadedModel) -> None:
-    """Raise InvalidConfig where a quantization is asked for that a loaded model does not have."""
+    """Raise InvalidConfig where a quantization or ranks are asked for that a loaded model does not have."""
     its = config.model
+    if its.tensor_parallel_size > 1:
+        raise InvalidConfig(
+            f"tensor_parallel_size={its.tensor_parallel_size}: a model is split while it is loaded, and {model.path} is loaded already; name its folder."
+        )
     if its.quantization not in (None, model.quantization) or (its.quantize_head and not model.quantize_head):
         raise InvalidConfig(
             f'quantization="{its.quantization}" is made at load, and {model.path} is loaded already, with '

@@ -18,15 +18,16 @@ from paged.model.free_memory import check_fits
 from paged.model.layer_plan import LayerPlan
 from paged.model.loading import LoadedModel
 from paged.model.native.fused import fused_decoder
+from paged.model.parallel.ranks import Ranks
 
 DEFAULT_KV_BYTES = 256 * 2**20
 """For what layers keep, when neither blocks nor bytes are named."""
 
 
 def memory_for(
-    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None, kv_dtype: str
+    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None, kv_dtype: str, ranks: Ranks | None = None
 ) -> tuple[BlockManager, list[LayeredPool]]:
-    """The books, and a pool a model. Raises BudgetTooSmall, InvalidConfig for more than this machine has, for models that cannot share blocks, and for a KV
+    """The books, and a pool a model; `ranks`: the other ones of a split model, each with a pool of as many blocks. Raises BudgetTooSmall, InvalidConfig for more than this machine has, for models that cannot share blocks, and for a KV
     dtype of a model that keeps no K and V, and
     UnsupportedByLayers for a host tier of layers of several kinds."""
     for model in models:
@@ -41,7 +42,14 @@ def memory_for(
         block_bytes = plan.page_bytes
     num_blocks = _num_blocks(config, groups, size, block_bytes, longest)
     host_blocks = config.memory.host_blocks
-    check_fits(num_blocks, host_blocks, block_bytes, models[0].device)
+    check_fits(
+        num_blocks,
+        host_blocks,
+        block_bytes,
+        models[0].device,
+        ranks=1 if ranks is None else ranks.count,
+        free=None if ranks is None else ranks.free,
+    )
     manager = BlockManager(
         num_blocks,
         size,

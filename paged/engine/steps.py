@@ -22,7 +22,7 @@ from paged.decoding.drafter import Drafter, Tried
 from paged.engine.executor import Executor, Launched, Ran
 from paged.engine.results import EngineStats
 from paged.engine.step_inputs import StepInputs
-from paged.errors import BadLogits, CannotAdjust, EngineClosed, EngineFailed, PagedError
+from paged.errors import BadLogits, CannotAdjust, EngineClosed, EngineFailed, PagedError, RanksFailed
 from paged.sampling.rows import Asked, RowSampling, tell_prompts, tell_states
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 
@@ -302,6 +302,8 @@ class Steps:
         batch = out.batch
         if out.launched.lost_content:
             self.content_is_lost = True
+            if isinstance(error, EngineFailed):
+                raise error
             raise EngineFailed(
                 f"step {out.launched.step.number}: the copies failed: {error}. What the pool holds is not known; "
                 f'every request ends with "error", and the cache is forgotten.'
@@ -313,6 +315,8 @@ class Steps:
         elif is_out_of_memory(error):
             request_ids = list(dict.fromkeys(batch.ids.tolist()))
         else:
+            # What other ranks kept has gone with them.
+            self.content_is_lost |= isinstance(error, RanksFailed)
             raise error
         self._num_failed += 1
         self.take_back()

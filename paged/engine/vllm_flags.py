@@ -1,7 +1,7 @@
 """vLLM's flags that name no setting of ours, by what becomes of them: granted, because it is so here in any case, or refused in one line.
 
     --enable-chunked-prefill   granted: prompts are always computed in chunks
-    --tensor-parallel-size 2   refused: one device runs the model
+    --pipeline-parallel-size 2 refused: a model is not split by its layers
 
 Flags that mean what an option of ours means are second names of that option. Arguments of vLLM's LLM that ours has
 not are refused by the same table.
@@ -45,22 +45,23 @@ def _valued(why: str, *granted: str) -> Flag:
     return Flag(values=granted, why=why)
 
 
-_ONE_DEVICE = _valued("one device runs the model.", "1")
+_ONE_STAGE = _valued("a model is not split by its layers; --tensor-parallel-size splits each of them.", "1")
+_ONE_ENGINE = _valued("one engine runs the model.", "1")
 _NO_LORA = "adapters are not served."
 _NO_TOOLS = "tool calls are not parsed out of an answer's text."
 _FOLDER = "MODEL is a folder, and nothing is fetched."
 
 FLAGS: dict[str, Flag] = {
     "--api-server-count": _valued("one process answers HTTP.", "1"),
-    "--tensor-parallel-size": _ONE_DEVICE,
-    "-tp": _ONE_DEVICE,
-    "--pipeline-parallel-size": _ONE_DEVICE,
-    "-pp": _ONE_DEVICE,
-    "--data-parallel-size": _ONE_DEVICE,
-    "-dp": _ONE_DEVICE,
-    "--nnodes": _ONE_DEVICE,
-    "--enable-expert-parallel": _refused("one device runs the model."),
-    "--distributed-executor-backend": _valued("one process runs the model.", "uni"),
+    "--pipeline-parallel-size": _ONE_STAGE,
+    "-pp": _ONE_STAGE,
+    "--data-parallel-size": _ONE_ENGINE,
+    "-dp": _ONE_ENGINE,
+    "--nnodes": _valued("one machine runs the model.", "1"),
+    "--enable-expert-parallel": _refused("experts are not split."),
+    "--distributed-executor-backend": _valued(
+        "--tensor-parallel-size starts a process a rank, and 1 none.", "uni", "mp"
+    ),
     "--enable-chunked-prefill": _granted("prompts are always computed in chunks."),
     "--no-enable-chunked-prefill": _refused("prompts are always computed in chunks."),
     "--async-scheduling": _granted("--steps-ahead 1 is the same.", "--steps-ahead", "1"),

@@ -34,12 +34,23 @@ def free_bytes_of_host() -> int | None:
     return min(found, default=None)
 
 
-def check_fits(num_blocks: int, host_blocks: int, block_bytes: int, device: torch.device) -> None:
-    """Raise InvalidConfig for blocks of so many bytes, on the device and on the host, that do not fit in what is free."""
+def check_fits(
+    num_blocks: int,
+    host_blocks: int,
+    block_bytes: int,
+    device: torch.device,
+    *,
+    ranks: int = 1,
+    free: int | None = None,
+) -> None:
+    """Raise InvalidConfig for blocks of so many bytes, on the device and on the host, that do not fit in what is free. Of a split model each of its `ranks`
+    has so many; they share a host, and `free` is what the rank with the least room has on its device."""
     import torch
 
     host = torch.device("cpu")
     on_device, on_host = free_bytes(device), free_bytes(host)
+    if ranks > 1:
+        on_device, on_host = free, None if on_host is None else on_host // ranks
     wishes = [("num_blocks", num_blocks, device, on_device), ("host_blocks", host_blocks, host, on_host)]
     if device.type == "cpu":
         # Both are in one memory.
@@ -47,7 +58,7 @@ def check_fits(num_blocks: int, host_blocks: int, block_bytes: int, device: torc
     for name, count, where, free in wishes:
         if free is not None and count * block_bytes > free:
             raise InvalidConfig(
-                f"{name} {count:,} take {count * block_bytes / 2**30:,.1f} GiB; {free / 2**30:,.1f} GiB are free on {where}, "
+                f"{name} {count:,} take {count * block_bytes / 2**30:,.1f} GiB; {free / 2**30:,.1f} GiB are free on {where}{' for each rank' if ranks > 1 else ''}, "
                 f"which hold {free // block_bytes:,}."
             )
 

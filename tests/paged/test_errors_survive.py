@@ -16,7 +16,7 @@ PUBLIC_ERRORS = [
 ]
 ARGUMENTS = {
     "int": 1_000, "int | None": 7, "float": 0.5, "float | None": 0.5, "str": "a", "str | None": "b",
-    "str | int | None": "c", "object": "d", "Path": Path("e"), "Iterable[str]": ["f", "g"],
+    "str | int | None": "c", "object": "d", "Path": Path("e"), "Iterable[str]": ["f", "g"], "Iterable[int]": [2, 4],
 }  # fmt: skip
 """By what a class's own `__init__` says that it takes."""
 

@@ -60,7 +60,8 @@ def refused(monkeypatch, capsys):
         ("--shutdown-timeout 5", "--shutdown-timeout-s 5"),
         ("--async-scheduling", "--steps-ahead 1"),
         ("--disable-log-requests", "--log off"),
-        ("--tensor-parallel-size=1 -tp 1 --enforce-eager --scheduling-policy priority", ""),
+        ("-tp 2 --distributed-executor-backend mp", "--tensor-parallel-size 2"),
+        ("--tensor-parallel-size=1 -pp 1 --enforce-eager --scheduling-policy priority", ""),
     ],
 )
 def test_a_flag_of_vllm_is_ours_where_it_means_the_same(settings_of, vllm, ours):

@@ -6,6 +6,9 @@
  *
  * The residual stream, sums and norms are float32 whatever the weights are; what enters a product has the weights' element. Each
  * token is computed from its own numbers in one order (products.c, attention.c), so a step's other tokens do not change it.
+ *
+ * Of a model that is split over ranks this is one's part: some heads, some columns between gate and down, some of the vocabulary. What o, down and
+ * the embedding give is a part of a sum then, which `sum` adds up over ranks.
  */
 #include "decoder.h"
 
@@ -98,7 +101,12 @@ static void embed(const paged_decoder *model, const paged_step *step, float *to)
     const size_t hidden = model->hidden, columns = COLUMNS;
 #pragma omp parallel for schedule(static) if (step->tokens >= FEW)
     for (int64_t t = 0; t < step->tokens; t++) {
-        const size_t id = step->token_ids[t];
+        const size_t id = step->token_ids[t] - model->first_token;
+        if (id >= (size_t)model->vocabulary) {
+            /* Another rank's: one that is smaller has wrapped round. */
+            memset(to + t * hidden, 0, hidden * sizeof(float));
+            continue;
+        }
         if (model->has_packed_embedding && model->head.codes) {
             paged_code_row(model->head.codes, model->embedding, hidden, id, to + t * hidden);
             continue;
@@ -213,7 +221,16 @@ static void attend(const paged_decoder *model, const paged_layer *layer, const p
     model->attend(attention);
 }
 
-void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
+/* Adds a product to the residual stream: straight away, or by a sum over ranks. */
+static int32_t add(const paged_decoder *model, const places *at, const void *x, size_t rows, size_t depth, const paged_weights *weights) {
+    const size_t hidden = model->hidden;
+    float *to = model->sum ? at->qkv : at->hidden;
+    const paged_product product = {weights->packed, weights->bias, to, hidden, hidden, !model->sum, weights->codes};
+    multiply(model, at, x, rows, depth, &product, 1);
+    return model->sum ? model->sum(to, at->hidden, rows * hidden) : 0;
+}
+
+int32_t paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     const size_t rows = step->tokens, hidden = model->hidden, size = model->head_size;
     const size_t q = model->heads * size, kv = model->kv_heads * size, stride = q + 2 * kv, width = model->intermediate;
     const places at = places_of(model, rows, step->work);
@@ -229,8 +246,13 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     attention.key_size = attention.value_size = size;
     attention.scale = model->scale;
 
-    embed(model, step, at.hidden);
-    for (int64_t number = 0; number < model->num_layers; number++) {
+    int32_t failed = 0;
+    embed(model, step, model->sum ? at.qkv : at.hidden);
+    if (model->sum) {
+        memset(at.hidden, 0, rows * hidden * sizeof(float));
+        failed = model->sum(at.qkv, at.hidden, rows * hidden);
+    }
+    for (int64_t number = 0; number < model->num_layers && !failed; number++) {
         const paged_layer *layer = model->layers + number;
         norms(model, at.hidden, layer->attention_norm, rows, at.normed);
         const int has_convolution = layer->mix.packed != NULL;
@@ -238,9 +260,8 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
             convolve(model, layer, step, step->places + number, &at);
         else
             attend(model, layer, step, step->places + number, &attention, &at);
-        const size_t mixed = has_convolution ? hidden : q;
-        const paged_product o = {layer->o.packed, layer->o.bias, at.hidden, hidden, hidden, 1, layer->o.codes};
-        multiply(model, &at, at.attended, rows, mixed, &o, 1);
+        failed = add(model, &at, at.attended, rows, has_convolution ? hidden : q, &layer->o);
+        if (failed) break;
         norms(model, at.hidden, layer->mlp_norm, rows, at.normed);
         const paged_product both[] = {
             {layer->gate.packed, layer->gate.bias, at.both, width, 2 * width, 0, layer->gate.codes},
@@ -248,9 +269,9 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
         };
         multiply(model, &at, at.normed, rows, hidden, both, 2);
         gate(model, at.both, rows, at.gated);
-        const paged_product down = {layer->down.packed, layer->down.bias, at.hidden, hidden, hidden, 1, layer->down.codes};
-        multiply(model, &at, at.gated, rows, width, &down, 1);
+        failed = add(model, &at, at.gated, rows, width, &layer->down);
     }
+    if (failed) return failed;
     /* Of the tokens that are asked for alone, gathered at the front: they come in rising order. */
     for (int64_t i = 0; i < step->num_wanted; i++)
         memmove(at.hidden + i * hidden, at.hidden + step->wanted[i] * hidden, hidden * sizeof(float));
@@ -259,4 +280,5 @@ void paged_decoder_forward(const paged_decoder *model, const paged_step *step) {
     norms(model, at.hidden, model->norm, step->num_wanted, at.normed);
     const paged_product head = {model->head.packed, NULL, step->logits, model->vocabulary, model->vocabulary, 0, model->head.codes};
     multiply(model, &at, at.normed, step->num_wanted, hidden, &head, 1);
+    return 0;
 }

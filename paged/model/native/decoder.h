@@ -33,6 +33,9 @@ typedef struct {
     int64_t key_part, value_part, units;
 } paged_place;
 
+/* Adds the sum over ranks of their parts, [count] each, to `to`; not 0: it failed. */
+typedef int32_t (*paged_sum)(const float *part, float *to, int64_t count);
+
 typedef struct {
     const paged_layer *layers;
     const void *embedding; /* [vocabulary, hidden], or the head's packed weights */
@@ -40,7 +43,9 @@ typedef struct {
     const float *norm;     /* [hidden] */
     const float *rotary;   /* [positions, head size]: cosines of half a head, then sines */
     void (*attend)(const paged_attention_call *); /* paged_attention, which is in a library of its own */
+    paged_sum sum;         /* of a model that is split over ranks, of which this is one's part; else NULL */
     int64_t num_layers, hidden, intermediate, heads, kv_heads, head_size, vocabulary;
+    int64_t first_token;   /* the first id of its part of the vocabulary; other ids embed as zeros */
     float epsilon, scale;
     int32_t element, has_packed_embedding; /* enum element; whether `embedding` is packed */
 } paged_decoder;
@@ -59,6 +64,7 @@ typedef struct {
 
 int64_t paged_decoder_room(const paged_decoder *model, int64_t rows);
 
-void paged_decoder_forward(const paged_decoder *model, const paged_step *step);
+/* Returns 0, or what a sum failed with: then nothing that it wrote means anything. */
+int32_t paged_decoder_forward(const paged_decoder *model, const paged_step *step);
 
 #endif

@@ -20,6 +20,8 @@ from paged.model.native.coded import PackedCodes, QuantisedLinear
 from paged.model.native.large_pages import empty
 from paged.model.native.packed import PackedLinear, model_library
 from paged.model.native.recurrences import MOST_TAPS, Rows, rows_of
+from paged.model.parallel.layers import SplitHead, inner_of
+from paged.model.parallel.sums import Sums
 
 
 class _Names(NamedTuple):
@@ -52,6 +54,7 @@ _ROTARY = ("default", "linear", "llama3", "yarn")
 # Positions whose cosines are computed at a time.
 _POSITIONS = 1024
 _pointer, _int32, _int64, _float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_SUM = ctypes.CFUNCTYPE(_int32, _pointer, _pointer, _int64)
 _WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -83,10 +86,13 @@ class _Decoder(ctypes.Structure):
         ("layers", ctypes.POINTER(_Layer)),
         ("embedding", _pointer),
         ("head", _Weights),
-        *((name, _pointer) for name in ("norm", "rotary", "attend")),
+        *((name, _pointer) for name in ("norm", "rotary", "attend", "sum")),
         *(
             (name, _int64)
-            for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_size", "vocabulary")
+            for name in (
+                *("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_size", "vocabulary"),
+                "first_token",
+            )
         ),
         ("epsilon", _float),
         ("scale", _float),
@@ -107,11 +113,42 @@ class _Step(ctypes.Structure):
     )
 
 
+class _SumOverRanks:
+    """What C calls for a sum over ranks, whose parts and results are numbers in its memory."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self._failure: BaseException | None = None
+        self._called = _SUM(self._add)
+        self.address = ctypes.cast(self._called, _pointer)
+
+    def raise_failure(self) -> None:
+        """Raise what a sum raised since the last time; C has ended the pass for it."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _add(self, part: int, to: int, count: int) -> int:
+        try:
+            kind = _float * count
+            self._sums.add_to(_numbers(kind, to), _numbers(kind, part))
+        except BaseException as error:
+            # It would be lost in C.
+            self._failure = error
+            return 1
+        return 0
+
+
+def _numbers(kind: Any, address: int) -> Tensor:
+    found: Tensor = torch.frombuffer(kind.from_address(address), dtype=torch.float32)
+    return found
+
+
 class FusedDecoder:
-    """One forward pass of such a module on paged memory. Not for two threads at a time."""
+    """One forward pass of such a module on paged memory, or of a rank's part of it. Not for two threads at a time."""
 
     def __init__(self, module: Any) -> None:
-        config, body, head = module.config, module.model, module.lm_head
+        config, body, head = module.config, module.model, inner_of(module.lm_head)
         self._names = names = _FAMILIES[type(module).__name__]
         attention = _attention_of(body)
         self._functions = model_library()
@@ -124,14 +161,19 @@ class FusedDecoder:
         # The pool that came last, the group of its attention layers, what K and V are stored in, and where each layer's memory lies.
         self._placed: tuple[LayeredPool | None, int, int, Any] = (None, 0, 0, None)
         self._layers = (_Layer * len(body.layers))(*(self._layer(each, config) for each in body.layers))
-        is_packed, last_norm = not isinstance(body.embed_tokens, nn.Embedding), getattr(body, names.last_norm).weight
+        embedding, last_norm = inner_of(body.embed_tokens), getattr(body, names.last_norm).weight
+        # Of a rank's part.
+        self._split = module.lm_head if isinstance(module.lm_head, SplitHead) else None
+        self._sum = None if self._split is None else _SumOverRanks(self._split.sums)
+        is_packed = not isinstance(embedding, nn.Embedding)
         head_weights = self._weights(head)
         self._decoder = _Decoder(
             layers=self._layers,
-            embedding=head_weights.packed if is_packed else self._address(body.embed_tokens.weight),
+            embedding=head_weights.packed if is_packed else self._address(embedding.weight),
             head=head_weights,
             norm=self._floats(last_norm),
             attend=ctypes.cast(attention_function(), _pointer),
+            sum=None if self._sum is None else self._sum.address,
             num_layers=len(body.layers),
             hidden=config.hidden_size,
             intermediate=getattr(getattr(body.layers[0], names.mlp), names.gated[0]).out_features,
@@ -139,6 +181,7 @@ class FusedDecoder:
             kv_heads=config.num_key_value_heads,
             head_size=attention.head_dim,
             vocabulary=head.out_features,
+            first_token=getattr(body.embed_tokens, "first", 0),
             epsilon=getattr(config, names.epsilon),
             scale=attention.scaling,
             element=ELEMENTS[last_norm.dtype],
@@ -149,7 +192,7 @@ class FusedDecoder:
         self, step: StepTokens, pool: LayeredPool, token_ids: NDArray[np.int32], wanted: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
         """Hidden states behind the last norm, float32 [k, hidden], and logits, float32 [k, vocabulary], of the k wanted tokens of the step, which rise. What the
-        layers keep of all its tokens is in the pool then, which `fits`."""
+        layers keep of all its tokens is in the pool then, which `fits`. Of a rank's part: logits of the whole vocabulary on rank 0 alone."""
         decoder, (group, stored, places) = self._decoder, self._placed_in(pool)
         step = step.of_group(group)
         self._reach(int(step.positions.max(initial=0)))
@@ -179,7 +222,10 @@ class FusedDecoder:
             rows = rows_of(pool.pages, *step.states, plan.query_start)
             call.rows = rows
         self._functions.paged_decoder_forward(ctypes.byref(decoder), ctypes.byref(call))
-        return states, logits
+        if self._split is None or self._sum is None:
+            return states, logits
+        self._sum.raise_failure()
+        return states, self._split.sums.joined_at_first(logits, self._split.sizes)
 
     def fits(self, pool: LayeredPool) -> bool:
         """Whether a pool has the layers' memory as C reads it: attention layers in one group, stored alike, each with K and V of its own, and of the weights' dtype."""
@@ -237,7 +283,8 @@ class FusedDecoder:
         found.window = _window(attention, config) or 0
         return found
 
-    def _weights(self, linear: PackedLinear | QuantisedLinear) -> _Weights:
+    def _weights(self, layer: Any) -> _Weights:
+        linear: PackedLinear | QuantisedLinear = inner_of(layer)
         bias = None if linear.bias is None else self._address(linear.bias)
         if isinstance(linear, PackedLinear):
             return _Weights(self._address(linear.packed), bias)

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paged.base.words import short_cause
@@ -54,12 +55,12 @@ class TensorFiles:
     def __iter__(self) -> Iterator[str]:
         return iter(self.headers)
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, a copy. Raises BrokenCheckpoint."""
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> Tensor:
+        """The tensor, or a part of it, a copy. Raises BrokenCheckpoint."""
         header = self.headers[name]
         with self._reading(header.file), _opened(header.file) as opened:
-            found: Tensor = opened.get_tensor(name)
-            return found.clone()
+            found: Tensor = opened.get_slice(name)[part] if part else opened.get_tensor(name)
+            return found.clone(memory_format=torch.contiguous_format)
 
     @contextmanager
     def _reading(self, file: Path) -> Iterator[None]:

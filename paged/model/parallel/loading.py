@@ -1,0 +1,132 @@
+"""A rank's part of a checkpoint folder, as a model that can run on paged memory: what it does not have it never reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paged.base.words import short_cause
+from paged.errors import BrokenCheckpoint
+from paged.model.hook import ATTENTION, register
+from paged.model.loading import DTYPES, LoadedModel, as_loaded, config_of, silenced
+from paged.model.parallel.layers import join_ranks
+from paged.model.parallel.split import Part, Sizes, config_of_part, slice_of
+from paged.model.parallel.sums import Sums
+from paged.model.quantised.files import Header, TensorFiles
+from paged.model.quantised.reading import renamed
+from paged.model.tokenizer import load_tokenizer
+
+
+class Wanted(NamedTuple):
+    """A rank's part of which model, and where."""
+
+    folder: Path
+    part: Part
+    dtype: str
+    device: torch.device
+
+
+def load_part(wanted: Wanted, join: Callable[[str], Sums]) -> LoadedModel:
+    """Load it. `join` is called once the weights are read, with their digest, and gives the way to the other ranks, whose trial run this one's is part of.
+
+    The digest is of the configuration, of the files' headers and of all weights that each rank has whole. Raises CheckpointNotFound, BrokenCheckpoint and
+    UnsupportedModel, and what `join` raises."""
+    config = config_of(wanted.folder)
+    register()
+    with silenced():
+        module, digest = _read(config, wanted)
+        sums = join(digest)
+        join_ranks(module, Sizes.of(config), sums)
+        # The tokenizer is rank 0's to use.
+        tokenizer = None if wanted.part.rank else load_tokenizer(wanted.folder)
+        return as_loaded(module.to(wanted.device), wanted.folder, tokenizer, wanted.device)
+
+
+def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
+    """The module of a part with its weights, and their digest."""
+    from transformers import AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        module = build(config_of_part(config, wanted.part), attn_implementation=ATTENTION).eval()
+    module.config.vocab_size = config.vocab_size
+    _read_generation_config(module, wanted.folder)
+    # Its numbers are computed, and not read.
+    module.model.rotary_emb = type(module.model.rotary_emb)(module.config)
+    dtype = DTYPES.get(wanted.dtype) or (torch.float32 if wanted.device.type == "cpu" else config.dtype)
+    files = TensorFiles(wanted.folder)
+    found = {
+        key: name for name, key, _, joined in renamed(module, files) if joined is None and _matches(key, module, config)
+    }
+    digest = hashlib.sha256((wanted.folder / "config.json").read_bytes())
+    _note_headers(digest, files)
+    for key in sorted(dict(module.named_parameters(remove_duplicate=False))):
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if key not in found:
+            raise BrokenCheckpoint(f"{wanted.folder}: weights that are missing: {key}.")
+        weight, is_whole = _weight(files, found[key], key, Sizes.of(config), wanted.part)
+        parameter = module.get_parameter(key)
+        if weight is None:
+            weight = torch.zeros(parameter.shape)
+        elif is_whole and not key.endswith("proj.bias"):
+            digest.update(key.encode() + weight.contiguous().view(torch.uint8).numpy().tobytes())
+        if weight.shape != parameter.shape:
+            raise BrokenCheckpoint(
+                f"{wanted.folder}: weights of another shape: rank {wanted.part.rank}'s part of {key} has {list(weight.shape)}; "
+                f"{list(parameter.shape)} is wanted."
+            )
+        _put(module, key, weight.to(dtype))
+    if config.tie_word_embeddings:
+        module.lm_head.weight = module.model.embed_tokens.weight
+    return module, digest.hexdigest()
+
+
+def _matches(key: str, module: nn.Module, config: Any) -> bool:
+    """Whether a weight of the files is one of the module's: the rest is ignored, as transformers does."""
+    return key in dict(module.named_parameters(remove_duplicate=False))
+
+
+def _weight(files: TensorFiles, name: str, key: str, sizes: Sizes, part: Part) -> tuple[Tensor | None, bool]:
+    """A rank's part of a weight, None for nothing, and whether every rank has all of it."""
+    its = slice_of(key, sizes, part)
+    if its is None:
+        return None, False
+    _check_shape(files.headers[name], key, its, files.folder)
+    return files.read(name, its), its == ()
+
+
+def _check_shape(header: Header, key: str, its: tuple[slice, ...], folder: Path) -> None:
+    """Raise BrokenCheckpoint where a part would end behind the weight; more rows than there should be show on the last rank."""
+    if len(header.shape) < len(its) or any(
+        each.stop is not None and each.stop > size for each, size in zip(its, header.shape, strict=False)
+    ):
+        raise BrokenCheckpoint(f"{folder}: weights of another shape: {key} has {list(header.shape)}.")
+
+
+def _put(module: nn.Module, key: str, weight: Tensor) -> None:
+    path, _, name = key.rpartition(".")
+    setattr(module.get_submodule(path), name, nn.Parameter(weight, requires_grad=False))
+
+
+def _note_headers(digest: Any, files: TensorFiles) -> None:
+    for name in files:
+        header = files.headers[name]
+        digest.update(f"{name} {header.file.name} {header.shape} {header.dtype}\n".encode())
+
+
+def _read_generation_config(module: Any, folder: Path) -> None:
+    """What else ends a sequence."""
+    from transformers import GenerationConfig
+
+    if not (folder / "generation_config.json").is_file():
+        return
+    try:
+        module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise BrokenCheckpoint(f"{folder}: generation_config.json cannot be read: {short_cause(error)}") from error

@@ -1,0 +1,153 @@
+"""What rank 0 and another rank say to each other, over a pair of sockets.
+
+Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, which nobody answers; at any time Failed
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import __version__
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Who the process is: a rank of so many. `limit_s`: it waits so long for others, in seconds."""
+
+    rank: int
+    ranks: int
+    limit_s: float
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The versions of what has to be the same on each rank."""
+
+    versions: dict[str, str]
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Where the ranks find each other, and which model they have parts of, as of `load_model`."""
+
+    port: int
+    folder: str
+    dtype: str
+    device: str
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """The weights are read; their digest is that of `load_part`."""
+
+    digest: str
+
+
+class Go(msgspec.Struct, frozen=True, tag=True):
+    """Everybody has read the same."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The part is ready. `free`: bytes on the device that are free then, None where nobody says."""
+
+    free: int | None
+
+
+class Make(msgspec.Struct, frozen=True, tag=True):
+    """A pool of these sizes, and a runner on it. `is_planned`: of pages, by a plan of the layers; else of blocks of all layers."""
+
+    num_blocks: int
+    host_blocks: int
+    block_size: int
+    is_planned: bool
+    kv_cache_dtype: str
+    kv_cache_dtype_skip_layers: tuple[str, ...]
+    backend: str
+    batch_invariant: bool
+
+
+class Made(msgspec.Struct, frozen=True, tag=True):
+    """It takes steps."""
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """A step that begins, encoded."""
+
+    step: bytes
+
+
+class Run(msgspec.Struct, frozen=True, tag=True):
+    """The forward pass of a step that has begun: its tokens, int32; what is read beside its logits, bool, None: nothing; and `lengths` of its rows,
+    int64, as of `Worker.logits`."""
+
+    number: int
+    token_ids: bytes
+    others: bytes | None = None
+    stateful: bytes | None = None
+    lengths: bytes | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Why the rank ends."""
+
+    why: str
+
+
+ToRank = Begin | Join | Go | Make | Begun | Run
+FromRank = Hello | Read | Loaded | Made | Failed
+_TO_RANK, _FROM_RANK = msgspec.msgpack.Decoder(ToRank), msgspec.msgpack.Decoder(FromRank)
+_ENCODER = msgspec.msgpack.Encoder()
+_LENGTH = struct.Struct("<Q")
+
+
+class Channel:
+    """One end; `is_rank`: that of the other rank."""
+
+    def __init__(self, end: socket.socket, *, is_rank: bool) -> None:
+        self.end = end
+        self._decoder: Any = _TO_RANK if is_rank else _FROM_RANK
+
+    def send(self, message: ToRank | FromRank, limit_s: float | None = None) -> None:
+        """Raises TimeoutError if the other end does not take it in time, and OSError if it is gone."""
+        data = _ENCODER.encode(message)
+        self.end.settimeout(limit_s)
+        self.end.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self, limit_s: float | None = None) -> Any:
+        """The next message. Raises EOFError if the other end is gone, and TimeoutError if nothing has begun to come in so many seconds; None: never."""
+        self.end.settimeout(limit_s)
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return self._decoder.decode(self._exactly(length))
+
+    def _exactly(self, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            try:
+                more = self.end.recv(length - len(data))
+            except ConnectionError:
+                more = b""
+            if not more:
+                raise EOFError("the other end is gone")
+            data += more
+        return bytes(data)
+
+
+def versions() -> dict[str, str]:
+    """Of what has to be the same on each rank."""
+    import torch
+    import transformers
+
+    return {
+        "paged": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+
+
+def sent(values: NDArray[Any] | None) -> bytes | None:
+    """An array's bytes, None where nothing in it is true."""
+    return None if values is None or not values.any() else np.ascontiguousarray(values).tobytes()

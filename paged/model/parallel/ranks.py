@@ -1,0 +1,253 @@
+"""The other ranks of a split model: processes that rank 0 starts, speaks to, and ends.
+
+Each ends when its standard input does, so that none outlives the process of rank 0, however that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paged.attention import KVPool, LayeredPool
+from paged.base.uninterrupted import Uninterrupted
+from paged.base.words import counted, short_cause
+from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed
+from paged.model.free_memory import free_bytes
+from paged.model.loading import LoadedModel, check_dtype, config_of, usable_device
+from paged.model.parallel.loading import Wanted, load_part
+from paged.model.parallel.messages import Begin, Channel, Failed, Go, Hello, Join, Loaded, Made, Make, Read, versions
+from paged.model.parallel.split import Part, check_split
+from paged.model.parallel.sums import Sums, store_of_first
+from paged.model.threads import usable_cores
+
+LIMIT_S = 60.0
+"""Ranks compute the same step at the same time: one that is so much later than another, in seconds, hangs."""
+LOAD_LIMIT_S = 1800.0
+"""To import torch, and to read its part of the weights."""
+_AT_A_TIME_S = 0.25
+
+
+class Ranks:
+    """The ranks from 1 on of a model that is split over `ranks`, started. `sums` is there when it is loaded."""
+
+    def __init__(self, ranks: int) -> None:
+        self.count = ranks
+        self.limit_s = LIMIT_S
+        self.threads = max(1, usable_cores() // ranks)
+        self.free: int | None = None
+        self._why: str | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        self._store: Any = None
+        self._device = torch.device("cpu")
+        # Whoever forgets it ends them, and so does the interpreter's end.
+        self._close = weakref.finalize(self, _end, self._processes, self._channels)
+        for rank in range(1, ranks):
+            self._start(rank)
+
+    def end(self, why: str) -> None:
+        """End them all; whoever goes on is told why."""
+        if self._why is None:
+            self._why = f"A model that is split over {self.count} ranks cannot go on: {why}."
+        self._close()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the ranks from 1 on."""
+        return [each.pid for each in self._processes]
+
+    def load(self, folder: Path, dtype: str, device: torch.device) -> LoadedModel:
+        """Load a model's parts, and return rank 0's. Raises as `load_part`, RanksDiffer, and RanksFailed."""
+        with self.guarded():
+            for rank, hello in enumerate(self._answers(Hello, LOAD_LIMIT_S), 1):
+                self._check_same(rank, "has other versions", hello.versions, versions())
+            self._store, self._device = store_of_first(), device
+            for rank, channel in enumerate(self._channels, 1):
+                where = f"cuda:{rank}" if device.type == "cuda" else str(device)
+                channel.send(Join(self._store.port, str(folder), dtype, where), self.limit_s)
+            model = load_part(Wanted(folder, Part(0, self.count), dtype, device), self._join)
+            loaded = [each.free for each in self._answers(Loaded, LOAD_LIMIT_S)]
+            own = free_bytes(device)
+            # Ranks on one processor share its memory.
+            share = self.count if device.type == "cpu" else 1
+            self.free = min((each // share for each in (own, *loaded) if each is not None), default=None)
+            return model
+
+    def make(
+        self,
+        pool: LayeredPool,
+        block_size: int,
+        kv_cache_dtype: str,
+        skipped: tuple[str, ...],
+        backend: str,
+        batch_invariant: bool,
+    ) -> None:
+        """Have the others make a pool like this one, and a runner as rank 0 makes at the same time. Raises RanksFailed."""
+        is_planned = not isinstance(pool, KVPool)
+        self.send(
+            Make(
+                pool.num_blocks,
+                pool.num_host_blocks,
+                block_size if is_planned else pool.block_size,
+                is_planned,
+                kv_cache_dtype,
+                skipped,
+                backend,
+                batch_invariant,
+            )
+        )
+
+    def must_be_made(self) -> None:
+        """Wait until they are. Raises RanksFailed."""
+        with self.guarded():
+            self._answers(Made, LOAD_LIMIT_S)
+
+    def send(self, message: Any) -> None:
+        """To each rank. Raises RanksFailed."""
+        with self.guarded():
+            for channel in self._channels:
+                channel.send(message, self.limit_s)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Whatever is raised inside, where ranks wait for each other, ends them all: they would not be at the same place again. It becomes RanksFailed, with
+        what the others say, unless it is a typed error of loading. An interrupt waits for the end."""
+        if self._why is not None:
+            raise RanksFailed(f"{self._why} Make a new engine.")
+        with Uninterrupted():
+            try:
+                yield
+            except BaseException as error:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End all ranks, and raise the error, or what follows from it."""
+        is_lost = isinstance(error, _LOST) or isinstance(error.__cause__, _LOST)
+        causes = [str(error)] if isinstance(error, _Lost) else self._causes() if is_lost else []
+        # What all ranks fail with is an error of what they were asked.
+        is_shared = bool(causes) and all(type(error).__name__ in each for each in causes)
+        cause = "; ".join(causes) or short_cause(error)
+        self._why = f"A model that is split over {self.count} ranks cannot go on: {cause}."
+        self._close()
+        if not is_lost or is_shared or isinstance(error, RanksDiffer):
+            raise error
+        raise RanksFailed(f"{self._why} All ranks were ended.") from error
+
+    def _causes(self) -> list[str]:
+        """What is known of ranks that failed: of those that ended without a word, where there are any."""
+        found: list[str] = []
+        # A process takes a moment to end.
+        until = time.monotonic() + 4 * _AT_A_TIME_S
+        while not found and time.monotonic() < until:
+            for rank, (process, channel) in enumerate(zip(self._processes, self._channels, strict=True), 1):
+                with suppress(OSError, EOFError):
+                    while not isinstance(message := channel.receive(0.01), Failed):
+                        pass
+                    found.append(f"rank {rank}: {message.why}")
+                    continue
+                if (status := process.poll()) is not None:
+                    found.append(f"the process of rank {rank} ended with status {status}")
+            time.sleep(0.05)
+        return [each for each in found if "ended with status" in each] or found
+
+    def _start(self, rank: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            variables = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+                "OMP_NUM_THREADS": str(self.threads),
+            }
+            process = subprocess.Popen(
+                [sys.executable, "-m", "paged.model.parallel.rank", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=variables,
+                # Ctrl-C is rank 0's.
+                start_new_session=True,
+            )
+        channel = Channel(ours, is_rank=False)
+        self._processes.append(process)
+        self._channels.append(channel)
+        channel.send(Begin(rank, self.count, self.limit_s), self.limit_s)
+
+    def _join(self, digest: str) -> Sums:
+        for rank, read in enumerate(self._answers(Read, LOAD_LIMIT_S), 1):
+            self._check_same(rank, "read other weights", {"digest": read.digest}, {"digest": digest})
+        for channel in self._channels:
+            channel.send(Go(), self.limit_s)
+        return Sums(self._store, Part(0, self.count), self._device, self.limit_s)
+
+    def _check_same(self, rank: int, what: str, theirs: dict[str, str], ours: dict[str, str]) -> None:
+        for name in theirs.keys() | ours.keys():
+            if theirs.get(name) != ours.get(name):
+                raise RanksDiffer(f"rank {rank} {what}: {name} {theirs.get(name)}; rank 0 has {ours.get(name)}.")
+
+    def _answers(self, kind: type[Any], limit_s: float) -> list[Any]:
+        """The next message of each rank."""
+        return [self._answer(rank, channel, kind, limit_s) for rank, channel in enumerate(self._channels, 1)]
+
+    def _answer(self, rank: int, channel: Channel, kind: type[Any], limit_s: float) -> Any:
+        try:
+            message = channel.receive(limit_s)
+        except TimeoutError:
+            raise _Lost(f"rank {rank} has not answered for {limit_s:g} s") from None
+        if isinstance(message, Failed):
+            raise _Lost(f"rank {rank}: {message.why}")
+        if not isinstance(message, kind):
+            raise _Lost(f"rank {rank} sent {type(message).__name__} in place of {kind.__name__}")
+        return message
+
+
+class _Lost(Exception):
+    """A rank said that it failed, or nothing."""
+
+
+# torch's collectives raise RuntimeError.
+_LOST = (_Lost, OSError, EOFError, RuntimeError)
+
+
+def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> None:
+    for channel in channels:
+        channel.end.close()
+    for process in processes:
+        process.kill()
+    for process in processes:
+        assert process.stdin is not None, "it was asked for"
+        with suppress(OSError):
+            process.stdin.close()
+        process.wait()
+
+
+def load_split(folder: Path, ranks: int, *, dtype: str, device: str) -> tuple[LoadedModel, Ranks]:
+    """Load a checkpoint folder over so many ranks; `dtype` and `device` as of `load_model`. Returns rank 0's part, and the others.
+
+    Before a rank is started it raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel for a model that is not split, UnevenSplit for a number that
+    does not divide its heads, and InvalidConfig for more ranks than there are GPUs; it warns (PagedWarning) of more ranks than cores. Then RanksFailed,
+    RanksDiffer, and what `load_part` raises."""
+    check_dtype(dtype)
+    where = usable_device(device)
+    check_split(config_of(folder), ranks, folder)
+    if where.type == "cuda" and torch.cuda.device_count() < ranks:
+        raise InvalidConfig(
+            f"tensor_parallel_size={ranks}: {counted(torch.cuda.device_count(), 'GPU')} can be seen here; each rank takes one."
+        )
+    if where.type == "cpu" and usable_cores() < ranks:
+        warnings.warn(
+            f"tensor_parallel_size={ranks} on {counted(usable_cores(), 'core')}: ranks wait for each other; {usable_cores()} would be faster.",
+            PagedWarning,
+            stacklevel=3,
+        )
+    found = Ranks(ranks)
+    return found.load(folder, dtype, where), found

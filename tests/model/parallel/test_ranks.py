@@ -1,0 +1,244 @@
+"""A model on two processes: the same tokens as on one, the same bits under pressure, and an error as soon as a rank is gone."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import paged.model.parallel.ranks
+from paged import Engine, EngineConfig, SamplingParams
+from paged.engine.memory import memory_for
+from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed, UnevenSplit
+from paged.model.parallel.ranks import Ranks, load_split
+from paged.model.threads import usable_cores
+
+pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="two ranks want two cores")
+ROOMY = {"num_blocks": 200, "block_size": 4, "prefix_caching": False, "max_tokens_per_step": 256}
+SHORT = {"num_blocks": 24, "block_size": 4, "host_blocks": 16, "max_tokens_per_step": 16, "max_sequences": 6}
+# Greedy text may part where the two best logits are nearer than this share of the largest one.
+NEAR = 1e-4
+
+
+def requests():
+    """Prompts of which some begin alike."""
+    words = np.random.default_rng(1).integers(3, 97, (4, 30)).tolist()
+    return {
+        **{f"alike {length}": [*words[0][:length], length] for length in (9, 17, 20, 24)},
+        **{f"other {number}": words[number][: 8 * number] for number in (1, 2, 3)},
+    }
+
+
+def answers(engine, most=24):
+    """By request its tokens, and the logits that each was chosen from."""
+    logits, tokens = {}, {}
+    engine.on_logits = lambda request, place, row: logits.__setitem__((request, place), row.clone())
+    for request, prompt in requests().items():
+        engine.add_request(prompt, SamplingParams(max_tokens=most, ignore_eos=True), id=request)
+        tokens[request] = []
+    while engine.has_unfinished:
+        for output in engine.step():
+            assert output.error is None
+            tokens[output.id] += output.token_ids
+    return tokens, logits
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint):
+    return checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def roomy(folder):
+    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
+    yield engine
+    engine.close()
+
+
+def test_greedy_tokens_are_those_of_one_process_but_where_two_words_are_as_likely(folder, roomy):
+    ours, our_logits = answers(roomy)
+    whole, logits = answers(Engine(folder, **ROOMY))
+    parted = 0
+    for request, tokens in whole.items():
+        for place, (own, theirs) in enumerate(zip(ours[request], tokens, strict=True)):
+            row = logits[request, place]
+            best = row.topk(2).values
+            is_near = best[0] - best[1] <= NEAR * row.abs().max()
+            assert (our_logits[request, place] - row).abs().max() <= NEAR * row.abs().max()
+            assert own == theirs or is_near, (request, place)
+            if own != theirs:
+                # From here on they are different texts.
+                parted += 1
+                break
+    assert parted <= 1
+
+
+def test_under_pressure_and_with_drafts_a_split_model_gives_the_same_bits(folder, roomy):
+    tokens, logits = answers(roomy)
+    pressed = Engine(folder, tensor_parallel_size=2, speculate="lookahead", **SHORT)
+    found, their_logits = answers(pressed)
+    assert found == tokens
+    assert logits.keys() == their_logits.keys()
+    assert all(torch.equal(logits[each], their_logits[each]) for each in logits)
+    stats = pressed.scheduler.stats()
+    assert stats.preemptions_swap and stats.hit_tokens and stats.drafted_tokens
+    assert pressed.check() == []
+    pressed.close()
+
+
+def test_what_is_read_of_a_prompt_is_of_the_whole_model(folder, roomy):
+    prompt = [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]
+    asked = SamplingParams(max_tokens=12, ignore_eos=True, prompt_logprobs=2, logprobs=2)
+    ours, whole = (completion_of(each, prompt, asked) for each in (roomy, Engine(folder, **ROOMY)))
+    assert ours.token_ids == whole.token_ids
+    for own, theirs in zip(ours.prompt_logprobs[1:], whole.prompt_logprobs[1:], strict=True):
+        assert own.keys() == theirs.keys()
+        assert all(abs(own[each].logprob - theirs[each].logprob) < 1e-3 for each in own)
+
+
+def completion_of(engine, prompt, params):
+    engine.add_request(prompt, params, id="a")
+    live = engine.live_request("a")
+    while engine.has_unfinished:
+        engine.step()
+    return live.completion()
+
+
+def test_the_other_rank_never_loads_a_scheduler(roomy):
+    (rank,) = roomy.worker.ranks.process_ids
+    mapped = Path(f"/proc/{rank}/maps").read_text()
+    assert "torch" in mapped
+    code = "import sys, paged.model.parallel.rank; print(*sorted(each for each in sys.modules if 'scheduler' in each))"
+    found = subprocess.check_output(
+        [sys.executable, "-c", code], text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert not [each for each in found.split() if each.startswith("paged")]
+
+
+def test_a_rank_that_is_killed_ends_the_engine_at_once_and_every_step_says_so(folder):
+    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
+    (rank,) = engine.worker.ranks.process_ids
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True))
+    engine.step()
+    os.kill(rank, signal.SIGKILL)
+    with pytest.raises(
+        RanksFailed, match=r"split over 2 ranks cannot go on: the process of rank 1 ended with status -9"
+    ):
+        engine.step()
+    assert engine.has_unfinished
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=1), id="after it")
+    with pytest.raises(RanksFailed, match="ended with status -9. Make a new engine"):
+        engine.step()
+    # Both have ended with an error, and nothing is held.
+    assert engine.check() == []
+    ended = {each.id: each for each in engine.outputs_of(["request-0", "after it"])}
+    assert [each.finish_reason for each in ended.values()] == ["error", "error"]
+    assert all(each.error.startswith("RanksFailed: ") for each in ended.values())
+    assert not engine.has_unfinished
+
+
+def test_a_rank_that_hangs_is_ended_when_its_time_is_up(folder, monkeypatch):
+    monkeypatch.setattr(paged.model.parallel.ranks, "LIMIT_S", 10.0)
+    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
+    (rank,) = engine.worker.ranks.process_ids
+    os.kill(rank, signal.SIGSTOP)
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=4))
+    with pytest.raises(RanksFailed, match="cannot go on"):
+        engine.step()
+    wait_until_gone(rank)
+
+
+def test_an_engine_that_is_forgotten_or_closed_leaves_no_process(folder):
+    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
+    (rank,) = engine.worker.ranks.process_ids
+    del engine
+    gc.collect()
+    wait_until_gone(rank)
+
+
+def test_ranks_end_with_a_process_that_is_killed(folder):
+    code = (
+        "import sys, time; from paged import Engine\n"
+        f"engine = Engine({str(folder)!r}, tensor_parallel_size=2, num_blocks=20)\n"
+        "print(*engine.worker.ranks.process_ids, flush=True); time.sleep(600)"
+    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=variables) as parent:
+        assert parent.stdout is not None
+        rank = int(parent.stdout.readline())
+        parent.kill()
+    wait_until_gone(rank)
+
+
+def test_a_rank_that_read_other_weights_is_named(folder, monkeypatch):
+    # What rank 0 reads differs from what rank 1 says that it has.
+    monkeypatch.setattr(Ranks, "_join", lambda self, digest, join=Ranks._join: join(self, digest + "0"))
+    with pytest.raises(RanksDiffer, match="rank 1 read other weights: digest"):
+        load_split(folder, 2, dtype="auto", device="cpu")
+
+
+def test_a_rank_of_another_version_is_named(folder, monkeypatch):
+    monkeypatch.setattr(paged.model.parallel.ranks, "versions", lambda: {"paged": "0.0.1"})
+    with pytest.raises(RanksDiffer, match="rank 1 has other versions: .* rank 0 has"):
+        load_split(folder, 2, dtype="auto", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (
+            {"quantization": "int8"},
+            'tensor_parallel_size=2 splits weights that are floats; quantization="int8" goes with 1',
+        ),
+        ({"costs": "measured"}, 'costs="measured" times one process'),
+    ],
+)
+def test_what_does_not_go_with_ranks_is_refused_before_anything_is_loaded(options, what):
+    with pytest.raises(InvalidConfig, match=what):
+        EngineConfig.of("no folder", tensor_parallel_size=2, **options)
+
+
+def test_no_process_is_started_for_a_degree_that_does_not_divide(folder, monkeypatch):
+    monkeypatch.setattr(Ranks, "__init__", lambda *_: pytest.fail("ranks were started"))
+    with pytest.raises(UnevenSplit), suppress(PagedWarning):
+        Engine(folder, tensor_parallel_size=3)
+
+
+def test_a_loaded_model_is_not_split(loaded):
+    with pytest.raises(InvalidConfig, match="is loaded already; name its folder"):
+        Engine(loaded("llama"), tensor_parallel_size=2)
+
+
+def test_more_ranks_than_cores_are_said(folder, monkeypatch):
+    monkeypatch.setattr(paged.model.parallel.ranks, "usable_cores", lambda: 1)
+    monkeypatch.setattr(Ranks, "load", lambda *_: None)
+    with pytest.warns(PagedWarning, match="tensor_parallel_size=2 on 1 core"):
+        _, ranks = load_split(folder, 2, dtype="auto", device="cpu")
+    ranks.end("the test is over")
+
+
+def test_more_memory_than_the_rank_with_the_least_room_has_is_refused(folder, roomy):
+    ranks = roomy.worker.ranks
+    assert ranks.free is not None
+    config = EngineConfig.of(folder, num_blocks=ranks.free // 1000)
+    with pytest.raises(InvalidConfig, match="GiB are free on cpu for each rank"):
+        memory_for(config, [roomy.model], 128, "auto", ranks)
+
+
+def wait_until_gone(process):
+    for _ in range(600):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {process} lives")

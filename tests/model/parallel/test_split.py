@@ -1,0 +1,207 @@
+"""A model split over ranks gives the logits of the whole one, and what a rank has is a part: here each rank is a thread."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paged.errors import BrokenCheckpoint, UnevenSplit, UnsupportedModel
+from paged.model.capacity import trial_memory, trial_step
+from paged.model.loading import config_of, load_model
+from paged.model.native.packed import NativeLinear
+from paged.model.parallel.loading import Wanted, load_part
+from paged.model.parallel.split import Part, Sizes, check_split
+from paged.model.parallel.sums import Sums, store_at, store_of_first
+from paged.model.runner import runner_for
+
+CPU = torch.device("cpu")
+LIMIT_S = 60.0
+FEW = {"num_key_value_heads": 1}
+MODELS = {
+    **{name: (name, {}, 2) for name in ("llama", "mistral", "qwen2", "qwen3")},
+    "llama, one KV head": ("llama", FEW, 2),
+    "llama, four ranks": ("llama", {}, 4),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}, 2),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}, 2),
+    "llama, uneven columns": ("llama", {"intermediate_size": 88, "vocab_size": 97}, 4),
+}
+
+
+def parts_of(folder, ranks, dtype="float32"):
+    """What each rank has of the model."""
+    store, reads = store_of_first(), Lock()
+
+    def load(rank):
+        # Building a module is no work for two threads.
+        reads.acquire()
+
+        def join(_digest):
+            reads.release()
+            return Sums(store_at(store.port, LIMIT_S), Part(rank, ranks), CPU, LIMIT_S)
+
+        return load_part(Wanted(folder, Part(rank, ranks), dtype, CPU), join)
+
+    return store, on_each(load, ranks)
+
+
+def on_each(work, ranks):
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(work, range(ranks)))
+
+
+def said(model, ids, cuts=(), backend="auto"):
+    """float32 [tokens, vocabulary]: logits after each token of a sequence, whose prompt is cut there."""
+    pool, tables = trial_memory(model, 1, len(ids))
+    pool.poison(torch.arange(pool.num_blocks))
+    runner, found = runner_for(model, pool, backend=backend), []
+    for first, last in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        step = trial_step(pool, np.arange(first, last), np.array([0, last - first]), np.array([last]), tables)
+        found.append(runner.forward(step, ids[first:last], np.ones(last - first, np.bool_)))
+    return torch.cat(found)
+
+
+def ids_of(length):
+    return np.random.default_rng(2).integers(3, 97, length).astype(np.int32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_one_process_and_the_same_bits_however_a_prompt_is_cut(checkpoint, name):
+    architecture, changes, ranks = MODELS[name]
+    folder, ids = checkpoint(architecture, **changes), ids_of(40)
+    whole = said(load_model(folder), ids)
+    store, parts = parts_of(folder, ranks)
+    split, *_ = on_each(lambda rank: said(parts[rank], ids), ranks)
+    assert (split - whole).abs().max() <= 1e-4 * whole.abs().max()
+    in_pieces, *_ = on_each(lambda rank: said(parts[rank], ids, cuts=(1, 14, 15, 39)), ranks)
+    assert torch.equal(in_pieces, split)
+    del store
+
+
+def test_by_modules_of_transformers_a_split_model_answers_as_in_c_and_each_rank_has_all_logits(checkpoint):
+    folder, ids = checkpoint("llama"), ids_of(40)
+    store, parts = parts_of(folder, 2)
+    in_c, _ = on_each(lambda rank: said(parts[rank], ids), 2)
+    first, second = on_each(lambda rank: said(parts[rank], ids, backend="reference"), 2)
+    assert torch.equal(first, second)
+    assert (first - in_c).abs().max() <= 1e-4 * in_c.abs().max()
+    del store
+
+
+def test_in_bfloat16_a_split_model_answers_within_its_rounding(checkpoint):
+    folder, ids = checkpoint("qwen3"), ids_of(40)
+    whole = said(load_model(folder, dtype="bfloat16"), ids)
+    store, parts = parts_of(folder, 2, "bfloat16")
+    split, _ = on_each(lambda rank: said(parts[rank], ids), 2)
+    assert (split - whole).abs().max() <= 2**-5 * whole.abs().max()
+    del store
+
+
+def test_each_weight_but_norms_and_each_head_is_one_ranks_alone(checkpoint):
+    folder = checkpoint("llama")
+    store, parts = parts_of(folder, 2)
+    whole = load_model(folder)
+    assert sum(map(num_weights, parts)) == num_weights(whole)
+    # Columns between gate and down are 32 and 48, words 48 and 49.
+    assert min(map(num_weights, parts)) > 0.4 * num_weights(whole)
+    assert [each.num_heads for each in parts] == [whole.num_heads // 2] * 2
+    assert [each.num_kv_heads for each in parts] == [whole.num_kv_heads // 2] * 2
+    assert [each.vocabulary_size for each in parts] == [97, 97]
+    del store
+
+
+@pytest.mark.parametrize("size", [1, 7, 96, 97])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_spans_are_next_to_each_other_and_cover_everything_once(size, ranks):
+    spans = [Part(rank, ranks).span(size) for rank in range(ranks)]
+    assert [spans[0][0], spans[-1][1]] == [0, size]
+    assert all(before[1] == behind[0] for before, behind in pairwise(spans))
+    lengths = [stop - first for first, stop in spans]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_where_there_are_fewer_kv_heads_than_ranks_a_rank_has_the_one_that_its_heads_read():
+    # 8 heads of 2 KV heads on 4 ranks: heads 0 to 3 read the first one.
+    assert [Part(rank, 4).kv_span(2) for rank in range(4)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+
+
+def test_degrees_divide_heads_and_divide_or_repeat_kv_heads():
+    assert Sizes(heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocabulary=49152).degrees() == [3, 9]
+    assert Sizes(heads=32, kv_heads=8, head_dim=64, intermediate=1536, vocabulary=49152).degrees() == [2, 4, 8, 16, 32]
+
+
+def test_a_degree_that_does_not_divide_the_heads_is_refused_with_those_that_do(checkpoint):
+    with pytest.raises(
+        UnevenSplit, match="tensor_parallel_size=3 does not split 4 heads with 2 KV heads evenly; 1, 2, 4 would"
+    ) as caught:
+        check_split(config_of(checkpoint("llama")), 3, "folder")
+    assert (caught.value.degree, caught.value.heads, caught.value.kv_heads, caught.value.degrees) == (3, 4, 2, [2, 4])
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "lfm2", "mixtral"])
+def test_other_families_are_refused_by_name(checkpoint, architecture):
+    with pytest.raises(
+        UnsupportedModel, match="splits models of Llama, Mistral, Qwen2, Qwen3; .*ForCausalLM runs with 1"
+    ):
+        check_split(config_of(checkpoint(architecture)), 2, "folder")
+
+
+def test_codes_are_refused_by_name(checkpoint):
+    config = config_of(checkpoint("llama"))
+    config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(UnsupportedModel, match="these are codes"):
+        check_split(config, 2, "folder")
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [
+        (lambda weights: weights.pop("model.norm.weight"), "missing: model.norm.weight"),
+        (lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"][:50]}), "another shape: lm_head"),
+        (
+            lambda weights: weights.update({"model.norm.weight": torch.ones(3)}),
+            r"rank 1's part of model.norm.weight has \[3\]",
+        ),
+    ],
+)
+def test_weights_that_are_missing_or_of_another_shape_are_named(checkpoint, tmp_path, harm, what):
+    folder = harmed(checkpoint("llama"), tmp_path, harm)
+    with pytest.raises(BrokenCheckpoint, match=what):
+        load_part(Wanted(folder, Part(1, 2), "float32", CPU), lambda _digest: pytest.fail("they were read"))
+
+
+def test_the_digest_is_of_what_each_rank_reads_whole_and_the_same_on_each(checkpoint, tmp_path):
+    class Seen(Exception):
+        pass
+
+    def digest_of(folder, rank):
+        def note(digest):
+            raise Seen(digest)
+
+        with pytest.raises(Seen) as caught:
+            load_part(Wanted(folder, Part(rank, 2), "float32", CPU), note)
+        return str(caught.value)
+
+    folder = checkpoint("llama")
+    other = harmed(folder, tmp_path, lambda weights: weights["model.norm.weight"].mul_(2))
+    assert digest_of(folder, 0) == digest_of(folder, 1) != digest_of(other, 1)
+
+
+def num_weights(model):
+    """Of linear layers and the embedding, without what packing adds."""
+    linear = [each for each in model.module.modules() if isinstance(each, NativeLinear)]
+    tables = [each.weight for each in model.module.modules() if isinstance(each, torch.nn.Embedding)]
+    return sum(each.in_features * each.out_features for each in linear) + sum(each.numel() for each in tables)
+
+
+def harmed(folder: Path, to: Path, harm):
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    weights = load_file(to / "model.safetensors")
+    harm(weights)
+    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+    return to
