@@ -17,11 +17,13 @@ FAULTS ?=
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -g -O1
 # Requests of `make served`.
 REQUESTS ?= 10000
+# Rounds of `make disk`.
+KILLS ?= 1000
 # Random worlds of `make pressure`.
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint wheel format bench served campaign pressure architectures sanitize processors soak faults mutants signals vllm dynamo clean
+.PHONY: help install demo test lint wheel format bench served campaign pressure architectures sanitize processors soak disk faults mutants signals vllm dynamo clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -96,6 +98,9 @@ processors: $(STAMP) ## run the native code's tests as processors with fewer ins
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
+
+disk: $(STAMP) ## kill a process that uses a disk cache KILLS times (1,000), and spoil as many objects: no wrong byte, nothing lost that was written (ten minutes)
+	@$(BIN)/python tools/kill_disk.py --kills $(KILLS) --corruptions $(KILLS) --out benchmarks/results/disk.md
 
 faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (a quarter of an hour on two cores)
 	@$(BIN)/python tools/try_faults.py $(FAULTS)
