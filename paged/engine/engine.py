@@ -22,7 +22,9 @@ from paged.decoding.drafter import Drafter
 from paged.decoding.lookahead import Lookahead
 from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
-from paged.engine.config import EngineConfig
+from paged.engine.config import DISK_CACHE_GB, EngineConfig
+from paged.engine.disk_identity import identity_of
+from paged.engine.disk_tier import DiskTier
 from paged.engine.door import checked_text, checked_time, checked_tokens
 from paged.engine.live_request import LiveRequest, LiveSequence
 from paged.engine.memory import memory_for
@@ -51,6 +53,7 @@ from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
 from paged.scheduler import FINISH_REASONS, Batch, Output, Outputs, Request, RequestUsage, Retention, Scheduler
+from paged.storage import DiskStore
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
@@ -76,8 +79,8 @@ class Engine:
     Raised by on_logits it takes the step back, as if it had not run; raised by on_batch it takes nothing back, and the
     next step returns what this one brought.
 
-    Raises InvalidConfig, ModelError, BudgetTooSmall, UnknownPolicy, and attention's
-    UnknownBackend or UnsupportedByBackend. Warns (PagedWarning) of a dtype that this processor is slow in, and where nothing can
+    Raises InvalidConfig, ModelError, BudgetTooSmall, UnknownPolicy, attention's
+    UnknownBackend or UnsupportedByBackend, and for a disk cache UnusableStore. Warns (PagedWarning) of a dtype that this processor is slow in, and where nothing can
     be compiled.
     """
 
@@ -144,10 +147,22 @@ class Engine:
         # Made when an answer's form is asked for.
         self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}
+        self.disk: DiskTier | None = None if config.memory.disk_cache is None else self._disk_tier()
         self._undelivered = Undelivered()
         self._num_added = 0
         # Steps in a row that found too little memory.
         self._num_failures = 0
+
+    def _disk_tier(self) -> DiskTier:
+        memory, page_bytes = self.config.memory, self.pool.pages.page_bytes
+        self.manager.layout.refuse("disk_cache (content on a disk)")
+        identity, words = identity_of(self.runner, batch_invariant=self.config.model.batch_invariant)
+        assert memory.disk_cache is not None, "there is one"
+        limit = DISK_CACHE_GB if memory.disk_cache_gb is None else memory.disk_cache_gb
+        store = DiskStore(
+            memory.disk_cache, limit_bytes=int(limit * 1e9), block_bytes=page_bytes, identity=identity, words=words
+        )
+        return DiskTier(store, self.scheduler, self.pool, self._live, self._clock)
 
     @property
     def manager(self) -> BlockManager:
@@ -241,6 +256,8 @@ class Engine:
             extra_key=(request.id, request.extra_key) if reads_prompt and not is_alone else request.extra_key,
             reads_cache=request.reads_cache and not (reads_prompt and is_alone),
         )
+        if self.disk is not None:
+            request = self.disk.with_loads(request, ids)
         form = params.structured_outputs
         grammars = [None if form is None else self._open_form(form) for _ in range(params.num_sequences)]
         seed = params.seed if params.seed is not None else seed_of(request.id, self.config.decoding.seed)
@@ -380,10 +397,18 @@ class Engine:
         self._steps.must_be_whole()
         try:
             before = self._steps.num_launched
+            if self.disk is not None:
+                self.disk.take_arrived()
+                began = self._clock()
             failed = self._steps.launch(self._note_admitted, self.on_logits)
             if failed is not None:
                 self._end_failed(failed)
             launched = self._steps.num_launched > before
+            if self.disk is not None:
+                if launched:
+                    self.disk.keep(self._steps.latest, self._clock() - began)
+                elif not before and self.disk.is_loading:
+                    self.disk.wait()
             ended = []
             # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
             while self._steps.num_launched > (self.config.scheduling.steps_ahead if launched else 0) or not self._live:
@@ -391,6 +416,8 @@ class Engine:
                 if batch is None:
                     break
                 ended.append(batch)
+                if self.disk is not None and len(batch.loads):
+                    self.disk.begin(batch)
         except BaseException as error:
             self._recover(error)
             raise
@@ -423,6 +450,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """Totals so far."""
         return self._steps.stats()
+
+    def close(self) -> None:
+        """Write what a disk cache has taken, and stop it. A process that ends does so by itself. Without one, nothing happens."""
+        if self.disk is not None:
+            self.disk.close()
 
     def check(self) -> list[str]:
         """Every violated invariant of scheduler and memory as a sentence (docs/invariants.md); empty when there is

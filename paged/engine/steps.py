@@ -235,6 +235,11 @@ class Steps:
         """Batches that ran and have not ended."""
         return len(self._launched)
 
+    @property
+    def latest(self) -> Batch:
+        """Of those, the one that ran last."""
+        return self._launched[-1].batch
+
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | None:
         """The second half: end the oldest batch that ran, and `deliver` what became of its requests. None: no batch
         ran."""

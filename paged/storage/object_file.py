@@ -42,8 +42,8 @@ def write_object(path: Path, identity: bytes, key: bytes, payload: NDArray[np.ui
     """Write a new file, which the disk has after `sync_object`. Raises OSError."""
     fields = _FIELDS.pack(MAGIC, VERSION, HEADER_BYTES, payload.nbytes, identity, key)
     digest = sha256(fields)
-    digest.update(payload)
-    parts = [fields + digest.digest(), memoryview(payload).cast("B")]
+    digest.update(payload.data)
+    parts = [memoryview(fields + digest.digest()), payload.data]
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while parts:
@@ -76,13 +76,13 @@ def read_object(path: Path, identity: bytes, key: bytes, into: NDArray[np.uint8]
         if found.st_uid != os.geteuid():
             raise Corrupt(f"of user {found.st_uid}")
         head = bytearray(HEADER_BYTES)
-        _read_fully(number, head, memoryview(into).cast("B"))
+        _read_fully(number, head, into.data)
     finally:
         os.close(number)
     if bytes(head[: _FIELDS.size]) != _FIELDS.pack(MAGIC, VERSION, HEADER_BYTES, into.nbytes, identity, key):
         raise Corrupt("another header")
     digest = sha256(head[: _FIELDS.size])
-    digest.update(into)
+    digest.update(into.data)
     if digest.digest() != head[_FIELDS.size :]:
         raise Corrupt("another checksum")
 
