@@ -186,8 +186,9 @@ def _future(path: Path, drawn: random.Random) -> None:
 def _zero(path: Path, drawn: random.Random) -> None:
     """A page that never reached the disk."""
     data = bytearray(path.read_bytes())
-    start = drawn.randrange(0, len(data) - 4096)
-    data[start : start + 4096] = bytes(4096)
+    size = min(4096, len(data) // 2)
+    start = drawn.randrange(0, len(data) - size)
+    data[start : start + size] = bytes(size)
     path.write_bytes(data)
 
 

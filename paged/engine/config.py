@@ -262,7 +262,7 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
     host_caching: Annotated[bool, Field(help="Keep in host blocks what leaves the device; it comes back on a hit.")] = False
     disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, of this process and of those after it (docs/tiers.md).", metavar="FOLDER", rule=_folder, what="a folder")] = None
-    disk_cache_gb: Annotated[float | None, Field(help="What lies there at most, in units of 1,000,000,000 bytes.", usually="10", above=0, metavar="GB", what="a finite number above 0")] = None
+    disk_cache_gb: Annotated[float | None, Field(help="What lies there at most, in units of 1,000,000,000 bytes.", usually="10", above=0, metavar="GB", what="a finite number")] = None
 
     @property
     def keeps_below(self) -> bool:

@@ -28,10 +28,11 @@ def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
 
     Where answers depend on what else is in a batch, so does K and V, and the trial's is left out."""
     model, pool = runner.model, runner.pool
-    config = {name: value for name, value in model.module.config.to_dict().items() if name not in _VOLATILE}
+    config = getattr(model.module, "config", None)
+    fields = {} if config is None else config.to_dict()
     kv_dtypes = [str(pool.layer(layer).keys.kv_dtype) for layer in range(model.num_layers)]
     said: dict[str, Any] = {
-        "config": config,
+        "config": {name: value for name, value in fields.items() if name not in _VOLATILE},
         "dtype": model.precision,
         "head": model.quantize_head,
         "kv_dtypes": kv_dtypes,
@@ -47,8 +48,10 @@ def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
         digest.update(_fingerprint(tensor))
     if batch_invariant:
         digest.update(_trial(runner))
-    kind = getattr(model.module.config, "model_type", "model")
-    return digest.digest(), f"{kind}, {model.precision}, blocks of {pool.block_size} in {pool.pages.page_bytes:,} bytes"
+    return (
+        digest.digest(),
+        f"{fields.get('model_type', 'model')}, {model.precision}, blocks of {pool.block_size} in {pool.pages.page_bytes:,} bytes",
+    )
 
 
 def _tensors(module: Any) -> Iterator[tuple[str, Tensor]]:

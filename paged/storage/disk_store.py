@@ -51,7 +51,7 @@ _GRACE_S = 60.0
 """An object without a row that is younger may be another process's, whose row is on its way."""
 _SWEEP_S = 0.02
 """Between two folders of a sweep."""
-_CLOSING_S = 30.0
+_CLOSING_S = 10.0
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 """Of a read: the process's trouble, not the object's."""
 
@@ -146,7 +146,7 @@ class DiskStore:
         return self._folder.object(self._name(key))
 
     def close(self) -> None:
-        """As BlockStore.close; waits at most half a minute."""
+        """As BlockStore.close; waits at most ten seconds."""
         self._end()
 
     def _name(self, key: bytes) -> bytes:
