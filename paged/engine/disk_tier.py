@@ -71,11 +71,11 @@ class _Load:
 
 
 class _Piece(NamedTuple):
-    """Blocks that were read for a load, uint8 [n, block bytes]: the first `count` are whole; in so many seconds."""
+    """Blocks that were read for a load, uint8 [n, block bytes]: the first `num_whole` are right; in so many seconds."""
 
     load: _Load
     blocks: NDArray[np.uint8]
-    count: int
+    num_whole: int
     seconds: float
 
 
@@ -126,8 +126,8 @@ class DiskTier:
         for ended in [each for each in self._chains if each not in self._live]:
             self._forget(ended)
         try:
-            namespace = (request.salt, request.adapter, request.extra_key)
-            namespace = None if namespace == (None, None, None) else namespace
+            apart = (request.salt, request.adapter, request.extra_key)
+            namespace = None if apart == (None, None, None) else apart
             root, tokens = root_prefix(namespace), np.asarray(prompt, np.int32)
             hit = self._manager.lookup(tokens, namespace)
         except (PagedError, OverflowError):
@@ -149,6 +149,9 @@ class DiskTier:
     def keep(self, batch: Batch, seconds: float) -> None:
         """Write blocks that a batch filled, which ran in so many seconds and has not ended: a sequence may end with it, and its blocks go."""
         num_tokens = batch.num_tokens
+        if len(batch.token_ids) == len(num_tokens) and (batch.seq_lens % self._size).all():
+            # Most decodes fill no block: benchmarks/disk_cache.py.
+            return
         if len(batch.token_ids) > 2 * len(num_tokens) and seconds > 0:
             # Prompts for the most part.
             self._token_s = _mean(self._token_s, seconds / len(batch.token_ids))
@@ -270,13 +273,13 @@ class DiskTier:
 
     def _copy_in(self, piece: _Piece) -> None:
         load, start = piece.load, piece.load.first + piece.load.done
-        if piece.count:
+        if piece.num_whole:
             # As the table is now: a load that was listed again has other blocks.
-            table = self._manager.rows.table(load.row)[start : start + piece.count].astype(np.int64)
-            self._pages.write(torch.from_numpy(table), torch.from_numpy(piece.blocks[: piece.count]))
-            load.done += piece.count
-            self._block_s = _mean(self._block_s, piece.seconds / piece.count)
-        if piece.count < len(piece.blocks) or not len(piece.blocks) or load.first + load.done == load.stop:
+            table = self._manager.rows.table(load.row)[start : start + piece.num_whole].astype(np.int64)
+            self._pages.write(torch.from_numpy(table), torch.from_numpy(piece.blocks[: piece.num_whole]))
+            load.done += piece.num_whole
+            self._block_s = _mean(self._block_s, piece.seconds / piece.num_whole)
+        if piece.num_whole < len(piece.blocks) or not len(piece.blocks) or load.first + load.done == load.stop:
             load.is_over = True
         else:
             self._read_on(load)

@@ -194,7 +194,7 @@ class _Writer:
         self._limit_bytes, self._object_bytes, self._queue_bytes = limit_bytes, object_bytes, queue_bytes
         self._most_in_batch = min(_BATCH_BLOCKS, max(1, min(_BATCH_BYTES, limit_bytes) // object_bytes))
         self._model = index.model(identity, words)
-        self.held = set(index.new_keys(self._model))
+        self.held = index.new_keys(self._model)
         self._queue: deque[_Taken] = deque()
         self._queued: set[bytes] = set()
         self._uses: deque[tuple[int, bytes]] = deque(maxlen=_MOST_USES)
