@@ -80,10 +80,8 @@ class _Piece(NamedTuple):
 
 
 class DiskTier:
-    """The tier of one engine. `live` are its requests that go on, by id. Not for several threads, but for what its reader does.
-
-    Raises UnsupportedByLayers where layers are of several kinds.
-    """
+    """The tier of one engine, whose layers are all full. `live` are its requests that go on, by id. Not for several threads, but for what its
+    reader does."""
 
     def __init__(
         self,
@@ -92,11 +90,10 @@ class DiskTier:
         pool: LayeredPool,
         live: Mapping[str, LiveRequest],
         clock: Callable[[], float] = time.perf_counter,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         self.store = store
         self._scheduler, self._manager, self._pages = scheduler, scheduler.manager, pool.pages
-        self._live, self._clock, self._patience_s = live, clock, patience_s
+        self._live, self._clock = live, clock
         self._size = scheduler.manager.block_size
         self._most_in_piece = max(1, PIECE_BYTES // pool.pages.page_bytes)
         # By request, the chains of its sequences; those of prompts that ask for blocks, and their loads.
@@ -195,7 +192,7 @@ class DiskTier:
             ):
                 columns = batch.loads[batch.loads[:, 0] == row, 1] // self._size
                 first, stop = int(columns.min()), int(columns.max()) + 1
-                patience = max(self._patience_s, 2 * (stop - first) * self._size * (self._token_s or 0.0))
+                patience = max(PATIENCE_S, 2 * (stop - first) * self._size * (self._token_s or 0.0))
                 load = self._loads[request_id] = _Load(request_id, row, first, stop, self._clock() + patience)
                 self._asked += stop - first
                 self._read_on(load)

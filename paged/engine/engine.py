@@ -53,11 +53,13 @@ from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
 from paged.scheduler import FINISH_REASONS, Batch, Output, Outputs, Request, RequestUsage, Retention, Scheduler
-from paged.storage import DiskStore
+from paged.storage import BlockStore, DiskStore
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
     from paged.sampling.structured import StructuredOutputsParams
+
+OpenStore = Callable[[bytes, int], BlockStore]
 
 
 class Engine:
@@ -66,6 +68,8 @@ class Engine:
     model, options      an EngineConfig, or a checkpoint folder, the name of a model that ships (embedded, hybrid), a LoadedModel or None (embedded); and settings of an EngineConfig
                         by name, which win over it
     clock               seconds
+    open_store          in place of disk_cache: gives a store of blocks below memory (docs/tiers.md), called with the identity of the
+                        engine's blocks, 32 bytes, and the bytes of each
 
     Two attributes are called while a step runs, in its thread; None: nothing is called.
 
@@ -89,6 +93,7 @@ class Engine:
         model: EngineConfig | LoadedModel | str | Path | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        open_store: OpenStore | None = None,
         **options: Any,
     ) -> None:
         self.config = config = EngineConfig.of(model, **options)
@@ -147,21 +152,32 @@ class Engine:
         # Made when an answer's form is asked for.
         self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}
-        self.disk: DiskTier | None = None if config.memory.disk_cache is None else self._disk_tier()
+        self.disk = self._disk_tier(open_store)
         self._undelivered = Undelivered()
         self._num_added = 0
         # Steps in a row that found too little memory.
         self._num_failures = 0
 
-    def _disk_tier(self) -> DiskTier:
-        memory, page_bytes = self.config.memory, self.pool.pages.page_bytes
+    def _disk_tier(self, open_store: OpenStore | None) -> DiskTier | None:
+        """The tier below memory, on a folder or on the caller's store; None: there is none."""
+        memory, config = self.config.memory, self.config
+        if memory.disk_cache is None and open_store is None:
+            return None
+        if memory.disk_cache is not None and open_store is not None:
+            raise InvalidConfig("disk_cache and open_store name two stores of blocks; name one.")
+        if not memory.prefix_caching or config.decoding.speculate == "draft":
+            raise InvalidConfig("open_store goes with prefix_caching, and not with a draft model.")
         self.manager.layout.refuse("disk_cache (content on a disk)")
-        identity, words = identity_of(self.runner, batch_invariant=self.config.model.batch_invariant)
-        assert memory.disk_cache is not None, "there is one"
-        limit = DISK_CACHE_GB if memory.disk_cache_gb is None else memory.disk_cache_gb
-        store = DiskStore(
-            memory.disk_cache, limit_bytes=int(limit * 1e9), block_bytes=page_bytes, identity=identity, words=words
-        )
+        identity, words = identity_of(self.runner, batch_invariant=config.model.batch_invariant)
+        block_bytes = self.pool.pages.page_bytes
+        if memory.disk_cache is None:
+            assert open_store is not None, "one of them is there"
+            store = open_store(identity, block_bytes)
+        else:
+            limit_bytes = int((memory.disk_cache_gb or DISK_CACHE_GB) * 1e9)
+            store = DiskStore(
+                memory.disk_cache, limit_bytes=limit_bytes, block_bytes=block_bytes, identity=identity, words=words
+            )
         return DiskTier(store, self.scheduler, self.pool, self._live, self._clock)
 
     @property

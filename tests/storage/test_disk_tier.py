@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import Engine, SamplingParams
-from paged.engine.disk_tier import DiskTier
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedByLayers, UnusableStore
 from paged.storage import StoreStats
 from paged.testing.engine_world import build_engine
@@ -22,6 +21,7 @@ from paged.testing.tiny_model import tiny_model
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from kill_disk import SPOILERS
 
+DRAFT = {"speculate": "draft", "draft_model": tiny_model(64, 0.03)}
 PROMPT = [7 * place % 61 + 1 for place in range(43)]
 
 
@@ -60,12 +60,13 @@ def made():
     """made(...): an engine of blocks of 4; with `store`, on that one."""
     engines = []
 
-    def make(store=None, patience_s=1000.0, **options):
-        engine = Engine(tiny_model(64), **{"block_size": 4, "num_blocks": 40, "max_tokens_per_step": 16} | options)
-        engines.append(engine)
+    def make(store=None, **options):
         if store is not None:
-            engine.disk = DiskTier(store, engine.scheduler, engine.pool, engine._live, patience_s=patience_s)
-        return engine
+            options["open_store"] = lambda identity, block_bytes: store
+        engines.append(
+            Engine(tiny_model(64), **{"block_size": 4, "num_blocks": 40, "max_tokens_per_step": 16} | options)
+        )
+        return engines[-1]
 
     yield make
     for engine in engines:
@@ -161,14 +162,16 @@ def test_others_go_on_while_a_request_waits_for_its_blocks(made):
     assert outputs[-1].usage.hit_tokens == 40
 
 
-def test_blocks_that_come_too_late_are_computed_and_never_copied(made):
+def test_blocks_that_come_too_late_are_computed_and_never_copied(made, monkeypatch):
+    monkeypatch.setattr("paged.engine.disk_tier.PATIENCE_S", 0.0)
     store = Memory()
     expected = ask(made(store))
     store.may_read.clear()
-    engine = made(store, patience_s=0.0)
+    engine = made(store)
     found = ask(engine)
     assert_same(found, expected)
     assert (found[2], engine.disk.stats().late) == (0, 1)
+    monkeypatch.undo()
     store.may_read.set()
     assert_same(ask(engine, id="again"), expected)
 
@@ -329,6 +332,13 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, monkeypatch, options, error
     Path("file").write_text("a file")
     with pytest.raises(error, match=words):
         Engine(tiny_model(64), num_blocks=40, block_size=4, **options)
+
+
+@pytest.mark.parametrize("options", [{"disk_cache": "a"}, {"prefix_caching": False}, DRAFT])
+def test_a_store_of_ones_own_is_refused_where_it_does_nothing(made, tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidConfig, match="open_store"):
+        made(Memory(), **options)
 
 
 def test_layers_of_several_kinds_are_refused_by_name(tmp_path):
