@@ -22,11 +22,13 @@ WHEELS ?= build/wheels
 WHEELS_PYTHON ?= 3.12
 # Options of `make gpu`: `--device cpu --small` runs its parts on a stand-in.
 GPU ?=
+# Rounds of `make disk`.
+KILLS ?= 1000
 # Random worlds of `make pressure`.
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check docs wheel format bench served campaign pressure architectures sanitize processors soak faults mutants signals vllm dynamo gpu wheels clean
+.PHONY: help install demo test lint check docs wheel format bench served campaign pressure architectures sanitize processors soak disk faults mutants signals vllm dynamo gpu wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -111,6 +113,9 @@ processors: $(STAMP) ## run the native code's tests as processors with fewer ins
 
 soak: $(STAMP) ## 10,000 random requests with aborts and cancels on a tiny pool
 	@PAGED_FAILURES=failures PAGED_SOAK=10000 $(BIN)/python -m pytest -m soak $(PYTEST)
+
+disk: $(STAMP) ## kill a process that uses a disk cache KILLS times (1,000), and spoil as many objects: no wrong byte, nothing lost that was written (ten minutes)
+	@$(BIN)/python tools/kill_disk.py --kills $(KILLS) --corruptions $(KILLS) --out benchmarks/results/disk.md
 
 faults: $(STAMP) ## plant each fault of tests/faults in a copy of the sources, and see that the kit finds it (a quarter of an hour on two cores)
 	@$(BIN)/python tools/try_faults.py $(FAULTS)

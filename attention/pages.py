@@ -72,3 +72,12 @@ class Pages:
         """Copy device pages to other device pages, both int64 [n]."""
         staged = self._device_words.index_select(0, sources.to(self.device))
         self._device_words.index_copy_(0, destinations.to(self.device), staged)
+
+    def read(self, pages: Tensor) -> Tensor:
+        """Return a copy of device pages, int64 [n], in the processor's memory: uint8 [n, page_bytes]."""
+        return self._device_words.index_select(0, pages.to(self.device)).to("cpu").view(torch.uint8)
+
+    def write(self, pages: Tensor, data: Tensor) -> None:
+        """Put `data`, uint8 [n, page_bytes] and contiguous, into device pages, int64 [n]."""
+        words = data.view(self._device_words.dtype).to(self.device)
+        self._device_words.index_copy_(0, pages.to(self.device), words)

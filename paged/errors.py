@@ -471,6 +471,15 @@ class UnwritablePath(PagedError, OSError):
         self.problem = problem
 
 
+class UnusableStore(PagedError, OSError):
+    """A folder that no blocks can be kept in: `folder`, and `problem`, why not and what would do."""
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        super().__init__(f"{folder}: no disk cache, {problem}.")
+        self.folder = folder
+        self.problem = problem
+
+
 class NoPrompt(PagedError, ValueError):
     """There is nothing to answer, or a file of prompts that cannot be read as text."""
 

@@ -32,6 +32,8 @@ from paged.model.quantised.names import QUANTIZATIONS, check_asked
 from paged.scheduler import Costs
 
 PREFIX = "PAGED_"
+DISK_CACHE_GB = 10.0
+"""Where nobody says how much a disk cache may hold."""
 _FLOATS = ("float32", "bfloat16", "float16")
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZES = "Text may have k, m, g or t behind it for powers of 1,000, or K, M, G or T for powers of 1,024."
@@ -197,6 +199,10 @@ def _model(value: Any) -> Any:
     return None if isinstance(value, str) and not value else value
 
 
+def _folder(value: Any) -> Any:
+    return str(value) if isinstance(value, (str, Path)) and str(value) else None
+
+
 def _costs(value: Any) -> Any:
     return value if isinstance(value, Costs) or (isinstance(value, str) and value == "measured") else None
 
@@ -260,11 +266,22 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
     host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", least=0)] = 0
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
     host_caching: Annotated[bool, Field(help="Keep in host blocks what leaves the device; it comes back on a hit.")] = False
+    disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, of this process and of those after it (docs/tiers.md).", metavar="FOLDER", rule=_folder, what="a folder")] = None
+    disk_cache_gb: Annotated[float | None, Field(help="What lies there at most, in units of 1,000,000,000 bytes.", usually="10", above=0, metavar="GB", what="a finite number")] = None
+
+    @property
+    def keeps_below(self) -> bool:
+        """Whether content is kept on the host or a disk."""
+        return self.host_caching or self.disk_cache is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
+        if self.disk_cache is None and self.disk_cache_gb is not None:
+            raise InvalidConfig(f"disk_cache_gb goes with disk_cache; got disk_cache_gb={self.disk_cache_gb} and disk_cache=None.")
+        if self.disk_cache is not None and not self.prefix_caching:
+            raise InvalidConfig("disk_cache keeps what the prefix cache keeps; got prefix_caching=False.")
         if self.kv_cache_dtype_skip_layers and self.kv_cache_dtype not in CODE_BITS:
             raise InvalidConfig(
                 f'kv_cache_dtype_skip_layers goes with a kv_cache_dtype of "int8" or "int4"; got "{self.kv_cache_dtype}".'
@@ -321,6 +338,10 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     decoding: DecodingConfig = DecodingConfig()
 
     def __post_init__(self) -> None:
+        if self.decoding.speculate == "draft" and self.memory.disk_cache is not None:
+            raise InvalidConfig(
+                'disk_cache does not go with speculate="draft": K and V of a draft model are not kept there.'
+            )
         if self.decoding.speculate is not None and self.scheduling.steps_ahead:
             raise InvalidConfig(
                 "speculate does not go with steps_ahead: how many drafts are right decides where the next step goes on."

@@ -23,7 +23,9 @@ from paged.decoding.drafter import Drafter
 from paged.decoding.lookahead import Lookahead
 from paged.decoding.lookup import PromptLookup
 from paged.decoding.searches import Found, Searches
-from paged.engine.config import EngineConfig
+from paged.engine.config import DISK_CACHE_GB, EngineConfig
+from paged.engine.disk_identity import identity_of
+from paged.engine.disk_tier import DiskTier
 from paged.engine.door import checked_text, checked_time, checked_tokens
 from paged.engine.executor import LocalExecutor
 from paged.engine.live_request import LiveRequest, LiveSequence
@@ -55,10 +57,13 @@ from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
 from paged.scheduler import FINISH_REASONS, Batch, Output, Outputs, Request, RequestUsage, Retention, Scheduler
+from paged.storage import BlockStore, DiskStore
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
     from paged.sampling.structured import StructuredOutputsParams
+
+OpenStore = Callable[[bytes, int], BlockStore]
 
 
 class Engine:
@@ -67,6 +72,8 @@ class Engine:
     model, options      an EngineConfig, or a checkpoint folder, the name of a model that ships (embedded, hybrid), a LoadedModel or None (embedded); and settings of an EngineConfig
                         by name, which win over it
     clock               seconds
+    open_store          in place of disk_cache: gives a store of blocks below memory (docs/tiers.md), called with the identity of the
+                        engine's blocks, 32 bytes, and the bytes of each
 
     Two attributes are called while a step runs, in its thread; None: nothing is called.
 
@@ -80,8 +87,8 @@ class Engine:
     Raised by on_logits it takes the step back, as if it had not run; raised by on_batch it takes nothing back, and the
     next step returns what this one brought.
 
-    Raises InvalidConfig, ModelError, BudgetTooSmall, UnknownPolicy, and attention's
-    UnknownBackend or UnsupportedByBackend. Warns (PagedWarning) of a dtype that this processor is slow in, and where nothing can
+    Raises InvalidConfig, ModelError, BudgetTooSmall, UnknownPolicy, attention's
+    UnknownBackend or UnsupportedByBackend, and for a disk cache UnusableStore. Warns (PagedWarning) of a dtype that this processor is slow in, and where nothing can
     be compiled.
     """
 
@@ -90,6 +97,7 @@ class Engine:
         model: EngineConfig | LoadedModel | str | Path | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        open_store: OpenStore | None = None,
         **options: Any,
     ) -> None:
         self.config = config = EngineConfig.of(model, **options)
@@ -152,10 +160,37 @@ class Engine:
         # Made when an answer's form is asked for.
         self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}
+        self.disk = self._disk_tier(open_store)
+        if self.disk is not None:
+            self._steps.on_ran = self.disk.keep
         self._undelivered = Undelivered()
         self._num_added = 0
         # Steps in a row that found too little memory.
         self._num_failures = 0
+
+    def _disk_tier(self, open_store: OpenStore | None) -> DiskTier | None:
+        """The tier below memory, on a folder or on the caller's store; None: there is none."""
+        memory, config = self.config.memory, self.config
+        if memory.disk_cache is None and open_store is None:
+            return None
+        if isinstance(self.worker, TensorParallelWorker):
+            raise InvalidConfig("disk_cache and open_store do not go with tensor_parallel_size: a rank has a part of each block.")
+        if memory.disk_cache is not None and open_store is not None:
+            raise InvalidConfig("disk_cache and open_store name two stores of blocks; name one.")
+        if not memory.prefix_caching or config.decoding.speculate == "draft":
+            raise InvalidConfig("open_store goes with prefix_caching, and not with a draft model.")
+        self.manager.layout.refuse("disk_cache (content on a disk)")
+        identity, words = identity_of(self.runner, batch_invariant=config.model.batch_invariant)
+        block_bytes = self.pool.pages.page_bytes
+        if memory.disk_cache is None:
+            assert open_store is not None, "one of them is there"
+            store = open_store(identity, block_bytes)
+        else:
+            limit_bytes = int((memory.disk_cache_gb or DISK_CACHE_GB) * 1e9)
+            store = DiskStore(
+                memory.disk_cache, limit_bytes=limit_bytes, block_bytes=block_bytes, identity=identity, words=words
+            )
+        return DiskTier(store, self.scheduler, self.pool, self._live, self._clock)
 
     @property
     def manager(self) -> BlockManager:
@@ -249,6 +284,8 @@ class Engine:
             extra_key=(request.id, request.extra_key) if reads_prompt and not is_alone else request.extra_key,
             reads_cache=request.reads_cache and not (reads_prompt and is_alone),
         )
+        if self.disk is not None:
+            request = self.disk.with_loads(request, ids)
         form = params.structured_outputs
         grammars = [None if form is None else self._open_form(form) for _ in range(params.num_sequences)]
         seed = params.seed if params.seed is not None else seed_of(request.id, self.config.decoding.seed)
@@ -412,8 +449,13 @@ class Engine:
 
     def _run_step(self, ended: list[Batch]) -> FailedBatch | None:
         """Put a batch out, and end what may be ended, which `ended` gets; returns a batch that had to be cancelled."""
-        steps = self._steps
+        steps, disk = self._steps, self.disk
+        if disk is not None:
+            disk.take_arrived()
+        is_idle = not steps.num_outstanding
         is_launched = steps.launch(self._note_admitted, self.on_logits)
+        if disk is not None and is_idle and not is_launched and disk.is_loading:
+            disk.wait()
         # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
         while steps.num_outstanding > (self.config.scheduling.steps_ahead if is_launched else 0) or not self._live:
             found = steps.finish(self._deliver)
@@ -422,15 +464,20 @@ class Engine:
             if isinstance(found, FailedBatch):
                 return found
             ended.append(found)
+            if disk is not None and len(found.loads):
+                disk.begin(found)
         return steps.settle()
 
     def close(self) -> None:
-        """End what runs the model, the processes of other ranks included: a step that runs is waited for, and taken back. No call but this one
-        does anything from then on; those that would raise EngineClosed. An engine without a reference closes itself."""
+        """End what runs the model, the processes of other ranks included: a step that runs is waited for, and taken back. A disk cache writes what it
+        has taken. No call but this one does anything from then on; those that would raise EngineClosed. An engine without a reference
+        closes itself."""
         with self.turns.beside("close"):
             self._steps.close()
             if isinstance(self.worker, TensorParallelWorker):
                 self.worker.ranks.end("its engine was closed")
+            if self.disk is not None:
+                self.disk.close()
 
     def outputs_of(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
         """What these requests have brought and was not handed out. An output is handed out when it is asked for."""

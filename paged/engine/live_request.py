@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from paged.decoding.stop_strings import StopStrings
 from paged.decoding.text import TextStream
 from paged.engine.results import Alternatives, Completion, CompletionOutput, EngineOutput, Logprob, Timings
@@ -186,6 +188,8 @@ class LiveRequest:
             self.prompt_logprobs = [None] * len(prompt_ids)
         # Its last output; None while it lives.
         self.last: EngineOutput | None = None
+        # Tokens of its prompt that came from below memory.
+        self.loaded_tokens = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -201,6 +205,10 @@ class LiveRequest:
     def live(self) -> list[LiveSequence]:
         """Sequences that go on."""
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
+
+    def note_loaded(self, num_tokens: int) -> None:
+        """So many tokens of its prompt came from below memory: its usage counts them as found."""
+        self.loaded_tokens += num_tokens
 
     def grown(self, sequence: LiveSequence, tokens: list[int], now: float) -> EngineOutput:
         """New tokens of a sequence came at `now`."""
@@ -222,6 +230,8 @@ class LiveRequest:
         logprobs = sequence.take_logprobs(kept)
         text += sequence.end(reason)
         is_last = not self.live
+        if usage is not None and self.loaded_tokens:
+            usage = msgspec.structs.replace(usage, hit_tokens=usage.hit_tokens + self.loaded_tokens)
         output = EngineOutput(
             self.id,
             kept,

@@ -74,11 +74,11 @@ def memory_for(
 
 def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str) -> LayerPlan | None:
     """The plan of a model's layers of several kinds; None if all keep all tokens, or can be held as if they did: windows are held whole beside a model that
-    drafts, where content is kept on the host, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
+    drafts, where content is kept on the host or a disk, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
     model, *others = models
     kinds = {(each.kind, each.reach) for each in model.layers}
     is_full = not any(kind != "full" for kind, _ in kinds)
-    if model.is_uniform and (is_full or others or config.memory.host_caching):
+    if model.is_uniform and (is_full or others or config.memory.keeps_below):
         return None
     if model.is_uniform and len(kinds) > 1 and fused_decoder(model.module) is not None:
         return None

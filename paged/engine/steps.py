@@ -27,6 +27,7 @@ from paged.sampling.rows import Asked, RowSampling, tell_prompts, tell_states
 from paged.scheduler import Batch, Drafts, Outputs, Scheduler
 
 OnLogits = Callable[[str, int, Tensor], None]
+OnRan = Callable[[Batch, float], None]
 
 
 class FailedBatch(NamedTuple):
@@ -63,6 +64,8 @@ class Steps:
     """The batches of one scheduler, run by one executor. Whatever is raised, `take_back` then leaves none outstanding.
 
     content_is_lost  copies have failed: no block is known to hold what the manager thinks
+    on_ran(batch, seconds)
+                     called once a batch has run, and before it ends; None: nothing is called
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Steps:
         drafter: Drafter | None = None,
     ) -> None:
         self.content_is_lost = False
+        self.on_ran: OnRan | None = None
         self._drafter = drafter
         self._scheduler = scheduler
         self._executor = executor
@@ -144,6 +148,8 @@ class Steps:
         except BaseException:
             self.content_is_lost |= out.launched.lost_content
             raise
+        if self.on_ran is not None:
+            self.on_ran(out.batch, ran.computed - ran.began)
         self._model_s += ran.computed - ran.began
         self._host_s += ran.sampled - ran.computed
         if ran.tokens is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -141,7 +142,9 @@ def request_of(
     )
 
 
-def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: str | None = None) -> Any:
+def build_engine(
+    world: EngineWorld, steps_ahead: int = 0, speculate: str | None = None, disk_cache: str | Path | None = None
+) -> Any:
     """Our own engine, batch-invariant, in float32, on a decoder of random weights; a draft model is the same but for some noise. Raises
     MissingExtra without the extra `engine`."""
     import paged.study  # noqa: F401  (registers its policies)
@@ -166,4 +169,5 @@ def build_engine(world: EngineWorld, steps_ahead: int = 0, speculate: str | None
         backend=world.backend,
         kv_cache_dtype=world.kv_dtype,
         steps_ahead=steps_ahead,
+        disk_cache=disk_cache,
     )

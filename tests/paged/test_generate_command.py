@@ -44,6 +44,13 @@ def test_json_tells_ids_text_reasons_and_times(document):
     assert document("generate", "-p", PROMPT, "--max-tokens", 2, "--fast")["batch_invariant"] is False
 
 
+def test_the_next_call_finds_on_the_disk_what_this_one_computed(document, tmp_path):
+    asked = ("generate", "-p", PROMPT * 8, "--max-tokens", 4, "--disk-cache", tmp_path, "--disk-cache-gb", 0.5)
+    first, again = (document(*asked)["completions"][0] for _ in range(2))
+    assert first["outputs"] == again["outputs"]
+    assert (first["usage"]["hit_tokens"], again["usage"]["hit_tokens"] > 16) == (0, True)
+
+
 def test_json_tells_pages_by_layer_group(document):
     assert document("generate", "-p", PROMPT, "--max-tokens", 2)["groups"] == []
     full, state = document("generate", "-p", PROMPT, "--max-tokens", 2, "--model", "hybrid")["groups"]

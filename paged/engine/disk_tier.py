@@ -1,0 +1,297 @@
+"""A tier below memory: full blocks of the prefix cache go to a store as they come to be, and come back before a prompt is computed.
+
+    add       keys of the prompt ──> look up ──> num_computed of the request
+    a batch   ran ──> blocks that it filled: copied, and written by the store's thread
+              ended, and lists loads ──> pieces are read by the reader's thread ──> copied in between two steps ──> loaded
+
+A block is written when it is full, not when it is evicted: what was evicted alone would be there after a kill. A step copies, and waits for no disk. What
+does not arrive, is late or spoiled is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paged.attention import LayeredPool
+from paged.block_manager.content_key import extend_chain, namespace_digest, root_prefix
+from paged.engine.live_request import LiveRequest
+from paged.errors import PagedError, RequestInFlight, UnknownRequest
+from paged.scheduler import Batch, Request, Scheduler
+from paged.storage import BlockStore
+
+PIECE_BYTES = 32 * 2**20
+"""Of blocks that are read at a time, and copied between two steps."""
+PATIENCE_S = 10.0
+"""For what was asked for, or twice as long as to compute it, if that is more. Then the rest is computed."""
+_WAIT_S = 0.005
+"""Where nothing can be computed before blocks are there."""
+_RECENT = 0.2
+"""What the newest of several measurements counts."""
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of a tier, in blocks: `loaded` came in time, of those that were `asked` for; and requests that were `late`, and that were `cheaper` to compute."""
+
+    asked: int
+    loaded: int
+    late: int
+    cheaper: int
+
+
+class _Chain:
+    """The keys of a sequence's full blocks, and how many of them the store has; those of a sequence that `is_private` go to none."""
+
+    def __init__(self, root: bytes, *, is_private: bool) -> None:
+        self.keys: list[bytes] = []
+        self.num_kept, self.is_private = 0, is_private
+        self._root = namespace_digest(root)
+
+    def extend(self, data: bytes, block_bytes: int) -> None:
+        """More blocks of token ids."""
+        extend_chain(self.keys, self.keys[-1] if self.keys else self._root, data, block_bytes)
+
+
+class _Load:
+    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied."""
+
+    def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float) -> None:
+        self.request_id, self.row, self.first, self.stop, self.ends = request_id, row, first, stop, ends
+        self.done = 0
+        self.is_over = False
+
+
+class _Piece(NamedTuple):
+    """Blocks that were read for a load, uint8 [n, block bytes]: the first `num_whole` are right; in so many seconds."""
+
+    load: _Load
+    blocks: NDArray[np.uint8]
+    num_whole: int
+    seconds: float
+
+
+class DiskTier:
+    """The tier of one engine, whose layers are all full. `live` are its requests that go on, by id. Not for several threads, but for what its
+    reader does."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        scheduler: Scheduler,
+        pool: LayeredPool,
+        live: Mapping[str, LiveRequest],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.store = store
+        self._scheduler, self._manager, self._pages = scheduler, scheduler.manager, pool.pages
+        self._live, self._clock = live, clock
+        self._size = scheduler.manager.block_size
+        self._most_in_piece = max(1, PIECE_BYTES // pool.pages.page_bytes)
+        # By request, the chains of its sequences; those of prompts that ask for blocks, and their loads.
+        self._chains: dict[str, list[_Chain]] = {}
+        self._expected: set[str] = set()
+        self._loads: dict[str, _Load] = {}
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="paged-disk-reader")
+        self._arrived: deque[_Piece] = deque()
+        self._has_arrived = Event()
+        # Measured: seconds to read a block, and to compute a token; None: not yet.
+        self._block_s: float | None = None
+        self._token_s: float | None = None
+        self._asked = self._num_loaded = self._late = self._cheaper = 0
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a request waits for blocks."""
+        return bool(self._loads)
+
+    def stats(self) -> TierStats:
+        """Totals so far."""
+        return TierStats(asked=self._asked, loaded=self._num_loaded, late=self._late, cheaper=self._cheaper)
+
+    def with_loads(self, request: Request, prompt: list[int]) -> Request:
+        """The request, which asks for what the store has of its prompt beyond memory, if that is cheaper to read than to compute. From now on what it
+        computes is kept, if others may find it."""
+        for ended in [each for each in self._chains if each not in self._live]:
+            self._forget(ended)
+        try:
+            apart = (request.salt, request.adapter, request.extra_key)
+            namespace = None if apart == (None, None, None) else apart
+            root, tokens = root_prefix(namespace), np.asarray(prompt, np.int32)
+            hit = self._manager.lookup(tokens, namespace)
+        except (PagedError, OverflowError):
+            # The scheduler refuses it, and says why.
+            return request
+        chains = [_Chain(root, is_private=not request.writes_cache) for _ in range(request.num_sequences)]
+        self._chains[request.id] = chains
+        # The scheduler loads for one sequence.
+        if not request.reads_cache or request.num_sequences > 1:
+            return request
+        num_blocks = (len(tokens) - 1) // self._size
+        chains[0].extend(tokens[: num_blocks * self._size].tobytes(), 4 * self._size)
+        found, have = self.store.look_up(chains[0].keys), (hit.num_tokens + hit.host_tokens) // self._size
+        if found <= have or not self._is_worth_reading(found - have):
+            return request
+        self._expected.add(request.id)
+        return msgspec.structs.replace(request, num_computed=found * self._size)
+
+    def keep(self, batch: Batch, seconds: float) -> None:
+        """Write blocks that a batch filled, which ran in so many seconds and has not ended: a sequence may end with it, and its blocks go."""
+        num_tokens = batch.num_tokens
+        if len(batch.token_ids) == len(num_tokens) and (batch.seq_lens % self._size).all():
+            # Most decodes fill no block: benchmarks/disk_cache.py.
+            return
+        if len(batch.token_ids) > 2 * len(num_tokens) and seconds > 0:
+            # Prompts for the most part.
+            self._token_s = _mean(self._token_s, seconds / len(batch.token_ids))
+        stops = batch.seq_lens // self._size
+        is_filled = stops > (batch.seq_lens - num_tokens) // self._size
+        if is_filled.any():
+            for place in is_filled.nonzero()[0].tolist():
+                if batch.ids[place] in self._chains:
+                    self._keep(batch.ids[place], int(batch.sequences[place]), int(batch.seq_lens[place]))
+
+    def _keep(self, request_id: str, sequence: int, end: int) -> None:
+        """Write the full blocks of a sequence, whose K and V are computed up to `end`, as far as its tokens are known."""
+        chain, rows = self._chains[request_id][sequence], self._manager.rows
+        try:
+            row = self._scheduler.row_of(request_id, sequence)
+        except UnknownRequest:
+            # It was ended meanwhile.
+            return
+        if chain.is_private or row < 0 or rows.num_on_host(row):
+            return
+        stop = min(end, int(rows.num_tokens[row])) // self._size
+        if len(chain.keys) < stop:
+            chain.extend(rows.tokens[row, len(chain.keys) * self._size : stop * self._size].tobytes(), 4 * self._size)
+        start, table = chain.num_kept, rows.table(row)
+
+        def copy(places: list[int]) -> NDArray[np.uint8]:
+            blocks = table[start + np.array(places)].astype(np.int64)
+            copied: NDArray[np.uint8] = self._pages.read(torch.from_numpy(blocks)).numpy()
+            return copied
+
+        chain.num_kept += self.store.write(chain.keys[start:stop], copy)
+
+    def begin(self, batch: Batch) -> None:
+        """Read what a batch lists, which has ended."""
+        rows = set(batch.loads[:, 0].tolist())
+        for request_id in list(self._expected):
+            if request_id not in self._live:
+                self._expected.discard(request_id)
+            elif (
+                self._scheduler.status(request_id) == "loading" and (row := self._scheduler.row_of(request_id)) in rows
+            ):
+                columns = batch.loads[batch.loads[:, 0] == row, 1] // self._size
+                first, stop = int(columns.min()), int(columns.max()) + 1
+                patience = max(PATIENCE_S, 2 * (stop - first) * self._size * (self._token_s or 0.0))
+                load = self._loads[request_id] = _Load(request_id, row, first, stop, self._clock() + patience)
+                self._asked += stop - first
+                self._read_on(load)
+
+    def take_arrived(self) -> None:
+        """Copy in what has been read, between two steps, and let requests go on that wait for no more."""
+        if not self._loads:
+            self._arrived.clear()
+            return
+        self._has_arrived.clear()
+        while self._arrived:
+            piece = self._arrived.popleft()
+            if self._loads.get(piece.load.request_id) is piece.load and self._is_waiting(piece.load):
+                self._copy_in(piece)
+        now = self._clock()
+        for load in list(self._loads.values()):
+            if not self._is_waiting(load):
+                del self._loads[load.request_id]
+            elif load.is_over or now > load.ends:
+                self._late += not load.is_over
+                load.is_over = True
+                self._let_go_on(load)
+
+    def wait(self) -> None:
+        """Wait a little for what is being read."""
+        self._has_arrived.wait(_WAIT_S)
+
+    def note_costs(self, *, block_s: float, token_s: float) -> None:
+        """Seconds to read a block and to compute a token, in place of what was measured; later measurements go on from there."""
+        self._block_s, self._token_s = block_s, token_s
+
+    def close(self) -> None:
+        """Write what was taken, and stop. Calling it again does nothing."""
+        self._reader.shutdown(cancel_futures=True)
+        self.store.close()
+
+    def _forget(self, request_id: str) -> None:
+        """A request has ended: its blocks were used now, the last ones first."""
+        for chain in self._chains.pop(request_id):
+            self.store.look_up(chain.keys)
+        self._expected.discard(request_id)
+
+    def _is_worth_reading(self, num_blocks: int) -> bool:
+        """Whether it is cheaper than to compute them. What is not known yet is tried."""
+        if self._block_s is None or self._token_s is None or self._block_s <= self._token_s * self._size:
+            return True
+        self._cheaper += 1
+        # A disk that was slow is not for ever.
+        self._block_s *= 0.9
+        return False
+
+    def _is_waiting(self, load: _Load) -> bool:
+        """Whether the request still waits for these blocks of this row."""
+        if load.request_id not in self._live or self._scheduler.status(load.request_id) != "loading":
+            return False
+        row = self._scheduler.row_of(load.request_id)
+        return row == load.row and int(self._manager.rows.num_launched[row]) == load.first * self._size
+
+    def _read_on(self, load: _Load) -> None:
+        start = load.first + load.done
+        keys = self._chains[load.request_id][0].keys[start : min(load.stop, start + self._most_in_piece)]
+        self._reader.submit(self._read, load, keys)
+
+    def _read(self, load: _Load, keys: list[bytes]) -> None:
+        """The reader's part."""
+        began = time.perf_counter()
+        try:
+            blocks = np.empty((len(keys), self._pages.page_bytes), np.uint8)
+            count = self.store.read(keys, blocks)
+        except Exception:
+            # Of a store that is another's: a miss, too.
+            blocks, count = np.empty((0, self._pages.page_bytes), np.uint8), 0
+        self._arrived.append(_Piece(load, blocks, count, time.perf_counter() - began))
+        self._has_arrived.set()
+
+    def _copy_in(self, piece: _Piece) -> None:
+        load, start = piece.load, piece.load.first + piece.load.done
+        if piece.num_whole:
+            # As the table is now: a load that was listed again has other blocks.
+            table = self._manager.rows.table(load.row)[start : start + piece.num_whole].astype(np.int64)
+            self._pages.write(torch.from_numpy(table), torch.from_numpy(piece.blocks[: piece.num_whole]))
+            load.done += piece.num_whole
+            self._block_s = _mean(self._block_s, piece.seconds / piece.num_whole)
+        if piece.num_whole < len(piece.blocks) or not len(piece.blocks) or load.first + load.done == load.stop:
+            load.is_over = True
+        else:
+            self._read_on(load)
+
+    def _let_go_on(self, load: _Load) -> None:
+        try:
+            self._scheduler.loaded(load.request_id, load.done * self._size)
+        except RequestInFlight:
+            # A batch that is out computes a block before these: after it.
+            return
+        del self._loads[load.request_id]
+        self._expected.discard(load.request_id)
+        self._num_loaded += load.done
+        self._live[load.request_id].note_loaded(load.done * self._size)
+
+
+def _mean(before: float | None, new: float) -> float:
+    return new if before is None else before + _RECENT * (new - before)

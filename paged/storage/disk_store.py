@@ -1,0 +1,380 @@
+"""A store of blocks in a folder: bounded, checked at each read, and whole after kill -9.
+
+    step's thread     look_up ── a set of keys          write ── copies ──> queue of so many bytes
+    another one       read ── file, checksum
+    the writer        queue ──> room, file, fsync, rename ──> a row of the index           uses, misses ──> index
+
+The step's thread touches no file and no index. Content that was not written when a process is killed is lost, and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.base.budget import as_bytes
+from paged.errors import BudgetTooSmall, UnusableStore
+from paged.storage.folder import KEY_BYTES, Folder
+from paged.storage.index import FutureIndex, Index, Row
+from paged.storage.object_file import (
+    HEADER_BYTES,
+    VERSION,
+    Corrupt,
+    read_header,
+    read_object,
+    sync_object,
+    write_object,
+)
+from paged.storage.store import Blocks, Copy, StoreStats
+
+QUEUE_BYTES = 256 * 2**20
+"""Of blocks that are taken and not written yet."""
+_MOST_USES = 65_536
+"""Keys whose use is not noted yet; what is used beyond them is not noted."""
+_BATCH_BYTES, _BATCH_BLOCKS = 64 * 2**20, 256
+"""Of a transaction."""
+_IDLE_S = 1.0
+"""Between two looks at what other processes wrote."""
+_GRACE_S = 60.0
+"""An object without a row that is younger may be another process's, whose row is on its way."""
+_SWEEP_S = 0.02
+"""Between two folders of a sweep."""
+_CLOSING_S = 10.0
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
+"""Of a read: the process's trouble, not the object's."""
+
+
+class _Taken(NamedTuple):
+    """A block that waits for the writer."""
+
+    key: bytes
+    block: NDArray[np.uint8]
+
+
+class DiskStore:
+    """Blocks of `block_bytes` bytes in a folder of at most `limit_bytes`, headers counted; what is being written may come on top.
+
+    identity  32 bytes that are equal for engines whose blocks are equal, bit by bit; `words` say to people what it stands for. Others' objects in
+              the folder are never read, and go when they are the ones that were not used for longest.
+
+    Raises UnusableStore (Folder's reasons; a newer index), and BudgetTooSmall for a limit below one block.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        limit_bytes: int,
+        block_bytes: int,
+        identity: bytes,
+        words: str = "",
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        object_bytes = block_bytes + HEADER_BYTES
+        if limit_bytes < object_bytes:
+            raise BudgetTooSmall(
+                f"a disk cache of {as_bytes(limit_bytes)} does not hold one block, which takes {as_bytes(object_bytes)}.",
+                wanted=object_bytes,
+                given=limit_bytes,
+            )
+        self._identity = sha256(VERSION.to_bytes(4, "little") + identity).digest()
+        folder = Folder(Path(path))
+        try:
+            index = _opened(folder)
+            self._writer = _Writer(folder, index, self._identity, words, limit_bytes, object_bytes, queue_bytes)
+        except BaseException:
+            folder.close()
+            raise
+        self._folder = folder
+        # A process that ends writes what is queued first.
+        self._end = weakref.finalize(self, _Writer.stop, self._writer)
+        self._writer.start()
+
+    def look_up(self, keys: Sequence[bytes]) -> int:
+        """As BlockStore.look_up. About 1 µs a block."""
+        held, found = self._writer.held, list[bytes]()
+        for key in keys:
+            name = self._name(key)
+            if name not in held:
+                break
+            found.append(name)
+        if found:
+            self._writer.note_use(found)
+        return len(found)
+
+    def read(self, keys: Sequence[bytes], into: Blocks) -> int:
+        """As BlockStore.read."""
+        for place, key in enumerate(keys):
+            name = self._name(key)
+            try:
+                read_object(self._folder.object(name), self._identity, name, into[place])
+            except (OSError, Corrupt) as error:
+                is_passing = isinstance(error, OSError) and error.errno in _PASSING
+                self._writer.note_miss(name, is_corrupt=isinstance(error, Corrupt), is_gone=not is_passing)
+                self._writer.count(read=place)
+                return place
+        self._writer.count(read=len(keys))
+        return len(keys)
+
+    def write(self, keys: Sequence[bytes], copy: Copy) -> int:
+        """As BlockStore.write."""
+        return self._writer.take([self._name(key) for key in keys], copy)
+
+    def stats(self) -> StoreStats:
+        """As BlockStore.stats."""
+        return self._writer.stats()
+
+    def flush(self) -> None:
+        """Wait until what was taken is written, or has failed, what was noted is in the index, and what a killed process left was found. For tests, and
+        before a hand-over."""
+        self._writer.flush()
+
+    def path_of(self, key: bytes) -> Path:
+        """Where a block lies, if it is there."""
+        return self._folder.object(self._name(key))
+
+    def close(self) -> None:
+        """As BlockStore.close; waits at most ten seconds."""
+        self._end()
+
+    def _name(self, key: bytes) -> bytes:
+        """The key of an object: one model's blocks lie where no other model's can."""
+        return sha256(self._identity + key).digest()
+
+
+def _opened(folder: Folder) -> Index:
+    """The index of a folder; a new one where it is broken. Raises UnusableStore."""
+    try:
+        return Index(folder.index)
+    except FutureIndex as error:
+        raise UnusableStore(
+            folder.path, f"its index is of form {error}, newer than this paged; name another folder"
+        ) from None
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and folder.index.exists() and not folder.is_alone:
+            raise UnusableStore(folder.path, f"its index cannot be used: {error}") from error
+    try:
+        # The sweep finds what lies there.
+        for name in ("", "-wal", "-shm"):
+            Path(f"{folder.index}{name}").unlink(missing_ok=True)
+        return Index(folder.index)
+    except (sqlite3.Error, OSError) as error:
+        raise UnusableStore(folder.path, f"its index cannot be used: {error}") from error
+
+
+class _Writer:
+    """The writer's thread, and what it shares with the others.
+
+    held  names of this model's objects that are there; other threads read it
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        index: Index,
+        identity: bytes,
+        words: str,
+        limit_bytes: int,
+        object_bytes: int,
+        queue_bytes: int,
+    ) -> None:
+        self._folder, self._index, self._identity = folder, index, identity
+        self._limit_bytes, self._object_bytes, self._queue_bytes = limit_bytes, object_bytes, queue_bytes
+        self._most_in_batch = min(_BATCH_BLOCKS, max(1, min(_BATCH_BYTES, limit_bytes) // object_bytes))
+        self._model = index.model(identity, words)
+        self.held = index.new_keys(self._model)
+        self._queue: deque[_Taken] = deque()
+        self._queued: set[bytes] = set()
+        self._uses: deque[tuple[int, bytes]] = deque(maxlen=_MOST_USES)
+        self._misses: deque[bytes] = deque()
+        self._counts = dict.fromkeys(("written", "read", "dropped", "failed", "missed", "corrupt", "evicted"), 0)
+        self._counting = Lock()
+        # The thread waits for it; and those who wait until there is nothing to do.
+        self._changed = Condition()
+        self._is_stopping = self._is_busy = self._is_flushing = False
+        self._unswept = folder.shards()
+        self._has_swept = False
+        self._grace_s = 0.0 if folder.is_alone else _GRACE_S
+        self._thread = Thread(target=self._run, name="paged-disk-cache", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take(self, names: list[bytes], copy: Copy) -> int:
+        """As BlockStore.write."""
+        room = (self._queue_bytes - len(self._queue) * self._object_bytes) // self._object_bytes
+        places, stop = list[int](), len(names)
+        for place, name in enumerate(names):
+            if name not in self.held and name not in self._queued:
+                if len(places) >= room:
+                    stop = place
+                    break
+                places.append(place)
+        if places:
+            blocks = copy(places)
+            # First: the writer may be done before this thread goes on.
+            self._queued.update(names[place] for place in places)
+            with self._changed:
+                self._queue.extend(_Taken(names[place], block) for place, block in zip(places, blocks, strict=True))
+                self._changed.notify()
+        if stop < len(names):
+            self.count(dropped=len(names) - stop)
+        return stop
+
+    def note_use(self, names: list[bytes]) -> None:
+        """Blocks of one prompt, in order, are used now: the last one goes first, as in memory."""
+        now = time.time_ns()
+        self._uses.extend((now - place, name) for place, name in enumerate(names))
+
+    def note_miss(self, name: bytes, *, is_corrupt: bool, is_gone: bool) -> None:
+        """An object was not read: it is not there, or not what it has to be, or (not `is_gone`) another try may do."""
+        if is_gone:
+            self.held.discard(name)
+            self._misses.append(name)
+        self.count(missed=1, corrupt=int(is_corrupt))
+
+    def count(self, **counts: int) -> None:
+        with self._counting:
+            for name, more in counts.items():
+                self._counts[name] += more
+
+    def stats(self) -> StoreStats:
+        return StoreStats(**self._counts, queued=len(self._queued), held=len(self.held))
+
+    def flush(self) -> None:
+        with self._changed:
+            self._is_flushing = True
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: not (self._has_work() or self._is_busy or not self._has_swept) or not self._thread.is_alive()
+            )
+            self._is_flushing = False
+
+    def stop(self) -> None:
+        """Write what is queued, and end."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self._thread.join(_CLOSING_S)
+
+    def _has_work(self) -> bool:
+        return bool(self._queue or self._uses or self._misses)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                # Uses alone wait for the next second.
+                self._changed.wait_for(
+                    lambda: (
+                        self._queue
+                        or self._is_stopping
+                        or (self._is_flushing and (self._has_work() or not self._has_swept))
+                    ),
+                    _IDLE_S if self._has_swept else _SWEEP_S,
+                )
+                self._is_busy = True
+                is_last = self._is_stopping and not self._has_work()
+            if is_last:
+                break
+            try:
+                self._turn()
+            except (OSError, sqlite3.Error):
+                # A folder that is gone, full or locked: what is in memory goes on without it, and the next turn tries again.
+                self._changed.acquire()
+                self._changed.wait_for(lambda: self._is_stopping, 0.05)
+                self._changed.release()
+        with suppress(sqlite3.Error):
+            self._index.close()
+        self._folder.close()
+
+    def _turn(self) -> None:
+        """Do some of what there is to do. Raises OSError and sqlite3.Error, with nothing left undone that would be tried again at once."""
+        misses = [self._misses.popleft() for _ in range(len(self._misses))]
+        uses = [self._uses.popleft() for _ in range(len(self._uses))]
+        with self._changed:
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._most_in_batch))]
+        try:
+            if misses:
+                for name in misses:
+                    self._folder.drop(name)
+                self._index.remove(misses)
+            if batch:
+                self._write(batch)
+        finally:
+            for taken in batch:
+                self._queued.discard(taken.key)
+        if uses:
+            self._index.use(uses)
+        if not batch:
+            self.held.update(self._index.new_keys(self._model))
+            self._sweep()
+
+    def _write(self, batch: list[_Taken]) -> None:
+        """Write blocks, each whole or not at all; then the index has them."""
+        written = list[bytes]()
+        try:
+            gone = self._index.make_room(self._limit_bytes, len(batch) * self._object_bytes)
+            self.held.difference_update(gone)
+            for name in gone:
+                self._folder.drop(name)
+            self.count(evicted=len(gone))
+            for name, block in batch:
+                write_object(self._folder.new(name), self._identity, name, block)
+            for name, _ in batch:
+                sync_object(self._folder.new(name))
+                self._folder.put(name)
+                written.append(name)
+        finally:
+            for name, _ in batch[len(written) :]:
+                self._folder.forget_new(name)
+            self.count(written=len(written), failed=len(batch) - len(written))
+            if written:
+                now = time.time_ns()
+                self._index.add([Row(name, self._model, self._object_bytes, now - i) for i, name in enumerate(written)])
+                self.held.update(written)
+
+    def _sweep(self) -> None:
+        """Find objects without a row in one more folder: what a process that was killed had not told the index, or all, if the index was lost."""
+        shard, names = next(self._unswept, (None, []))
+        if shard is None:
+            self._has_swept = True
+            return
+        found, before = list[Row](), time.time() - self._grace_s
+        for text in names:
+            path = shard / text
+            try:
+                name = bytes.fromhex(text)
+                if len(name) == KEY_BYTES and (name in self.held or self._index.has(name)):
+                    continue
+                header, its = read_header(path)
+                if header.key != name:
+                    raise Corrupt("another key")
+            except (ValueError, Corrupt):
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            except OSError:
+                continue
+            if its.st_mtime <= before:
+                found.append(Row(name, self._index.model(header.identity, ""), its.st_size, its.st_mtime_ns))
+        if found:
+            self._index.add(found)
+            self.held.update(row.key for row in found if row.model == self._model)
+            gone = self._index.make_room(self._limit_bytes, 0)
+            self.held.difference_update(gone)
+            for name in gone:
+                self._folder.drop(name)

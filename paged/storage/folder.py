@@ -1,0 +1,185 @@
+"""The folder of a disk store: that it is ours and can be used, who else uses it, and where each object lies.
+
+DIR/paged-kv-cache      what this folder is, and the version of its form
+DIR/lock                held while a process opens it
+DIR/index.sqlite        with its write-ahead log
+DIR/objects/3f/3f91…    an object by its key
+DIR/writing/ID/         what a process is writing; ID.lock beside it is held while that one lives
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from paged.errors import UnusableStore
+
+_MARKER, _FORM = "paged-kv-cache", "paged KV cache, form "
+_VERSION = 1
+_LOCK_S = 10.0
+"""For other processes that open the folder."""
+KEY_BYTES = 32
+
+
+class Folder:
+    """A folder that was opened, and a place in it to write.
+
+    is_alone  no other process uses it
+    Raises UnusableStore for one that is not ours, of a newer form, another user's, that cannot be written, or on a file system without locks or rename.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check(path)
+            with _locked(path / "lock", path):
+                self._begin()
+        except UnusableStore:
+            raise
+        except OSError as error:
+            raise UnusableStore(path, f"it cannot be used: {error.strerror or error}") from error
+
+    def _begin(self) -> None:
+        marker, objects, writing = self.path / _MARKER, self.path / "objects", self.path / "writing"
+        if not marker.exists():
+            marker.write_text(f"{_FORM}{_VERSION}\n")
+        objects.mkdir(mode=0o700, exist_ok=True)
+        writing.mkdir(mode=0o700, exist_ok=True)
+        self.is_alone = not _remove_dead(writing)
+        name = uuid.uuid4().hex
+        self._lock_path, self._writing = writing / f"{name}.lock", writing / name
+        self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._writing.mkdir(mode=0o700)
+        # That files can be renamed is seen here, not at the first block.
+        probe = self._writing / "probe"
+        probe.touch()
+        probe.rename(self._writing / "renamed")
+        (self._writing / "renamed").unlink()
+
+    @property
+    def index(self) -> Path:
+        """Of the index."""
+        return self.path / "index.sqlite"
+
+    def object(self, key: bytes) -> Path:
+        """Where an object lies."""
+        name = key.hex()
+        return self.path / "objects" / name[:2] / name
+
+    def new(self, key: bytes) -> Path:
+        """Where an object is written before it is `put`."""
+        return self._writing / key.hex()
+
+    def put(self, key: bytes) -> None:
+        """Move a written object to where it lies, over one that is there. Raises OSError."""
+        target = self.object(key)
+        try:
+            self.new(key).rename(target)
+        except FileNotFoundError:
+            # Not with its parents: a folder that was removed stays so.
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            self.new(key).rename(target)
+
+    def drop(self, key: bytes) -> None:
+        """Remove an object, if it is there."""
+        with suppress(OSError):
+            self.object(key).unlink()
+
+    def forget_new(self, key: bytes) -> None:
+        """Remove what was written of an object that is not put."""
+        with suppress(OSError):
+            self.new(key).unlink()
+
+    def shards(self) -> Iterator[tuple[Path, list[str]]]:
+        """Folders of objects, and the names in each."""
+        for number in range(256):
+            shard = self.path / "objects" / f"{number:02x}"
+            with suppress(OSError):
+                yield shard, os.listdir(shard)
+
+    def close(self) -> None:
+        """Give up the place to write. Calling it again does nothing."""
+        if self._lock >= 0:
+            shutil.rmtree(self._writing, ignore_errors=True)
+            with suppress(OSError):
+                self._lock_path.unlink()
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _check(path: Path) -> None:
+    """Raise UnusableStore unless the folder is empty or ours."""
+    owner, me = path.stat().st_uid, os.geteuid()
+    if owner != me:
+        raise UnusableStore(
+            path, f"it belongs to user {owner}, and this process is user {me}; name a folder of its own"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UnusableStore(path, "it cannot be written")
+    marker = path / _MARKER
+    if not marker.exists():
+        # What an opening that was killed had made.
+        if others := sorted(set(os.listdir(path)) - {"lock"}):
+            raise UnusableStore(path, f'it is not a KV cache of paged: "{others[0]}" lies there; name an empty folder')
+        return
+    text = marker.read_text(errors="replace").strip()
+    version = text.removeprefix(_FORM)
+    if not text.startswith(_FORM) or not version.isdecimal():
+        raise UnusableStore(path, f"its file {_MARKER} is not paged's; name an empty folder")
+    if int(version) != _VERSION:
+        raise UnusableStore(path, f"its form is {version}; this version of paged reads {_VERSION}; name another folder")
+
+
+@contextmanager
+def _locked(lock: Path, folder: Path) -> Iterator[None]:
+    """Hold a file's lock. Raises UnusableStore where it cannot be had."""
+    number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        ends = time.monotonic() + _LOCK_S
+        while not _has_locked(number, folder):
+            if time.monotonic() > ends:
+                raise UnusableStore(folder, f"another process has been opening it for {_LOCK_S:.0f} s")
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(number)
+
+
+def _has_locked(number: int, folder: Path) -> bool:
+    """Whether the lock is held now. Raises UnusableStore where there are none."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise UnusableStore(folder, f"its file system has no locks: {error.strerror}") from error
+    return True
+
+
+def _remove_dead(writing: Path) -> bool:
+    """Remove what dead processes were writing; return whether there are living ones. With the folder's lock held, so that none begins meanwhile."""
+    are_living = False
+    for lock in writing.glob("*.lock"):
+        try:
+            number = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            are_living = True
+        else:
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            with suppress(OSError):
+                lock.unlink()
+        finally:
+            os.close(number)
+    return are_living

@@ -1,0 +1,53 @@
+"""A conversation goes on after its server was killed: the next turn finds on the disk what the last one computed."""
+
+import os
+import signal
+import sqlite3
+import time
+from contextlib import closing
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+pytest.importorskip("zmq")
+
+from .http_client import CHAT, ask, run  # noqa: TID252
+from .serving_process import flags, started  # noqa: TID252
+
+SAID = "Explain what the with statement of Python does when the body of it raises an exception. " * 6
+
+
+def turn(server, messages):
+    """The answer to a conversation, and its usage."""
+    body = {"messages": messages, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    heard = run(ask(server.port, CHAT, body))
+    assert heard.status == 200, heard.error
+    return heard.text, heard.body["usage"]
+
+
+def num_written(folder):
+    """Objects of which the index knows."""
+    with closing(sqlite3.connect(f"file:{folder}/index.sqlite?mode=ro", uri=True)) as index:
+        return index.execute("SELECT count(*) FROM objects").fetchone()[0]
+
+
+def test_the_next_turn_after_kill_9_finds_the_last_one_on_the_disk(tmp_path):
+    folder = tmp_path / "cache"
+    options = flags({"disk_cache": folder, "disk_cache_gb": 1})
+    messages = [{"role": "user", "content": SAID}]
+    with started(*options) as server:
+        answer, usage = turn(server, messages)
+        num_blocks = (usage["prompt_tokens"] + usage["completion_tokens"] - 1) // 16
+        # The writer is a moment behind.
+        while num_written(folder) < num_blocks:
+            time.sleep(0.01)
+        engine = server.engine
+        server.process.kill()
+        os.kill(engine, signal.SIGKILL)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And else?"}]
+    with started(*options) as server:
+        _, again = turn(server, messages)
+    assert again["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] // 16 * 16 > 64

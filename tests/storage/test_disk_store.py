@@ -1,0 +1,308 @@
+"""A store of blocks in a folder: what was written is found again, by this process and the next one, and nothing else ever is."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paged.errors import BudgetTooSmall, UnusableStore
+from paged.storage import DiskStore
+from paged.storage.object_file import HEADER_BYTES
+
+BLOCK = 512
+IDENTITY = b"a model".ljust(32)
+
+
+def keys_of(name, num):
+    return [sha256(f"{name} {place}".encode()).digest() for place in range(num)]
+
+
+def blocks_of(keys):
+    return np.stack([np.frombuffer(key * (BLOCK // 32), np.uint8) for key in keys])
+
+
+def write(store, keys):
+    return store.write(keys, lambda places: blocks_of([keys[place] for place in places]))
+
+
+def read(store, keys):
+    into = np.zeros((len(keys), BLOCK), np.uint8)
+    count = store.read(keys, into)
+    assert np.array_equal(into[:count], blocks_of(keys)[:count])
+    return count
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def open_store(folder):
+    stores = []
+
+    def make(blocks=1000, where=folder, identity=IDENTITY, **options):
+        limit = blocks * (BLOCK + HEADER_BYTES)
+        stores.append(DiskStore(where, limit_bytes=limit, block_bytes=BLOCK, identity=identity, **options))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def test_what_one_process_wrote_the_next_one_finds(open_store):
+    keys, first = keys_of("a", 5), open_store()
+    assert write(first, keys) == 5
+    first.close()
+    second = open_store()
+    assert second.look_up([*keys, *keys_of("b", 1)]) == 5
+    assert read(second, keys) == 5
+
+
+def test_a_look_up_ends_at_the_first_block_that_is_not_there(open_store):
+    keys, store = keys_of("a", 4), open_store()
+    write(store, [keys[0], keys[1], keys[3]])
+    store.flush()
+    assert (store.look_up(keys), read(store, keys)) == (2, 2)
+    assert store.stats().missed == 1
+
+
+def test_blocks_of_another_model_are_kept_apart(open_store):
+    keys, ours = keys_of("a", 3), open_store()
+    write(ours, keys)
+    ours.flush()
+    theirs = open_store(identity=b"another model".ljust(32))
+    assert (theirs.look_up(keys), read(theirs, keys)) == (0, 0)
+    assert ours.look_up(keys) == 3
+
+
+def test_two_processes_on_one_folder_find_what_the_other_wrote_while_both_run(open_store):
+    one, other, keys = open_store(), open_store(), keys_of("a", 3)
+    write(one, keys)
+    one.flush()
+    other.flush()
+    write(other, keys_of("b", 1))
+    other.flush()
+    while not other.look_up(keys):
+        # It looks when it has nothing to write.
+        time.sleep(0.01)
+    assert read(other, keys) == 3
+
+
+def test_the_block_that_was_not_used_for_longest_goes_first_and_of_a_prompt_its_last(open_store):
+    store, old, new = open_store(blocks=6), keys_of("old", 3), keys_of("new", 3)
+    for keys in (old, new):
+        write(store, keys)
+        store.flush()
+    assert store.look_up(old) == 3
+    store.flush()
+    write(store, keys_of("newest", 2))
+    store.flush()
+    assert (store.look_up(old), store.look_up(new), store.stats().evicted) == (3, 1, 2)
+    assert read(store, new) == 1
+
+
+def test_the_limit_holds_for_all_models_of_a_folder(open_store, folder):
+    theirs = open_store(identity=b"another model".ljust(32), blocks=4)
+    write(theirs, keys_of("theirs", 4))
+    theirs.flush()
+    ours = open_store(blocks=4)
+    write(ours, keys_of("ours", 3))
+    ours.flush()
+    assert len([*folder.glob("objects/*/*")]) == 4
+    assert read(theirs, keys_of("theirs", 4)) == 1
+
+
+def test_a_full_queue_takes_no_more_and_copies_nothing_for_it(open_store):
+    store, keys, copied = open_store(queue_bytes=2 * (BLOCK + HEADER_BYTES)), keys_of("a", 5), []
+
+    def copy(places):
+        copied.extend(places)
+        return blocks_of([keys[place] for place in places])
+
+    assert store.write(keys, copy) == 2
+    assert (copied, store.stats().dropped) == ([0, 1], 3)
+    store.flush()
+    assert store.write(keys, copy) == 4
+    assert copied == [0, 1, 2, 3]
+
+
+def test_an_object_of_which_the_index_was_not_told_is_found_again(open_store, folder):
+    store, keys = open_store(), keys_of("a", 3)
+    write(store, keys)
+    store.close()
+    with sqlite3.connect(folder / "index.sqlite") as index:
+        index.execute("DELETE FROM objects")
+    index.close()
+    again = open_store()
+    assert again.look_up(keys) == 0
+    again.flush()
+    assert again.look_up(keys) == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"no database at all" * 100])
+def test_a_lost_or_broken_index_is_made_anew_of_the_objects(open_store, folder, data):
+    store, keys = open_store(), keys_of("a", 3)
+    write(store, keys)
+    store.close()
+    (folder / "index.sqlite").write_bytes(data)
+    again = open_store()
+    again.flush()
+    assert read(again, keys[: again.look_up(keys)]) == 3
+
+
+def test_what_is_no_object_of_ours_is_swept_away(open_store, folder):
+    open_store().close()
+    for name, data in (("00" * 32, b"junk"), ("not a key", b"junk")):
+        (folder / "objects/00").mkdir(exist_ok=True)
+        (folder / "objects/00" / name).write_bytes(data)
+    open_store().flush()
+    assert [*folder.glob("objects/*/*")] == []
+
+
+def test_an_object_that_is_gone_is_a_miss_and_is_written_again(open_store):
+    store, keys = open_store(), keys_of("a", 2)
+    write(store, keys)
+    store.flush()
+    store.path_of(keys[0]).unlink()
+    assert (store.look_up(keys), read(store, keys), store.look_up(keys)) == (2, 0, 0)
+    write(store, keys)
+    store.flush()
+    assert read(store, keys) == 2
+
+
+def test_a_folder_that_is_removed_under_way_is_a_miss_and_stays_removed(open_store, folder):
+    store, keys = open_store(), keys_of("a", 2)
+    write(store, keys)
+    store.flush()
+    shutil.rmtree(folder)
+    assert read(store, keys) == 0
+    write(store, keys_of("b", 2))
+    store.flush()
+    assert (store.stats().failed, store.look_up(keys_of("b", 2)), folder.exists()) == (2, 0, False)
+
+
+def test_a_disk_that_is_full_loses_what_cannot_be_written_and_goes_on(open_store, monkeypatch):
+    store, is_full = open_store(), [True]
+    writev = os.writev
+
+    def short_of_space(number, parts):
+        if is_full[0]:
+            raise OSError(28, "No space left on device")
+        return writev(number, parts)
+
+    monkeypatch.setattr(os, "writev", short_of_space)
+    write(store, keys_of("a", 2))
+    store.flush()
+    assert (store.stats().failed, store.look_up(keys_of("a", 2))) == (2, 0)
+    is_full[0] = False
+    write(store, keys_of("a", 2))
+    store.flush()
+    assert read(store, keys_of("a", 2)) == 2
+
+
+def test_a_limit_below_one_block_is_refused_with_numbers(folder):
+    with pytest.raises(BudgetTooSmall, match=r"disk cache of 511 bytes .* one block, which takes 632 bytes") as caught:
+        DiskStore(folder, limit_bytes=511, block_bytes=BLOCK, identity=IDENTITY)
+    assert (caught.value.wanted, caught.value.given, folder.exists()) == (BLOCK + HEADER_BYTES, 511, False)
+
+
+def make_file(folder):
+    folder.write_text("a file")
+
+
+def make_others(folder):
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+
+
+def make_newer(folder):
+    folder.mkdir()
+    (folder / "paged-kv-cache").write_text("paged KV cache, form 2\n")
+
+
+def make_newer_index(folder):
+    folder.mkdir()
+    (folder / "paged-kv-cache").write_text("paged KV cache, form 1\n")
+    with sqlite3.connect(folder / "index.sqlite") as index:
+        index.execute("PRAGMA user_version = 2")
+    index.close()
+
+
+def make_foreign_marker(folder):
+    folder.mkdir()
+    (folder / "paged-kv-cache").write_text("something else\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (make_file, "File exists"),
+        (make_others, 'not a KV cache of paged: "thesis.txt" lies there'),
+        (make_newer, "its form is 2; this version of paged reads 1"),
+        (make_newer_index, "its index is of form 2, newer"),
+        (make_foreign_marker, "is not paged's"),
+    ],
+)
+def test_a_folder_that_is_not_ours_is_refused_and_left_as_it_is(open_store, folder, make, problem):
+    make(folder)
+    before = {path: path.read_bytes() for path in [folder, *folder.glob("**/*")] if path.is_file()}
+    with pytest.raises(UnusableStore, match=problem) as caught:
+        open_store()
+    assert caught.value.folder == folder
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_another_users_folder_is_refused(open_store, folder, monkeypatch):
+    folder.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    with pytest.raises(UnusableStore, match="this process is user 4242"):
+        open_store()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(open_store, folder, monkeypatch):
+    folder.mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UnusableStore, match="it cannot be written"):
+        open_store()
+
+
+@pytest.mark.parametrize("call", ["fcntl.flock", "pathlib.Path.rename"])
+def test_a_file_system_without_locks_or_rename_is_refused(open_store, monkeypatch, call):
+    def fail(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(call, fail)
+    with pytest.raises(UnusableStore, match="Operation not supported"):
+        open_store()
+
+
+def test_a_store_that_nobody_closed_writes_what_it_took_before_its_process_ends(open_store, folder):
+    program = f"""
+from tests.storage.test_disk_store import *
+store = DiskStore({str(folder)!r}, limit_bytes=10**6, block_bytes=BLOCK, identity=IDENTITY)
+write(store, keys_of("a", 100))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+    assert read(open_store(), keys_of("a", 100)) == 100
+
+
+def test_what_a_dead_process_was_writing_goes_and_what_a_living_one_is_writing_stays(open_store, folder):
+    living = open_store()
+    dead = folder / "writing/dead"
+    dead.mkdir()
+    (dead / "half").write_text("h")
+    (folder / "writing/dead.lock").touch()
+    open_store()
+    assert not dead.exists()
+    write(living, keys_of("a", 1))
+    living.flush()
+    assert read(living, keys_of("a", 1)) == 1

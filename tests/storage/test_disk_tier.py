@@ -1,0 +1,367 @@
+"""An engine with a disk below its memory: answers are the same to the last bit, and a prompt that is there is not computed again."""
+
+import random
+import shutil
+import sys
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import Engine, SamplingParams
+from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedByLayers, UnusableStore
+from paged.storage import StoreStats
+from paged.testing.engine_world import build_engine
+from paged.testing.machines import EngineMachine, run_machine
+from paged.testing.tiny_model import tiny_model
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from kill_disk import SPOILERS
+
+DRAFT = {"speculate": "draft", "draft_model": tiny_model(64, 0.03)}
+PROMPT = [7 * place % 61 + 1 for place in range(43)]
+
+
+class Memory:
+    """A store in a dictionary, which waits with what it reads for `may_read`, and gives `breaks` blocks at most."""
+
+    def __init__(self):
+        self.blocks, self.may_read, self.breaks = {}, Event(), 10**9
+        self.may_read.set()
+
+    def look_up(self, keys):
+        return next((place for place, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+    def read(self, keys, into):
+        assert self.may_read.wait(60)
+        count = min(len(keys), self.breaks)
+        for place in range(count):
+            into[place] = self.blocks[keys[place]]
+        return count
+
+    def write(self, keys, copy):
+        places = [place for place, key in enumerate(keys) if key not in self.blocks]
+        if places:
+            self.blocks.update(zip([keys[place] for place in places], copy(places), strict=True))
+        return len(keys)
+
+    def stats(self):
+        return StoreStats(held=len(self.blocks))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def made():
+    """made(...): an engine of blocks of 4; with `store`, on that one."""
+    engines = []
+
+    def make(store=None, **options):
+        if store is not None:
+            options["open_store"] = lambda identity, block_bytes: store
+        engines.append(
+            Engine(tiny_model(64), **{"block_size": 4, "num_blocks": 40, "max_tokens_per_step": 16} | options)
+        )
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def ask(engine, prompt=PROMPT, id="a", max_tokens=6, **options):
+    """Tokens, logits and cached tokens of an answer."""
+    logits = []
+    engine.on_logits = lambda _, place, row: logits.append(row.numpy().copy())
+    engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), id=id, **options)
+    tokens = []
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens += output.token_ids
+            usage = output.usage
+    assert engine.check() == []
+    return tokens, np.array(logits), usage.hit_tokens
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]
+    assert np.array_equal(one[1], other[1])
+
+
+def test_the_next_engine_finds_what_this_one_computed_and_answers_with_the_same_bits(made, tmp_path):
+    first = made(disk_cache=tmp_path)
+    expected = ask(first)
+    first.close()
+    second = made(disk_cache=tmp_path)
+    found = ask(second)
+    assert_same(found, expected)
+    # The last block of a prompt that ends with it is not asked for: its last token is computed.
+    assert (expected[2], found[2]) == (0, 40)
+    assert second.disk.stats().loaded == 10
+
+
+def test_the_next_turn_finds_answer_and_prompt(made, tmp_path):
+    first = made(disk_cache=tmp_path)
+    answer, *_ = ask(first, max_tokens=10)
+    first.close()
+    assert ask(made(disk_cache=tmp_path), PROMPT + answer + [1, 2, 3])[2] == 52
+
+
+@pytest.mark.parametrize("spoiler", SPOILERS, ids=lambda each: each.__name__[1:])
+def test_spoiled_objects_are_computed_again(made, tmp_path, spoiler):
+    expected = ask(first := made(disk_cache=tmp_path))
+    first.close()
+    second, drawn = made(disk_cache=tmp_path), random.Random(0)
+    for path in sorted(tmp_path.glob("objects/*/*")):
+        spoiler(path, drawn)
+    found = ask(second)
+    assert_same(found, expected)
+    assert (found[2], second.disk.stats().asked, second.disk.store.stats().missed) == (0, 10, 1)
+
+
+def test_what_is_before_a_block_that_cannot_be_read_is_loaded(made):
+    store = Memory()
+    expected = ask(made(store))
+    store.breaks = 6
+    found = ask(made(store))
+    assert_same(found, expected)
+    assert found[2] == 24
+
+
+def test_a_store_that_raises_is_a_miss(made, monkeypatch):
+    store = Memory()
+    expected = ask(made(store))
+    monkeypatch.setattr(store, "read", lambda *_: 1 / 0)
+    found = ask(made(store))
+    assert_same(found, expected)
+    assert found[2] == 0
+
+
+def test_others_go_on_while_a_request_waits_for_its_blocks(made):
+    store = Memory()
+    expected = ask(made(store))
+    engine = made(store)
+    store.may_read.clear()
+    logits = []
+    engine.on_logits = lambda id, _, row: logits.append(row.numpy().copy()) if id == "a" else None
+    engine.add_request(PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), id="a")
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True), id="b")
+    outputs = []
+    while not any(each.finished for each in outputs):
+        outputs += engine.step()
+    assert {each.id for each in outputs} == {"b"}
+    assert (engine.scheduler.status("a"), engine.disk.is_loading) == ("loading", True)
+    store.may_read.set()
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert np.array_equal(logits, expected[1])
+    assert outputs[-1].usage.hit_tokens == 40
+
+
+def test_blocks_that_come_too_late_are_computed_and_never_copied(made, monkeypatch):
+    monkeypatch.setattr("paged.engine.disk_tier.PATIENCE_S", 0.0)
+    store = Memory()
+    expected = ask(made(store))
+    store.may_read.clear()
+    engine = made(store)
+    found = ask(engine)
+    assert_same(found, expected)
+    assert (found[2], engine.disk.stats().late) == (0, 1)
+    monkeypatch.undo()
+    store.may_read.set()
+    assert_same(ask(engine, id="again"), expected)
+
+
+def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(made):
+    store = Memory()
+    expected = ask(made(store))
+    engine = made(store)
+    store.may_read.clear()
+    engine.add_request(PROMPT, SamplingParams(max_tokens=6), id="a")
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.status("a") == "loading"
+    engine.abort("a")
+    store.may_read.set()
+    assert_same(ask(engine, id="b"), expected)
+    assert (engine.manager.device.num_used, engine.disk.is_loading) == (0, False)
+
+
+def test_what_is_cheaper_to_compute_is_not_asked_for(made):
+    store = Memory()
+    ask(made(store))
+    engine = made(store)
+    assert ask(engine)[2] == 40
+    engine.disk.note_costs(block_s=1.0, token_s=0.001)
+    engine.manager.reset_cache()
+    assert ask(engine, id="b")[2] == 0
+    assert engine.disk.stats().cheaper == 1
+    engine.disk.note_costs(block_s=0.001, token_s=1.0)
+    engine.manager.reset_cache()
+    assert ask(engine, id="c")[2] == 40
+
+
+def test_what_memory_has_is_not_read(made):
+    store = Memory()
+    engine = made(store)
+    ask(engine)
+    assert ask(engine, id="b")[2] == 40
+    assert engine.disk.stats().asked == 0
+
+
+def test_a_prompt_goes_on_below_the_host(made):
+    store = Memory()
+    longer = [*PROMPT, *range(1, 21)]
+    expected = ask(made(store), longer)
+    engine = made(store, host_blocks=12, host_caching=True, num_blocks=18)
+    ask(engine, PROMPT[:24])
+    ask(engine, [9] * 60, id="evicts")
+    hit = engine.manager.lookup(longer)
+    assert hit.num_tokens + hit.host_tokens == 24
+    found = ask(engine, longer, id="b")
+    assert_same(found, expected)
+    assert found[2] == 60
+
+
+@pytest.mark.parametrize("options", [{"salt": "a"}, {"reads_cache": False}])
+def test_who_may_not_share_finds_nothing(made, options):
+    store = Memory()
+    expected = ask(made(store))
+    found = ask(made(store), **options)
+    assert_same(found, expected)
+    assert found[2] == 0
+
+
+def test_what_others_may_not_find_is_not_written(made):
+    store = Memory()
+    ask(made(store), writes_cache=False)
+    assert store.blocks == {}
+
+
+def test_a_salted_prompt_is_found_by_its_salt(made):
+    store = Memory()
+    ask(made(store), salt="a")
+    assert ask(made(store), salt="a")[2] == 40
+
+
+def test_several_answers_to_a_prompt_are_written_and_not_read(made):
+    store = Memory()
+    engine = made(store)
+    params = SamplingParams(n=2, max_tokens=6, temperature=1.0, seed=1, ignore_eos=True)
+    for nth in range(2):
+        engine.add_request(PROMPT, params, id=f"{nth}")
+        while engine.has_unfinished:
+            engine.step()
+    assert len(store.blocks) in (13, 14)
+    assert engine.check() == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps_ahead": 1}, {"speculate": "lookup"}, {"policy": "vllm"}, {"policy": "tgi"}]
+)
+def test_it_goes_with_what_else_an_engine_does(made, options):
+    store, expected = Memory(), ask(made())
+    for _ in range(2):
+        found = ask(made(store, **options))
+        assert found[0] == expected[0]
+    assert found[2] == 40
+
+
+def test_another_model_finds_nothing(made, tmp_path):
+    first = made(disk_cache=tmp_path)
+    ask(first)
+    first.close()
+    for options in ({"block_size": 8}, {"batch_invariant": False}):
+        other = made(disk_cache=tmp_path, **options)
+        assert ask(other)[2] == 0
+        other.close()
+    other = Engine(tiny_model(64, 1e-6), block_size=4, num_blocks=40, max_tokens_per_step=16, disk_cache=tmp_path)
+    assert ask(other)[2] == 0
+    other.close()
+
+
+def test_a_folder_that_goes_under_way_takes_nothing_with_it(made, tmp_path):
+    expected = ask(engine := made(disk_cache=tmp_path / "cache"))
+    engine.disk.store.flush()
+    shutil.rmtree(tmp_path / "cache")
+    engine.manager.reset_cache()
+    assert_same(ask(engine, id="b"), expected)
+
+
+def test_two_engines_share_a_folder(made, tmp_path):
+    one, other = made(disk_cache=tmp_path), made(disk_cache=tmp_path)
+    expected = ask(one)
+    for engine in (one, other):
+        engine.disk.store.flush()
+    while not other.disk.store.stats().held:
+        other.disk.wait()
+    found = ask(other)
+    assert_same(found, expected)
+    assert found[2] == 40
+
+
+def test_a_limit_of_few_blocks_holds_while_answers_stay(made, tmp_path):
+    expected = ask(made())
+    engine = made(disk_cache=tmp_path, disk_cache_gb=5000e-9)
+    for nth in range(3):
+        assert_same(ask(engine, id=f"{nth}"), expected)
+        engine.manager.reset_cache()
+    engine.disk.store.flush()
+    assert 0 < sum(path.stat().st_size for path in tmp_path.glob("objects/*/*")) <= 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"disk_cache_gb": 1.0}, InvalidConfig, "disk_cache_gb goes with disk_cache"),
+        ({"disk_cache": "a", "disk_cache_gb": 0}, InvalidConfig, "finite number above 0; got 0"),
+        ({"disk_cache": "a", "disk_cache_gb": float("nan")}, InvalidConfig, "finite number above 0; got nan"),
+        ({"disk_cache": ""}, InvalidConfig, 'disk_cache has to be a folder; got ""'),
+        ({"disk_cache": "a", "prefix_caching": False}, InvalidConfig, "got prefix_caching=False"),
+        ({"disk_cache": "a", "speculate": "draft"}, InvalidConfig, 'does not go with speculate="draft"'),
+        ({"disk_cache": "a", "disk_cache_gb": 1e-7}, BudgetTooSmall, "100 bytes does not hold one block"),
+        ({"disk_cache": "file"}, UnusableStore, "file: no disk cache"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(tmp_path, monkeypatch, options, error, words):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("a file")
+    with pytest.raises(error, match=words):
+        Engine(tiny_model(64), num_blocks=40, block_size=4, **options)
+
+
+@pytest.mark.parametrize("options", [{"disk_cache": "a"}, {"prefix_caching": False}, DRAFT])
+def test_a_store_of_ones_own_is_refused_where_it_does_nothing(made, tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidConfig, match="open_store"):
+        made(Memory(), **options)
+
+
+def test_layers_of_several_kinds_are_refused_by_name(tmp_path):
+    with pytest.raises(UnsupportedByLayers, match="disk_cache"):
+        Engine("hybrid", disk_cache=tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_answers_under_pressure_with_a_disk_are_those_without(tmp_path):
+    loaded = 0
+
+    class Machine(EngineMachine):
+        @staticmethod
+        def build(world):
+            return build_engine(world, disk_cache=tmp_path if world.prefix_caching else None)
+
+        def teardown(self):
+            nonlocal loaded
+            super().teardown()
+            if (disk := self.rig.engine.disk) is not None:
+                disk.store.flush()
+                loaded += disk.stats().loaded
+                self.rig.engine.close()
+
+    run_machine(Machine, few=30, steps=15)
+    assert loaded > 5
