@@ -346,6 +346,10 @@ class EngineConfig(Config, frozen=True, kw_only=True):
             raise InvalidConfig(
                 "speculate does not go with steps_ahead: how many drafts are right decides where the next step goes on."
             )
+        if self.model.tensor_parallel_size > 1 and self.memory.disk_cache is not None:
+            raise InvalidConfig(
+                f"disk_cache does not go with tensor_parallel_size={self.model.tensor_parallel_size}: each rank has a part of a block."
+            )
         if self.model.tensor_parallel_size > 1 and self.scheduling.costs == "measured":
             raise InvalidConfig(
                 f'costs="measured" times one process; with tensor_parallel_size={self.model.tensor_parallel_size} name a Costs.'
