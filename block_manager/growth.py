@@ -43,6 +43,8 @@ class Growth:
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
+        # Content of the full group that rows hold for promised columns: (row, first column, blocks).
+        self._found: list[tuple[int, int, Blocks]] = []
         # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
         self.copied: list[tuple[int, int]] = []
         # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
@@ -82,6 +84,12 @@ class Growth:
         """`promise` for one row, unchecked: the blocks are there."""
         self._promised.append((row, have, wanted - have))
         self.num_promised += self.pages_from(have, wanted)
+
+    def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:
+        """Hold content of the full group for promised columns of the row, from this one on: none is drawn there."""
+        self.blocks.hold(blocks)
+        self.num_promised -= len(blocks) * self.layout.full_pages
+        self._found.append((row, column, blocks))
 
     def pages_from(self, have: int, wanted: int) -> int:
         """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
@@ -146,7 +154,11 @@ class Growth:
             total = len(rows)
         if layout.sides:
             self.device.make_room(self.num_promised)
-        blocks = self.blocks.draw(total, layout.full_pages or 1)
+        blocks = drawn = self.blocks.draw(
+            total - sum([len(found) for *_, found in self._found]), layout.full_pages or 1
+        )
+        if self._found:
+            blocks = self._with_found(rows, columns, drawn)
         try:
             entries = blocks.astype(np.int32)
             try:
@@ -156,9 +168,9 @@ class Growth:
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = entries
         except MemoryError:
-            self.blocks.release(blocks)
+            self.blocks.release(drawn)
             raise
-        self._promised, self.num_promised = [], 0
+        self._promised, self._found, self.num_promised = [], [], 0
         for side in layout.sides:
             if not side.is_state:
                 tables.put(side.table, rows, columns, self.device.draw(total, side.pages))
@@ -169,6 +181,14 @@ class Growth:
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
             self._changed.append((rows, columns, entries))
+
+    def _with_found(self, rows: Rows, columns: NDArray[np.int64], drawn: Blocks) -> Blocks:
+        """The blocks of promised columns, int64 [n]: those that were found, and between them those drawn, in order."""
+        blocks = np.full(len(rows), -1)
+        for row, first, found in self._found:
+            blocks[(rows == row) & (columns >= first) & (columns < first + len(found))] = found
+        blocks[blocks < 0] = drawn
+        return blocks
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""

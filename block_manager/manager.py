@@ -67,7 +67,8 @@ class BlockManager(Uncopyable):
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
     are not full go without host_caching so far (UnsupportedByLayers). `row_ends`: of models with states, rows begin where
-    others ended within a block, too, which copies that block.
+    others ended within a block, too, which copies that block. `takes_ahead`: behind a hit that a window or state ended, rows
+    share what the full group has all the same, and write from `GroupTables.written_from` on.
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -84,6 +85,7 @@ class BlockManager(Uncopyable):
         host_caching: bool = False,
         groups: Sequence[LayerGroup] = PLAIN,
         row_ends: bool = True,
+        takes_ahead: bool = True,
     ) -> None:
         num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
         block_size = checked_integer("block_size", block_size, 1, 2**31)
@@ -102,8 +104,8 @@ class BlockManager(Uncopyable):
         self.layout = layout = Layout(_checked(groups), block_size, keeps=prefix_caching)
         if host_caching:
             layout.refuse("host_caching (content on the host)")
-        ends = checked_flag("row_ends", row_ends)
-        self._memory = memory = Memory(layout, num_blocks, host_blocks, host_caching, ends)
+        switches = host_caching, checked_flag("row_ends", row_ends), checked_flag("takes_ahead", takes_ahead)
+        self._memory = memory = Memory(layout, num_blocks, host_blocks, *switches)
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 

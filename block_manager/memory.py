@@ -52,7 +52,9 @@ class Memory:
     """The state of the memory layer, and the unchecked calls on it. Arrays that it shows are read-only views of live
     columns, valid until a row is added or gets more tokens, unless said to be copies."""
 
-    def __init__(self, layout: Layout, num_blocks: int, host_blocks: int, host_caching: bool, row_ends: bool) -> None:
+    def __init__(
+        self, layout: Layout, num_blocks: int, host_blocks: int, host_caching: bool, row_ends: bool, takes_ahead: bool
+    ) -> None:
         self.layout, self.block_size, self.prefix_caching = layout, layout.block_size, layout.keeps
         self.num_blocks, self.num_host_blocks, self.host_caching = num_blocks, host_blocks, host_caching
         leads = [0, *(side.lead for side in layout.sides)]
@@ -71,6 +73,8 @@ class Memory:
         self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.
         self.sides = SideContent(self.index, self.growth, row_ends) if layout.sides else None
+        # Whether rows hold what the full group has behind a hit that another group ended.
+        self._takes_ahead = takes_ahead and layout.keeps and bool(layout.sides and layout.full_pages)
         # Where rows ended within a block; None without states, or where no row begins there.
         self.ends = None if self.sides is None else self.sides.ends
         self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
@@ -147,6 +151,8 @@ class Memory:
         have, wanted = -(-computed // size), -(-end // size)
         if wanted > have:
             self.growth.promise_one(row, have, wanted)
+        if self._takes_ahead:
+            self.sharing.take_ahead(np.array([row]), np.array([computed]), np.array([end]))
         if self.layout.states:
             self._move_states(np.array([row]))
         self._launch_one(row, computed, end)
@@ -214,6 +220,8 @@ class Memory:
             self.device.require(growth.num_promised + int(growth.lacking(rows, ends).sum()))
         if len(short):
             growth.promise(rows[short], have[short], wanted)
+        if self._takes_ahead and not one_each:
+            self.sharing.take_ahead(rows, starts, ends)
         if self.layout.states:
             self._move_states(rows)
         self._launch(rows, starts, ends)
@@ -232,6 +240,9 @@ class Memory:
             self.device.require(self.growth.num_promised + self.growth.pages_from(have, wanted))
             tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
+        if self._takes_ahead:
+            self.sharing.take_ahead(np.array([row]), np.array([start]), np.array([start + count]))
+        if wanted > have:
             self.growth.draw_promised()
         if self.layout.states:
             self._move_states(np.array([row]))
@@ -571,6 +582,8 @@ class Memory:
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
             # Another sequence may get the row within this batch.
+            if row in self.flights.composed.written_from:
+                self.flights.composed.write_from(row, 0)
             read = self.flights.composed.reads.pop(row, None)
             for block in read.blocks if read is not None else ():
                 self.device.release(np.array([block]))

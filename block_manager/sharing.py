@@ -17,9 +17,11 @@ from paged.errors import UnknownContent
 from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
+from .layout import Counts
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
 from .side_content import HitEnd, SideContent
+from .tables import Rows
 from .tiers import Offload, Tiers
 from .views import WINDOW
 
@@ -120,6 +122,35 @@ class Sharing:
             if count:
                 self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
         return won
+
+    def take_ahead(self, rows: Rows, starts: Counts, ends: Counts) -> None:
+        """Let rows, which compute tokens `starts[i]` to `ends[i]` - 1 again behind a hit that a window or state ended, hold
+        what the full group has of them instead of promised blocks. They write nowhere there."""
+        index, tables, size = self._index, self._tables, self._tables.block_size
+        lasts = (tables.num_tokens[rows] - 1) // size
+        for i in (tables.looks_up[rows] & (starts // size < lasts)).nonzero()[0].tolist():
+            row, start = rows.item(i), starts.item(i)
+            path, have, stop = (
+                index.paths[row],
+                tables.num_blocks.item(row),
+                min(-(-ends.item(i) // size), lasts.item(i)),
+            )
+            first = path.published
+            if path.open is not None or not path.reads:
+                continue
+            match = index.match(path, tables.tokens[row, first * size : stop * size].tobytes(), stop - first)
+            if match.first_pending >= 0:
+                match = Match(first_of(match.spans, match.first_pending - first), match.first_pending - first, -1)
+            blocks, num = index.blocks_of(DEVICE, match.spans), have - first
+            # What the row holds behind its nodes may be its own: then it writes there.
+            if (
+                len(blocks) <= start // size - first
+                or (blocks[:num] != tables.blocks[0, row, first:have][: len(blocks)]).any()
+            ):
+                continue
+            if len(blocks) > num:
+                self._growth.hold_promised(row, have, blocks[num:])
+            self._flights.composed.write_from(row, min((first + len(blocks)) * size, ends.item(i)))
 
     def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
         """Continue the row's table and path, both of `have` blocks, with these held blocks, whose nodes end with

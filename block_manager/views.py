@@ -120,6 +120,8 @@ class GroupTables:
 
     tables  int32 [n, columns, pages]: of each block; -1 in columns that a window or chunk gave back, and behind a table.
             A state has one column
+    written_from  int64 [n]: the first token that each row writes K and V of. Those of its share that lie before are content
+            already: the row computes them again, and writes nowhere
     read    int32 [n, pages], of states: where each row's state before its first token of the batch lies; -1: at zero
     write   int32 [n, pages], of states: where the state after its last token of the batch goes
     """
@@ -146,6 +148,14 @@ class GroupTables:
         is_there = (columns >= tables.first[table, rows]) & (columns < tables.num_blocks[rows])
         blocks = np.where(is_there, tables.blocks[table, rows, columns], -1)
         return self._device.pages_of(blocks, self._layout.groups[self._number].pages)
+
+    @property
+    def written_from(self) -> NDArray[np.int64]:
+        found = np.zeros(len(self._rows), np.int64)
+        if self._flight is not None and not self._layout.table_of[self._number]:
+            for row, token in self._flight.written_from.items():
+                found[self._rows == row] = token
+        return found
 
     @property
     def write(self) -> NDArray[np.int32]:

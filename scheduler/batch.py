@@ -76,7 +76,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     token_ids     int32 [T]; -1 where an outstanding batch samples the token, and for a draft that the engine guesses
     source_batches, source_places  int64 [T]; batch number, and place among its rows, that sample the token; else -1, -1
     positions     int64 [T]
-    slot_mapping  int64 [T]; block * block_size + offset
+    slot_mapping  int64 [T]; block * block_size + offset; -1: nowhere, it is there already (`GroupTables.written_from`)
     seq_lens      int64 [n]; tokens of each after this step, what its last token attends to
     samples       bool [n]; whether to sample a token after the row's last one
     num_drafts    int64 [n]; how many of its last tokens are drafts. A row with drafts samples after each of its last
