@@ -35,8 +35,7 @@ class Growth:
 
     def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
         self.tables, self.device, self.blocks, self.layout = tables, device, blocks, layout
-        # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`, which
-        # starts the record.
+        # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`.
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
@@ -105,8 +104,7 @@ class Growth:
         return short
 
     def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """`lacking` for rows that have `totals` tokens at last: of a window what it will hold at once, but always its next
-        block, since fronts go back later."""
+        """`lacking` for rows of `totals` tokens at last: of a window what it holds at once, and always a block."""
         tables, layout = self.tables, self.layout
         wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows] if have is None else have
         more: NDArray[np.int64] = np.maximum(wanted - have, 0)
@@ -201,8 +199,7 @@ class Growth:
             tables.set_num_blocks(row, keep)
 
     def give_back_sides(self, row: int, keep: int) -> None:
-        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block. What is
-        planned to be copied for the row is not."""
+        """Release what the row's sides hold from column `keep` on, tail first (states with block 0), and its copies."""
         self.copies.pop(row, None)
         tables, stop = self.tables, int(self.tables.num_blocks[row])
         for side in self.layout.sides:
@@ -214,8 +211,7 @@ class Growth:
                 tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
-        """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are
-        of that length."""
+        """Whether the row can stand at so many launched tokens: windows reach back, states are of that length."""
         tables, layout = self.tables, self.layout
         if not num_tokens or not layout.sides:
             return True
@@ -242,9 +238,8 @@ class Growth:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
-        last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
-        `num_grown` more pages cannot be drawn."""
+        """Copy each partial block that one of these rows is about to write if it is content or others hold it; the last
+        holder writes in place. Raises OutOfBlocks, changing nothing, unless there are `num_grown` pages besides."""
         tables = self.tables
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
@@ -268,8 +263,7 @@ class Growth:
         return self.device if table else self.blocks
 
     def allow_copies(self, may_copy: bool) -> None:
-        """Allow copies of content until the batch is put out, or forbid them while those of an earlier batch are still to
-        run. Putting a batch out forbids them."""
+        """Allow copies of content until the batch is put out, or forbid them: an earlier batch's come first."""
         self.may_copy = may_copy
 
     def hold_source(self, table: int, block: int) -> None:
@@ -324,8 +318,7 @@ class Growth:
         self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
-        """Let a fork of the row hold what its sides hold, before column `num_blocks`; the first of them to write a state writes
-        another one."""
+        """Let a fork hold what the row's sides hold before column `num_blocks`. The first to write a state moves it."""
         tables = self.tables
         for side in self.layout.sides:
             first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
@@ -337,8 +330,7 @@ class Growth:
             tables.let_move([row, child], True)
 
     def take_changes(self) -> TableChanges:
-        """Return the table entries changed since the last call, in order; the first call starts it. Read-only: a batch
-        that does not run gives them back."""
+        """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
         parts, self._changed = self._changed, []
         if not parts:
             return NO_CHANGES

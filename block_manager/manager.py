@@ -126,8 +126,7 @@ class BlockManager(Uncopyable):
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn with `watermark` left; NEVER if an empty pool could not
-        hold them. While no block is used the watermark does not count, or it might keep the first request out. Raises
-        InvalidConfig for negative numbers."""
+        hold them. While no block is used the watermark does not count. Raises InvalidConfig for negative numbers."""
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
@@ -279,8 +278,7 @@ class BlockManager(Uncopyable):
         memory.sharing.truncate(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
-        nothing."""
+        """End rows, in flight or not; release blocks tail first. Raises UnknownRow, DuplicateRow, changing nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
@@ -322,8 +320,7 @@ class BlockManager(Uncopyable):
         return self.rows.table(self._memory.tables.one(row, allow_swapped=True))
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Slots (block * block_size + offset) of positions `start` to `stop` - 1, int64. Raises UnknownRow, or
-        InvalidConfig past the table."""
+        """Slots of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
         row = self._memory.tables.one(row, allow_swapped=True)
         held = int(self._memory.tables.num_blocks[row]) * self.block_size
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
@@ -370,15 +367,13 @@ class BlockManager(Uncopyable):
         return self._memory.check()
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
-        """The cached full blocks of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing. Raises
-        InvalidTokens or InvalidNamespace."""
+        """The cached prefix of a prompt; changes and counts nothing. Raises InvalidTokens or InvalidNamespace."""
         return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
         """Evict the cached prefix of these tokens, on both tiers, after content of lower priority (1 to 3; 0 is not
         retained), until logical time `until` (see `expire`; None: while a block stays known). Returns its tokens.
-        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent if none of it is
-        cached."""
+        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent: none is cached."""
         level = checked_level(priority)
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
@@ -410,16 +405,14 @@ class BlockManager(Uncopyable):
         return self._memory.content.event_log().snapshot() if self.prefix_caching else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
-        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
-        Raises InvalidConfig for another tier."""
+        """Every confirmed node in a tier: encoded namespace, then each block's token bytes. Raises InvalidConfig."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
         has_any = self.prefix_caching and self._memory.layout.full_pages
         return self._memory.index.contents(tier) if has_any else set()
 
     def extend_hit(self, row: int) -> int:
-        """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.
-        Raises UnknownRow or RowSwapped."""
+        """Take what is found behind the row's blocks, if all are nodes: tokens. Raises UnknownRow or RowSwapped."""
         memory = self._own("extend_hit")
         return memory.sharing.extend_hit(memory.tables.one(row))
 

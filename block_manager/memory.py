@@ -125,9 +125,8 @@ class Memory:
     def admit(
         self, tokens: NDArray[np.int32], root: bytes, key: bytes, most: int, *, keep_at: Sequence[int] = ()
     ) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. `key`: the tokens'
-        `Content.first_key`. Promises blocks: `draw_promised` comes before tables are read and before other calls.
-        Returns (row, tokens found, tokens placed)."""
+        """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. `key`: their `first_key`.
+        Other calls, and reading tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
         if not self.prefix_caching:
             row = self._open(tokens, keep_at)
@@ -281,8 +280,7 @@ class Memory:
             self.index.begin_pending(row)
 
     def draws_states(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether each of the batch's decodes, bool [n], has to write its states elsewhere once it has drafts: a wrong one must not
-        be in the states that it goes back to."""
+        """Whether each of the batch's decodes, bool [n], has to write its states elsewhere once it has drafts."""
         has_any = self.tables.num_launched[rows] > 1
         return has_any & ~np.isin(rows, list(self.flights.composed.reads))
 
@@ -332,10 +330,9 @@ class Memory:
     def commit(
         self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, now: float, has_more: bool
     ) -> Composed:
-        """Put out the batch of logical time `now`: draw what was promised, and return all that an engine needs of
-        memory. `decodes`, int64 [n], are the rows that `place` placed first, `positions` what they compute, packed,
-        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows. No retention may end
-        by `now` (`retentions.next_end`)."""
+        """Put out the batch of logical time `now`, by which no retention ends: draw what was promised, return what an
+        engine needs of memory. `decodes`, int64 [n], are the rows placed first, `positions` what they compute, packed,
+        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows."""
         self.growth.draw_promised()
         self.content.retentions.reach(now)
         number, moves = self.batch, self.take_moves()
@@ -351,13 +348,6 @@ class Memory:
         self.growth.allow_copies(False)
         slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
         return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
-
-    def end_step(
-        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """`settle`, and `extend` by what the batch sampled: one call a step."""
-        self.settle(flight)
-        return self.extend(rows, tokens, ends)
 
     def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
         """`GroupTables.tables` of these rows."""
@@ -401,8 +391,7 @@ class Memory:
         return rows, columns, tables.blocks[table, rows, columns]
 
     def num_filled(self, group: int) -> int:
-        """Slots of blocks in tables that hold a computed token which the group, no states, has to keep; a shared block counts
-        once."""
+        """Slots in tables, shared ones once, with a computed token that the group, no states, has to keep."""
         return self._slots_filled(group, *self._entries(group, self.tables.live_rows))
 
     def _slots_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:

@@ -27,8 +27,7 @@ from .views import WINDOW
 
 
 class Hit(NamedTuple):
-    """The cached prefix of a prompt: `num_tokens` in device `blocks`, int64 [n], and `host_tokens` after them that only
-    the host has (0 without `host_caching`)."""
+    """The cached prefix of a prompt: `num_tokens` in device `blocks`, int64 [n], then `host_tokens` of the host."""
 
     num_tokens: int
     blocks: Blocks
@@ -44,8 +43,7 @@ class Sharer(NamedTuple):
 
 
 class Sharing:
-    """Takes hits, publishes, switches and rolls back. Counts lookups as `MemoryStats` says; `recent`: tokens asked for
-    and found, of the latest ones."""
+    """Takes hits, publishes, switches, rolls back. Counts lookups as `MemoryStats`; `recent`: tokens, and found."""
 
     def __init__(
         self, flights: Flights, index: PrefixIndex, growth: Growth, tiers: Tiers, sides: SideContent | None
@@ -139,9 +137,8 @@ class Sharing:
             if path.open is not None or not path.reads:
                 continue
             match = index.match(path, tables.tokens[row, first * size : stop * size].tobytes(), stop - first)
-            if match.first_pending >= 0:
-                match = Match(first_of(match.spans, match.first_pending - first), match.first_pending - first, -1)
-            blocks, num = index.blocks_of(DEVICE, match.spans), have - first
+            known = match.num_blocks if match.first_pending < 0 else match.first_pending - first
+            blocks, num = index.blocks_of(DEVICE, match.spans)[:known], have - first
             # What the row holds behind its nodes may be its own: then it writes there.
             if (
                 len(blocks) <= start // size - first
@@ -153,8 +150,7 @@ class Sharing:
             self._flights.composed.write_from(row, min((first + len(blocks)) * size, ends.item(i)))
 
     def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
-        """Continue the row's table and path, both of `have` blocks, with these held blocks, whose nodes end with
-        `last`. Returns the tokens won."""
+        """Continue the row's table and path, of `have` blocks, with these; `last`: their last nodes. Returns tokens."""
         run, _, stop = last
         self._growth.write(row, have, blocks)
         self._index.paths[row].step_on(run, stop - 1, len(blocks))

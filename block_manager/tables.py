@@ -184,8 +184,7 @@ class Tables:
         return self.tokens[row, start : start + self.block_size].tobytes()
 
     def checked(self, rows: int | Sequence[int] | Rows, *, allow_swapped: bool = False) -> Rows:
-        """`rows` as int64 [n] if each is live, listed once and, unless allowed, not swapped. Raises UnknownRow,
-        DuplicateRow or RowSwapped."""
+        """`rows` as int64 [n]. Raises UnknownRow, DuplicateRow, or RowSwapped unless that is allowed."""
         integers = int64_array(rows)
         if integers is None:
             raise UnknownRow(rows)

@@ -142,8 +142,7 @@ class GroupTables:
         return self.at(self._rows[:, None], rising(width))
 
     def at(self, rows: Rows, columns: Rows) -> NDArray[np.int32]:
-        """Of rows, the pages of the block that each has in a column, both int64 of any shapes that go together: int32
-        [..., pages], -1 as in `tables`."""
+        """The pages of each row's block in a column, int64 of any shapes: int32 [..., pages], -1 as in `tables`."""
         tables, table = self._tables, self._layout.table_of[self._number]
         is_there = (columns >= tables.first[table, rows]) & (columns < tables.num_blocks[rows])
         blocks = np.where(is_there, tables.blocks[table, rows, columns], -1)
