@@ -28,11 +28,10 @@ class Left(NamedTuple):
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """The scheduler's own record of a batch, which no engine can change through the batch's arrays. owner identifies
-    the scheduler. rows int64 [n], ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n]
-    are the truth. covers_running: these are all running rows, in order. flight is memory's record, None for an empty
-    batch. By place, gone has shares whose rows were given back, and recomputed how many tokens a row had computed
-    before. Only `Outstanding` changes these two."""
+    """The scheduler's own record of a batch, which no engine can change. owner identifies the scheduler. rows int64 [n],
+    ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n] are the truth. covers_running:
+    these are all running rows, in order. flight: memory's record, None if empty. By place, gone has shares whose rows
+    were given back, recomputed tokens that a row had computed before; only `Outstanding` changes these."""
 
     owner: object
     rows: NDArray[np.int64]
