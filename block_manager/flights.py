@@ -6,8 +6,6 @@ batch 8 | row 0: 17 to 18 |                    latest: the only one that `cancel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -51,13 +49,13 @@ class Flight:
     held: NDArray[np.int64] | None = None
     is_fork: NDArray[np.bool_] | None = None
     has_drafts = False
-    # By row, the first token of its share that is not content already: those before are computed again, and written nowhere.
-    written_from: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, number: int) -> None:
         self.number = number
         # By row, those that read their states from other blocks than they write; who takes one out releases its blocks.
         self.reads: dict[int, StateRead] = {}
+        # By row, the first token of its share that is not content already; what is before is written nowhere.
+        self.written_from: dict[int, int] = {}
         # Shares placed one by one and not packed yet, by row.
         self._single: dict[int, tuple[int, int]] = {}
 
@@ -90,10 +88,6 @@ class Flight:
             rows, bounds = np.array(list(self._single)), np.array(list(self._single.values()))
             self._single = {}
             self.place(rows, bounds[:, 0], bounds[:, 1])
-
-    def write_from(self, row: int, token: int) -> None:
-        """Note that the row's share writes from this token on."""
-        self.written_from = {**self.written_from, row: token}
 
     def holds(self, place: int) -> bool:
         """Whether the share at this place is no fork's, and its sequence still holds the row."""

@@ -55,12 +55,6 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
     return np.broadcast_to(array, rows.shape)
 
 
-def _checked(groups: Any) -> tuple[LayerGroup, ...]:
-    if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
-        raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
-    return tuple(groups)
-
-
 class BlockManager(Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
@@ -100,8 +94,10 @@ class BlockManager(Uncopyable):
             )
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
+        if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
+            raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
         # The groups, and counts of pages.
-        self.layout = layout = Layout(_checked(groups), block_size, keeps=prefix_caching)
+        self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
         if host_caching:
             layout.refuse("host_caching (content on the host)")
         switches = host_caching, checked_flag("row_ends", row_ends), checked_flag("takes_ahead", takes_ahead)

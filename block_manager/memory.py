@@ -368,10 +368,10 @@ class Memory:
         states = [side.table for side in self.layout.states]
         return self.growth.copied + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
 
-    def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
-        """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
-        entries = (self._entries(number, np.array(rows, np.int64)) for number in range(len(self.layout.groups)))
-        return [self._pages_held(number, blocks, beside) for number, (*_, blocks) in enumerate(entries)]
+    def pages_by_group(self, rows: Sequence[int]) -> list[int]:
+        """Pages that these rows hold in each group, each counted once."""
+        array, numbers = np.array(rows, np.int64), range(len(self.layout.groups))
+        return [self._pages_held(number, self._entries(number, array)[2], ()) for number in numbers]
 
     def _pages_held(self, group: int, blocks: NDArray[np.int32], beside: Sequence[tuple[int, int]]) -> int:
         """Pages of these blocks of a group, and of those `beside` tables that are of it."""
@@ -390,11 +390,9 @@ class Memory:
         rows, columns = rows.repeat(counts), rising_from(firsts, counts)
         return rows, columns, tables.blocks[table, rows, columns]
 
-    def num_filled(self, group: int) -> int:
+    def num_filled(self, group: int, entries: tuple[Rows, NDArray[np.int64], NDArray[np.int32]] | None = None) -> int:
         """Slots in tables, shared ones once, with a computed token that the group, no states, has to keep."""
-        return self._slots_filled(group, *self._entries(group, self.tables.live_rows))
-
-    def _slots_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
+        rows, columns, blocks = self._entries(group, self.tables.live_rows) if entries is None else entries
         computed, begins = self.tables.num_computed[rows], columns * self.block_size
         begin = np.maximum(begins, self.layout.groups[group].front(computed))
         filled = np.zeros(self.num_blocks, np.int64)
@@ -412,7 +410,7 @@ class Memory:
             entries = self._entries(number, self.tables.live_rows)
             used = self._pages_held(number, entries[2], beside)
             is_state = group.kind == "state"
-            kept = used if is_state else self._slots_filled(number, *entries) * group.pages / self.block_size
+            kept = used if is_state else self.num_filled(number, entries) * group.pages / self.block_size
             found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept))
         return tuple(found)
 
@@ -571,8 +569,7 @@ class Memory:
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.leave(row)
             # Another sequence may get the row within this batch.
-            if row in self.flights.composed.written_from:
-                self.flights.composed.write_from(row, 0)
+            self.flights.composed.written_from.pop(row, None)
             read = self.flights.composed.reads.pop(row, None)
             for block in read.blocks if read is not None else ():
                 self.device.release(np.array([block]))

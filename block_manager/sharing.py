@@ -147,7 +147,7 @@ class Sharing:
                 continue
             if len(blocks) > num:
                 self._growth.hold_promised(row, have, blocks[num:])
-            self._flights.composed.write_from(row, min((first + len(blocks)) * size, ends.item(i)))
+            self._flights.composed.written_from.update({row: min((first + len(blocks)) * size, ends.item(i))})
 
     def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
         """Continue the row's table and path, of `have` blocks, with these; `last`: their last nodes. Returns tokens."""
