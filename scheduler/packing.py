@@ -131,7 +131,7 @@ class Packer:
         for blocks, (row, first, count, _) in zip(columns, step.chunks, strict=True):
             begin = at + first % size
             numbers = rising(first + count)[first:]
-            if (skipped := written_from.get(row, 0) - first) > 0:
+            if written_from and (skipped := written_from.get(row, 0) - first) > 0:
                 touched[begin : begin + skipped] = -1
             parts.append((ids[row, first : first + count], numbers, touched[begin : begin + count]))
             at += len(blocks) * size
