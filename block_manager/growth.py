@@ -168,9 +168,7 @@ class Growth:
         except MemoryError:
             self.blocks.release(drawn)
             raise
-        self._promised, self.num_promised = [], 0
-        if self._found:
-            self._found, self._num_found = [], 0
+        self._promised, self._found, self.num_promised, self._num_found = [], [], 0, 0
         for side in layout.sides:
             if not side.is_state:
                 tables.put(side.table, rows, columns, self.device.draw(total, side.pages))

@@ -61,8 +61,8 @@ class BlockManager(Uncopyable):
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
     are not full go without host_caching so far (UnsupportedByLayers). `row_ends`: of models with states, rows begin where
-    others ended within a block, too, which copies that block. `takes_ahead`: behind a hit that a window or state ended, rows
-    share what the full group has all the same, and write from `GroupTables.written_from` on.
+    others ended within a block, too, which copies that block. `takes_ahead`: where a window or state ended a hit, rows
+    share full blocks behind it all the same, and write from `GroupTables.written_from` on.
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -246,8 +246,7 @@ class BlockManager(Uncopyable):
         return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
-        """Draw blocks until each table holds at least `num_blocks[i]` (lookahead, preallocation); a cancel leaves them, unless
-        the row's states are gone with it.
+        """Draw blocks until each table holds at least `num_blocks[i]`; a cancel leaves them, unless states go with it.
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
         memory = self._own("reserve")
         array = memory.tables.checked(rows)
@@ -389,9 +388,8 @@ class BlockManager(Uncopyable):
     def take_events(self, *, restart_points: bool = False) -> list[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; nothing without full
         layers or a prefix cache. The first call begins with all content, and changes are kept from then on. Applied from
-        empty, the events give exactly the confirmed content of both tiers.
-
-        `restart_points`: where prompts can begin in a model whose layers are of several kinds, too, from this call on."""
+        empty, the events give exactly the confirmed content of both tiers. `restart_points`: from this call on, where prompts
+        can begin in a model whose layers are of several kinds, too."""
         if not self.prefix_caching:
             return []
         return self._memory.content.event_log().take(restart_points=restart_points)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paged.base.growing import rising_from
 
 from .check import violations_of
-from .flights import Flight, Flights
+from .flights import LEFT, Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
 from .layout import Layout
 from .moves import NO_MOVES, Moves
@@ -152,8 +152,6 @@ class Memory:
             self.growth.promise_one(row, have, wanted)
         if self._takes_ahead:
             self.sharing.take_ahead(np.array([row]), np.array([computed]), np.array([end]))
-        if self.layout.states:
-            self._move_states(np.array([row]))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
 
@@ -206,8 +204,7 @@ class Memory:
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
         """Put tokens `starts[i]` to `ends[i]` - 1 of distinct rows, launched to `starts`, in flight (`one_each`: one a
-        row); promise blocks, as `admit`. Returns copies of shared partial blocks. Raises OutOfBlocks, changing nothing.
-        """
+        row); promise blocks, as `admit`. Returns copies of partial blocks. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
@@ -243,8 +240,6 @@ class Memory:
             self.sharing.take_ahead(np.array([row]), np.array([start]), np.array([start + count]))
         if wanted > have:
             self.growth.draw_promised()
-        if self.layout.states:
-            self._move_states(np.array([row]))
         self._launch_one(row, start, start + count)
         return NO_MOVES
 
@@ -255,6 +250,8 @@ class Memory:
         self.flights.begin(number)
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
+        if self.layout.states:
+            self._move_states(np.array([row]))
         self.tables.num_launched[row] = end
         self.flights.composed.place_one(row, start, end)
         if self.tables.looks_up[row]:
@@ -567,7 +564,7 @@ class Memory:
             self.ends.keep(row)
         first, blocks, num_nodes, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
-            self.flights.leave(row)
+            self.flights.clip(row, LEFT)
             # Another sequence may get the row within this batch.
             self.flights.composed.written_from.pop(row, None)
             read = self.flights.composed.reads.pop(row, None)

@@ -128,8 +128,7 @@ class Pool:
         self.num_free += more
 
     def draw(self, count: int, pages: int = 1) -> Blocks:
-        """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice.
-        Raises OutOfBlocks, changing nothing."""
+        """Draw `count` blocks of `pages` pages, ref count 1, int64 [count]; evict if need be. Raises OutOfBlocks."""
         num_pages = count * pages
         if num_pages > self.num_free:
             self.require(num_pages)

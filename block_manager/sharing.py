@@ -125,28 +125,22 @@ class Sharing:
         """Let rows, which compute tokens `starts[i]` to `ends[i]` - 1 again behind a hit that a window or state ended, hold
         what the full group has of them instead of promised blocks. They write nowhere there."""
         index, tables, size = self._index, self._tables, self._tables.block_size
-        lasts = (tables.num_tokens[rows] - 1) // size
-        for i in (tables.looks_up[rows] & (starts // size < lasts)).nonzero()[0].tolist():
-            row, start = rows.item(i), starts.item(i)
-            path, have, stop = (
-                index.paths[row],
-                tables.num_blocks.item(row),
-                min(-(-ends.item(i) // size), lasts.item(i)),
-            )
-            first = path.published
+        stops = np.minimum(-(-ends // size), (tables.num_tokens[rows] - 1) // size)
+        for i in (tables.looks_up[rows] & (starts // size < stops)).nonzero()[0].tolist():
+            row, stop = rows.item(i), stops.item(i)
+            path, have = index.paths[row], tables.num_blocks.item(row)
             if path.open is not None or not path.reads:
                 continue
+            first = path.published
             match = index.match(path, tables.tokens[row, first * size : stop * size].tobytes(), stop - first)
             known = match.num_blocks if match.first_pending < 0 else match.first_pending - first
-            blocks, num = index.blocks_of(DEVICE, match.spans)[:known], have - first
+            blocks, held = index.blocks_of(DEVICE, match.spans)[:known], tables.blocks[0, row, first:have]
             # What the row holds behind its nodes may be its own: then it writes there.
-            if (
-                len(blocks) <= start // size - first
-                or (blocks[:num] != tables.blocks[0, row, first:have][: len(blocks)]).any()
-            ):
+            is_own = (blocks[: len(held)] != held[: len(blocks)]).any()
+            if is_own or first + len(blocks) <= starts[i] // size:
                 continue
-            if len(blocks) > num:
-                self._growth.hold_promised(row, have, blocks[num:])
+            if len(blocks) > len(held):
+                self._growth.hold_promised(row, have, blocks[len(held) :])
             self._flights.composed.written_from.update({row: min((first + len(blocks)) * size, ends.item(i))})
 
     def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
@@ -195,8 +189,7 @@ class Sharing:
             self._device.release(old)
 
     def cut_sharers(self, flight: Flight) -> dict[int, int]:
-        """Truncate rows that share what the batch, the latest one, was to compute, at the first such node. Returns the
-        counted hit tokens that each of them lost."""
+        """Truncate rows at the first node that the latest batch was to compute. Returns hit tokens that each lost."""
         index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
         if not lost_nodes:

@@ -120,8 +120,7 @@ class GroupTables:
 
     tables  int32 [n, columns, pages]: of each block; -1 in columns that a window or chunk gave back, and behind a table.
             A state has one column
-    written_from  int64 [n]: the first token that each row writes K and V of. Those of its share that lie before are content
-            already: the row computes them again, and writes nowhere
+    written_from  int64 [n]: the first token of its share that each row writes; those before are there already
     read    int32 [n, pages], of states: where each row's state before its first token of the batch lies; -1: at zero
     write   int32 [n, pages], of states: where the state after its last token of the batch goes
     """
