@@ -29,6 +29,8 @@ class StepTokens:
     num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results nobody uses
     tables        of a model with groups of layers, each group's block tables, int32 [n, columns, k], None for a group without attention;
                   slot_mapping and block_tables have nothing then, and those of a group come with `of_group`
+    written_from  int64 [groups, n], beside tables: the first position whose K and V each sequence writes; None: it writes all. What lies before
+                  is there already, and is only computed again
     states        of a model with state layers, the pages that each sequence's state is read from and written to, int32 [n, k] both; a row of -1
                   is read of a sequence that has no state yet
     """
@@ -42,6 +44,7 @@ class StepTokens:
     num_padded: int = 0
     tables: tuple[NDArray[np.int32] | None, ...] | None = None
     states: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+    written_from: Ints | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -103,23 +106,26 @@ class StepTokens:
         tables: tuple[NDArray[np.int32] | None, ...],
         block_size: int,
         states: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
+        written_from: Ints | None = None,
     ) -> StepTokens:
         """A step of a model with groups of layers."""
         nothing = np.zeros((len(positions), 0), np.int64), np.zeros((len(seq_lens), 0), np.int32)
-        return cls(
-            positions, nothing[0], query_start_loc, seq_lens, nothing[1], block_size, tables=tables, states=states
-        )
+        step = cls(positions, nothing[0], query_start_loc, seq_lens, nothing[1], block_size)
+        return replace(step, tables=tables, states=states, written_from=written_from)
 
     def of_group(self, group: int) -> StepTokens:
-        """The same tokens as a group of layers sees them: its tables say where they go, nowhere where an entry is -1."""
+        """The same tokens as a group of layers sees them: its tables say where they go, nowhere where an entry is -1, and before `written_from`."""
         if self.tables is None:
             return self
         tables = self.tables[group]
         assert tables is not None, "a layer that attends is in a group with tables"
         owners = np.arange(self.num_sequences).repeat(np.diff(self.query_start_loc))
         pages = tables[owners, self.positions // self.block_size].astype(np.int64)
-        slots = np.where(pages < 0, -1, pages * self.block_size + (self.positions % self.block_size)[:, None])
-        return replace(self, slot_mapping=slots, block_tables=tables, tables=None)
+        goes_nowhere = pages < 0
+        if self.written_from is not None:
+            goes_nowhere |= (self.positions < self.written_from[group, owners])[:, None]
+        slots = np.where(goes_nowhere, -1, pages * self.block_size + (self.positions % self.block_size)[:, None])
+        return replace(self, slot_mapping=slots, block_tables=tables, tables=None, written_from=None)
 
     def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
         """Tokens `first` to `stop` - 1 alone, which come after those before them."""
@@ -146,4 +152,5 @@ class StepTokens:
             num_padded,
             None if self.tables is None else tuple(each if each is None else each[begin:end] for each in self.tables),
             states,
+            None if self.written_from is None else self.written_from[:, begin:end],
         )

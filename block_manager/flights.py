@@ -15,7 +15,7 @@ from .tables import Rows
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 # Instead of a token in `held`: the sequence gave its row back.
-_LEFT = -1
+LEFT = -1
 
 
 class Share(NamedTuple):
@@ -54,6 +54,8 @@ class Flight:
         self.number = number
         # By row, those that read their states from other blocks than they write; who takes one out releases its blocks.
         self.reads: dict[int, StateRead] = {}
+        # By row, the first token of its share that is not content already; what is before is written nowhere.
+        self.written_from: dict[int, int] = {}
         # Shares placed one by one and not packed yet, by row.
         self._single: dict[int, tuple[int, int]] = {}
 
@@ -89,7 +91,7 @@ class Flight:
 
     def holds(self, place: int) -> bool:
         """Whether the share at this place is no fork's, and its sequence still holds the row."""
-        is_held = self.held is None or self.held.item(place) != _LEFT
+        is_held = self.held is None or self.held.item(place) != LEFT
         return is_held and (self.is_fork is None or not self.is_fork.item(place))
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
@@ -140,7 +142,7 @@ class Flight:
 
     def _places(self, row: int) -> NDArray[np.int64]:
         places: NDArray[np.int64] = (self.rows == row).nonzero()[0]
-        return places if self.held is None else places[self.held[places] != _LEFT]
+        return places if self.held is None else places[self.held[places] != LEFT]
 
 
 class Flights:
@@ -176,10 +178,6 @@ class Flights:
     def clip(self, row: int, limit: int) -> None:
         for flight in self.all:
             flight.clip(row, limit)
-
-    def leave(self, row: int) -> None:
-        """Void all shares of the row: its sequence gives it back."""
-        self.clip(row, _LEFT)
 
     def inherit(self, row: int, child: int, limit: int) -> None:
         """Give the child, a fork of the row's first `limit` tokens, the row's shares up to there."""

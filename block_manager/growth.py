@@ -35,14 +35,16 @@ class Growth:
 
     def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
         self.tables, self.device, self.blocks, self.layout = tables, device, blocks, layout
-        # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`, which
-        # starts the record.
+        # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`.
         self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
+        # Content of the full group that rows hold for promised columns: (row, first column, blocks), and their number.
+        self._found: list[tuple[int, int, Blocks]] = []
+        self._num_found = 0
         # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
         self.copied: list[tuple[int, int]] = []
         # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
@@ -83,6 +85,13 @@ class Growth:
         self._promised.append((row, have, wanted - have))
         self.num_promised += self.pages_from(have, wanted)
 
+    def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:
+        """Hold content of the full group for promised columns of the row, from this one on: none is drawn there."""
+        self.blocks.hold(blocks)
+        self.num_promised -= len(blocks) * self.layout.full_pages
+        self._found.append((row, column, blocks))
+        self._num_found += len(blocks)
+
     def pages_from(self, have: int, wanted: int) -> int:
         """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
         return (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
@@ -97,8 +106,7 @@ class Growth:
         return short
 
     def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """`lacking` for rows that have `totals` tokens at last: of a window what it will hold at once, but always its next
-        block, since fronts go back later."""
+        """`lacking` for rows of `totals` tokens at last: of a window what it holds at once, and always a block."""
         tables, layout = self.tables, self.layout
         wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows] if have is None else have
         more: NDArray[np.int64] = np.maximum(wanted - have, 0)
@@ -146,7 +154,9 @@ class Growth:
             total = len(rows)
         if layout.sides:
             self.device.make_room(self.num_promised)
-        blocks = self.blocks.draw(total, layout.full_pages or 1)
+        blocks = drawn = self.blocks.draw(total - self._num_found, layout.full_pages or 1)
+        if self._found:
+            blocks = self._with_found(rows, columns, drawn)
         try:
             entries = blocks.astype(np.int32)
             try:
@@ -156,9 +166,9 @@ class Growth:
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = entries
         except MemoryError:
-            self.blocks.release(blocks)
+            self.blocks.release(drawn)
             raise
-        self._promised, self.num_promised = [], 0
+        self._promised, self._found, self.num_promised, self._num_found = [], [], 0, 0
         for side in layout.sides:
             if not side.is_state:
                 tables.put(side.table, rows, columns, self.device.draw(total, side.pages))
@@ -169,6 +179,14 @@ class Growth:
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
             self._changed.append((rows, columns, entries))
+
+    def _with_found(self, rows: Rows, columns: NDArray[np.int64], drawn: Blocks) -> Blocks:
+        """The blocks of promised columns, int64 [n]: those that were found, and between them those drawn, in order."""
+        blocks = np.full(len(rows), -1)
+        for row, first, found in self._found:
+            blocks[(rows == row) & (columns >= first) & (columns < first + len(found))] = found
+        blocks[blocks < 0] = drawn
+        return blocks
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
@@ -181,8 +199,7 @@ class Growth:
             tables.set_num_blocks(row, keep)
 
     def give_back_sides(self, row: int, keep: int) -> None:
-        """Release what the sides of the row hold from column `keep` on, tail first; its states with its first block. What is
-        planned to be copied for the row is not."""
+        """Release what the row's sides hold from column `keep` on, tail first (states with block 0), and its copies."""
         self.copies.pop(row, None)
         tables, stop = self.tables, int(self.tables.num_blocks[row])
         for side in self.layout.sides:
@@ -194,8 +211,7 @@ class Growth:
                 tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
-        """Whether the row can stand at so many of its launched tokens: its windows reach back from there, its states are
-        of that length."""
+        """Whether the row can stand at so many launched tokens: windows reach back, states are of that length."""
         tables, layout = self.tables, self.layout
         if not num_tokens or not layout.sides:
             return True
@@ -222,9 +238,8 @@ class Growth:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Copy each partial block that one of these rows is about to write, if others hold it or it became content. The
-        last holder of a block without content writes in place. Raises OutOfBlocks, changing nothing, if the copies and
-        `num_grown` more pages cannot be drawn."""
+        """Copy each partial block that one of these rows is about to write if it is content or others hold it; the last
+        holder writes in place. Raises OutOfBlocks, changing nothing, unless there are `num_grown` pages besides."""
         tables = self.tables
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
@@ -248,8 +263,7 @@ class Growth:
         return self.device if table else self.blocks
 
     def allow_copies(self, may_copy: bool) -> None:
-        """Allow copies of content until the batch is put out, or forbid them while those of an earlier batch are still to
-        run. Putting a batch out forbids them."""
+        """Allow copies of content until the batch is put out, or forbid them: an earlier batch's come first."""
         self.may_copy = may_copy
 
     def hold_source(self, table: int, block: int) -> None:
@@ -304,8 +318,7 @@ class Growth:
         self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
-        """Let a fork of the row hold what its sides hold, before column `num_blocks`; the first of them to write a state writes
-        another one."""
+        """Let a fork hold what the row's sides hold before column `num_blocks`. The first to write a state moves it."""
         tables = self.tables
         for side in self.layout.sides:
             first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
@@ -317,8 +330,7 @@ class Growth:
             tables.let_move([row, child], True)
 
     def take_changes(self) -> TableChanges:
-        """Return the table entries changed since the last call, in order; the first call starts it. Read-only: a batch
-        that does not run gives them back."""
+        """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
         parts, self._changed = self._changed, []
         if not parts:
             return NO_CHANGES

@@ -128,11 +128,9 @@ class Layout:
     def refuse(self, what: str) -> None:
         """Raise UnsupportedByLayers, naming `what`, unless all layers are full with a page a block."""
         if not self.is_plain:
-            kinds = {side.kind for side in self.sides}
-            named = (
-                f"{' and '.join(sorted(kinds))} layers" if kinds else f"full layers of {self.full_pages} pages a block"
-            )
-            raise UnsupportedByLayers(what, named)
+            kinds = " and ".join(sorted({side.kind for side in self.sides}))
+            alone = f"full layers of {self.full_pages} pages a block"
+            raise UnsupportedByLayers(what, f"{kinds} layers" if kinds else alone)
 
     def num_main_blocks(self, num_pages: int) -> int:
         """Ids for blocks of the full group."""

@@ -55,19 +55,14 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
     return np.broadcast_to(array, rows.shape)
 
 
-def _checked(groups: Any) -> tuple[LayerGroup, ...]:
-    if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
-        raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
-    return tuple(groups)
-
-
 class BlockManager(Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
     `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
     are not full go without host_caching so far (UnsupportedByLayers). `row_ends`: of models with states, rows begin where
-    others ended within a block, too, which copies that block.
+    others ended within a block, too, which copies that block. `takes_ahead`: where a window or state ended a hit, rows
+    share full blocks behind it all the same, and write from `GroupTables.written_from` on.
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
@@ -84,6 +79,7 @@ class BlockManager(Uncopyable):
         host_caching: bool = False,
         groups: Sequence[LayerGroup] = PLAIN,
         row_ends: bool = True,
+        takes_ahead: bool = True,
     ) -> None:
         num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
         block_size = checked_integer("block_size", block_size, 1, 2**31)
@@ -98,12 +94,14 @@ class BlockManager(Uncopyable):
             )
         self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
         self.prefix_caching, self.host_caching = prefix_caching, host_caching
+        if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
+            raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
         # The groups, and counts of pages.
-        self.layout = layout = Layout(_checked(groups), block_size, keeps=prefix_caching)
+        self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
         if host_caching:
             layout.refuse("host_caching (content on the host)")
-        ends = checked_flag("row_ends", row_ends)
-        self._memory = memory = Memory(layout, num_blocks, host_blocks, host_caching, ends)
+        switches = host_caching, checked_flag("row_ends", row_ends), checked_flag("takes_ahead", takes_ahead)
+        self._memory = memory = Memory(layout, num_blocks, host_blocks, *switches)
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
         self._is_claimed = False
 
@@ -124,8 +122,7 @@ class BlockManager(Uncopyable):
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
         """Whether `num_blocks` more device blocks can be drawn with `watermark` left; NEVER if an empty pool could not
-        hold them. While no block is used the watermark does not count, or it might keep the first request out. Raises
-        InvalidConfig for negative numbers."""
+        hold them. While no block is used the watermark does not count. Raises InvalidConfig for negative numbers."""
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
@@ -249,8 +246,7 @@ class BlockManager(Uncopyable):
         return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
-        """Draw blocks until each table holds at least `num_blocks[i]` (lookahead, preallocation); a cancel leaves them, unless
-        the row's states are gone with it.
+        """Draw blocks until each table holds at least `num_blocks[i]`; a cancel leaves them, unless states go with it.
         Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
         memory = self._own("reserve")
         array = memory.tables.checked(rows)
@@ -277,8 +273,7 @@ class BlockManager(Uncopyable):
         memory.sharing.truncate(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """End rows, in flight or not, and release blocks tail first. Raises UnknownRow or DuplicateRow, changing
-        nothing."""
+        """End rows, in flight or not; release blocks tail first. Raises UnknownRow, DuplicateRow, changing nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
@@ -320,8 +315,7 @@ class BlockManager(Uncopyable):
         return self.rows.table(self._memory.tables.one(row, allow_swapped=True))
 
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Slots (block * block_size + offset) of positions `start` to `stop` - 1, int64. Raises UnknownRow, or
-        InvalidConfig past the table."""
+        """Slots of positions `start` to `stop` - 1, int64. Raises UnknownRow, or InvalidConfig past the table."""
         row = self._memory.tables.one(row, allow_swapped=True)
         held = int(self._memory.tables.num_blocks[row]) * self.block_size
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
@@ -368,15 +362,13 @@ class BlockManager(Uncopyable):
         return self._memory.check()
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
-        """The cached full blocks of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing. Raises
-        InvalidTokens or InvalidNamespace."""
+        """The cached prefix of a prompt; changes and counts nothing. Raises InvalidTokens or InvalidNamespace."""
         return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
         """Evict the cached prefix of these tokens, on both tiers, after content of lower priority (1 to 3; 0 is not
         retained), until logical time `until` (see `expire`; None: while a block stays known). Returns its tokens.
-        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent if none of it is
-        cached."""
+        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent: none is cached."""
         level = checked_level(priority)
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
@@ -396,9 +388,8 @@ class BlockManager(Uncopyable):
     def take_events(self, *, restart_points: bool = False) -> list[Event]:
         """Return what each tier stored and removed since the last call, parents stored before children; nothing without full
         layers or a prefix cache. The first call begins with all content, and changes are kept from then on. Applied from
-        empty, the events give exactly the confirmed content of both tiers.
-
-        `restart_points`: where prompts can begin in a model whose layers are of several kinds, too, from this call on."""
+        empty, the events give exactly the confirmed content of both tiers. `restart_points`: from this call on, where prompts
+        can begin in a model whose layers are of several kinds, too."""
         if not self.prefix_caching:
             return []
         return self._memory.content.event_log().take(restart_points=restart_points)
@@ -408,16 +399,14 @@ class BlockManager(Uncopyable):
         return self._memory.content.event_log().snapshot() if self.prefix_caching else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
-        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block. For tests.
-        Raises InvalidConfig for another tier."""
+        """Every confirmed node in a tier: encoded namespace, then each block's token bytes. Raises InvalidConfig."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
         has_any = self.prefix_caching and self._memory.layout.full_pages
         return self._memory.index.contents(tier) if has_any else set()
 
     def extend_hit(self, row: int) -> int:
-        """Look up what follows the row's blocks, if all are nodes, and take what is found. Returns the tokens won.
-        Raises UnknownRow or RowSwapped."""
+        """Take what is found behind the row's blocks, if all are nodes: tokens. Raises UnknownRow or RowSwapped."""
         memory = self._own("extend_hit")
         return memory.sharing.extend_hit(memory.tables.one(row))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paged.base.growing import rising_from
 
 from .check import violations_of
-from .flights import Flight, Flights
+from .flights import LEFT, Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
 from .layout import Layout
 from .moves import NO_MOVES, Moves
@@ -52,7 +52,9 @@ class Memory:
     """The state of the memory layer, and the unchecked calls on it. Arrays that it shows are read-only views of live
     columns, valid until a row is added or gets more tokens, unless said to be copies."""
 
-    def __init__(self, layout: Layout, num_blocks: int, host_blocks: int, host_caching: bool, row_ends: bool) -> None:
+    def __init__(
+        self, layout: Layout, num_blocks: int, host_blocks: int, host_caching: bool, row_ends: bool, takes_ahead: bool
+    ) -> None:
         self.layout, self.block_size, self.prefix_caching = layout, layout.block_size, layout.keeps
         self.num_blocks, self.num_host_blocks, self.host_caching = num_blocks, host_blocks, host_caching
         leads = [0, *(side.lead for side in layout.sides)]
@@ -71,6 +73,8 @@ class Memory:
         self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.
         self.sides = SideContent(self.index, self.growth, row_ends) if layout.sides else None
+        # Whether rows hold what the full group has behind a hit that another group ended.
+        self._takes_ahead = takes_ahead and layout.keeps and bool(layout.sides and layout.full_pages)
         # Where rows ended within a block; None without states, or where no row begins there.
         self.ends = None if self.sides is None else self.sides.ends
         self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
@@ -121,9 +125,8 @@ class Memory:
     def admit(
         self, tokens: NDArray[np.int32], root: bytes, key: bytes, most: int, *, keep_at: Sequence[int] = ()
     ) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens in one; blocks must be available. `key`: the tokens'
-        `Content.first_key`. Promises blocks: `draw_promised` comes before tables are read and before other calls.
-        Returns (row, tokens found, tokens placed)."""
+        """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. `key`: their `first_key`.
+        Other calls, and reading tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
         if not self.prefix_caching:
             row = self._open(tokens, keep_at)
@@ -147,8 +150,8 @@ class Memory:
         have, wanted = -(-computed // size), -(-end // size)
         if wanted > have:
             self.growth.promise_one(row, have, wanted)
-        if self.layout.states:
-            self._move_states(np.array([row]))
+        if self._takes_ahead:
+            self.sharing.take_ahead(np.array([row]), np.array([computed]), np.array([end]))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
 
@@ -201,8 +204,7 @@ class Memory:
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
         """Put tokens `starts[i]` to `ends[i]` - 1 of distinct rows, launched to `starts`, in flight (`one_each`: one a
-        row); promise blocks, as `admit`. Returns copies of shared partial blocks. Raises OutOfBlocks, changing nothing.
-        """
+        row); promise blocks, as `admit`. Returns copies of partial blocks. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
@@ -214,6 +216,8 @@ class Memory:
             self.device.require(growth.num_promised + int(growth.lacking(rows, ends).sum()))
         if len(short):
             growth.promise(rows[short], have[short], wanted)
+        if self._takes_ahead and not one_each:
+            self.sharing.take_ahead(rows, starts, ends)
         if self.layout.states:
             self._move_states(rows)
         self._launch(rows, starts, ends)
@@ -232,9 +236,10 @@ class Memory:
             self.device.require(self.growth.num_promised + self.growth.pages_from(have, wanted))
             tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
+        if self._takes_ahead:
+            self.sharing.take_ahead(np.array([row]), np.array([start]), np.array([start + count]))
+        if wanted > have:
             self.growth.draw_promised()
-        if self.layout.states:
-            self._move_states(np.array([row]))
         self._launch_one(row, start, start + count)
         return NO_MOVES
 
@@ -245,6 +250,8 @@ class Memory:
         self.flights.begin(number)
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
+        if self.layout.states:
+            self._move_states(np.array([row]))
         self.tables.num_launched[row] = end
         self.flights.composed.place_one(row, start, end)
         if self.tables.looks_up[row]:
@@ -270,8 +277,7 @@ class Memory:
             self.index.begin_pending(row)
 
     def draws_states(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether each of the batch's decodes, bool [n], has to write its states elsewhere once it has drafts: a wrong one must not
-        be in the states that it goes back to."""
+        """Whether each of the batch's decodes, bool [n], has to write its states elsewhere once it has drafts."""
         has_any = self.tables.num_launched[rows] > 1
         return has_any & ~np.isin(rows, list(self.flights.composed.reads))
 
@@ -321,10 +327,9 @@ class Memory:
     def commit(
         self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, now: float, has_more: bool
     ) -> Composed:
-        """Put out the batch of logical time `now`: draw what was promised, and return all that an engine needs of
-        memory. `decodes`, int64 [n], are the rows that `place` placed first, `positions` what they compute, packed,
-        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows. No retention may end
-        by `now` (`retentions.next_end`)."""
+        """Put out the batch of logical time `now`, by which no retention ends: draw what was promised, return what an
+        engine needs of memory. `decodes`, int64 [n], are the rows placed first, `positions` what they compute, packed,
+        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows."""
         self.growth.draw_promised()
         self.content.retentions.reach(now)
         number, moves = self.batch, self.take_moves()
@@ -340,13 +345,6 @@ class Memory:
         self.growth.allow_copies(False)
         slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
         return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
-
-    def end_step(
-        self, flight: Flight, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """`settle`, and `extend` by what the batch sampled: one call a step."""
-        self.settle(flight)
-        return self.extend(rows, tokens, ends)
 
     def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
         """`GroupTables.tables` of these rows."""
@@ -367,10 +365,10 @@ class Memory:
         states = [side.table for side in self.layout.states]
         return self.growth.copied + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
 
-    def pages_by_group(self, rows: Sequence[int], beside: Sequence[tuple[int, int]] = ()) -> list[int]:
-        """Pages that these rows hold in each group, and those of blocks `beside` their tables, each counted once."""
-        entries = (self._entries(number, np.array(rows, np.int64)) for number in range(len(self.layout.groups)))
-        return [self._pages_held(number, blocks, beside) for number, (*_, blocks) in enumerate(entries)]
+    def pages_by_group(self, rows: Sequence[int]) -> list[int]:
+        """Pages that these rows hold in each group, each counted once."""
+        array, numbers = np.array(rows, np.int64), range(len(self.layout.groups))
+        return [self._pages_held(number, self._entries(number, array)[2], ()) for number in numbers]
 
     def _pages_held(self, group: int, blocks: NDArray[np.int32], beside: Sequence[tuple[int, int]]) -> int:
         """Pages of these blocks of a group, and of those `beside` tables that are of it."""
@@ -389,12 +387,9 @@ class Memory:
         rows, columns = rows.repeat(counts), rising_from(firsts, counts)
         return rows, columns, tables.blocks[table, rows, columns]
 
-    def num_filled(self, group: int) -> int:
-        """Slots of blocks in tables that hold a computed token which the group, no states, has to keep; a shared block counts
-        once."""
-        return self._slots_filled(group, *self._entries(group, self.tables.live_rows))
-
-    def _slots_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
+    def num_filled(self, group: int, entries: tuple[Rows, NDArray[np.int64], NDArray[np.int32]] | None = None) -> int:
+        """Slots in tables, shared ones once, with a computed token that the group, no states, has to keep."""
+        rows, columns, blocks = self._entries(group, self.tables.live_rows) if entries is None else entries
         computed, begins = self.tables.num_computed[rows], columns * self.block_size
         begin = np.maximum(begins, self.layout.groups[group].front(computed))
         filled = np.zeros(self.num_blocks, np.int64)
@@ -412,7 +407,7 @@ class Memory:
             entries = self._entries(number, self.tables.live_rows)
             used = self._pages_held(number, entries[2], beside)
             is_state = group.kind == "state"
-            kept = used if is_state else self._slots_filled(number, *entries) * group.pages / self.block_size
+            kept = used if is_state else self.num_filled(number, entries) * group.pages / self.block_size
             found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept))
         return tuple(found)
 
@@ -569,8 +564,9 @@ class Memory:
             self.ends.keep(row)
         first, blocks, num_nodes, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
-            self.flights.leave(row)
+            self.flights.clip(row, LEFT)
             # Another sequence may get the row within this batch.
+            self.flights.composed.written_from.pop(row, None)
             read = self.flights.composed.reads.pop(row, None)
             for block in read.blocks if read is not None else ():
                 self.device.release(np.array([block]))

@@ -71,8 +71,7 @@ class Pool:
         self.kept: Counter[int] = Counter()
         self._forget: Callable[[list[Taken], Blocks], None] | None = None
         self._grows = grows
-        # How many pages each block has, int16 [num_blocks], and which, int32 [num_blocks, most_pages], stale beyond them.
-        # None where each block is one page.
+        # How many pages each block has, int16 [num_blocks] (None: one), and which, int32 [num_blocks, most_pages].
         self._width: NDArray[np.int16] | None = None
         if most_pages > 1:
             self._width = np.ones(num_blocks, np.int16)
@@ -129,8 +128,7 @@ class Pool:
         self.num_free += more
 
     def draw(self, count: int, pages: int = 1) -> Blocks:
-        """Draw `count` blocks of `pages` pages, ref count 1 each, int64 [count]; evict where free ones do not suffice.
-        Raises OutOfBlocks, changing nothing."""
+        """Draw `count` blocks of `pages` pages, ref count 1, int64 [count]; evict if need be. Raises OutOfBlocks."""
         num_pages = count * pages
         if num_pages > self.num_free:
             self.require(num_pages)
@@ -374,8 +372,7 @@ class CachedQueue:
         self._num_entries = 0
 
     def put(self, blocks: Blocks, nodes: Span | None, step: int, is_next: bool = False) -> None:
-        """Append blocks, the last one evicted first, and their nodes if these are one span, or put them in front of all
-        (`is_next`). Keeps the array."""
+        """Append blocks, the last one evicted first, and their nodes if one span; `is_next`: in front. Keeps both."""
         number, count = next(self._numbers), len(blocks)
         self._pool.state[blocks] = -number
         segment = number, blocks[::-1], nodes, step
@@ -460,8 +457,7 @@ class Retentions:
         self.next_end = np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
-        """Keep a node and all before it at `level` or higher until the logical time `until` (None: as long as they
-        live). Raises InvalidConfig for `until`."""
+        """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
         way, number = list(upwards(run, at)), self._next
         if until is not None:
             until = logical_time("until", until)

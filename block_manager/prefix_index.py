@@ -459,8 +459,7 @@ class PrefixIndex:
         return None if child is None else (child, 0)
 
     def _pass_guard(self, row: int, path: Path) -> bool:
-        """Extend the row's guarded run past the runs that hang off its end, unless one of them begins with the row's
-        next block. Return whether it did."""
+        """Extend the row's guarded run past its end unless a run there begins with its next block. Return whether."""
         assert path.open is not None, "only an open run is guarded"
         block = self._tables.block_bytes(row, path.published + path.guard)
         if node_prefix(path.open.id, path.guard - 1) + block in self.runs:

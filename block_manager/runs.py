@@ -160,8 +160,7 @@ class Run:
         self.blocks[DEVICE] = blocks if len(blocks) else None
 
     def shorten(self, length: int, num_bytes: int) -> None:
-        """Keep a closed run's first `length` nodes; the rest is nowhere. Cut tokens to `num_bytes` if that is under
-        half."""
+        """Keep a closed run's first `length` nodes; the rest is nowhere. Cut tokens to `num_bytes` if under half."""
         self.length = length
         del self.digests[length:]
         if 2 * num_bytes < len(self.tokens):

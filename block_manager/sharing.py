@@ -17,16 +17,17 @@ from paged.errors import UnknownContent
 from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
+from .layout import Counts
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
 from .side_content import HitEnd, SideContent
+from .tables import Rows
 from .tiers import Offload, Tiers
 from .views import WINDOW
 
 
 class Hit(NamedTuple):
-    """The cached prefix of a prompt: `num_tokens` in device `blocks`, int64 [n], and `host_tokens` after them that only
-    the host has (0 without `host_caching`)."""
+    """The cached prefix of a prompt: `num_tokens` in device `blocks`, int64 [n], then `host_tokens` of the host."""
 
     num_tokens: int
     blocks: Blocks
@@ -42,8 +43,7 @@ class Sharer(NamedTuple):
 
 
 class Sharing:
-    """Takes hits, publishes, switches and rolls back. Counts lookups as `MemoryStats` says; `recent`: tokens asked for
-    and found, of the latest ones."""
+    """Takes hits, publishes, switches, rolls back. Counts lookups as `MemoryStats`; `recent`: tokens, and found."""
 
     def __init__(
         self, flights: Flights, index: PrefixIndex, growth: Growth, tiers: Tiers, sides: SideContent | None
@@ -121,9 +121,30 @@ class Sharing:
                 self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
         return won
 
+    def take_ahead(self, rows: Rows, starts: Counts, ends: Counts) -> None:
+        """Let rows, which compute tokens `starts[i]` to `ends[i]` - 1 again behind a hit that a window or state ended, hold
+        what the full group has of them instead of promised blocks. They write nowhere there."""
+        index, tables, size = self._index, self._tables, self._tables.block_size
+        stops = np.minimum(-(-ends // size), (tables.num_tokens[rows] - 1) // size)
+        for i in (tables.looks_up[rows] & (starts // size < stops)).nonzero()[0].tolist():
+            row, stop = rows.item(i), stops.item(i)
+            path, have = index.paths[row], tables.num_blocks.item(row)
+            if path.open is not None or not path.reads:
+                continue
+            first = path.published
+            match = index.match(path, tables.tokens[row, first * size : stop * size].tobytes(), stop - first)
+            known = match.num_blocks if match.first_pending < 0 else match.first_pending - first
+            blocks, held = index.blocks_of(DEVICE, match.spans)[:known], tables.blocks[0, row, first:have]
+            # What the row holds behind its nodes may be its own: then it writes there.
+            is_own = (blocks[: len(held)] != held[: len(blocks)]).any()
+            if is_own or first + len(blocks) <= starts[i] // size:
+                continue
+            if len(blocks) > len(held):
+                self._growth.hold_promised(row, have, blocks[len(held) :])
+            self._flights.composed.written_from.update({row: min((first + len(blocks)) * size, ends.item(i))})
+
     def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
-        """Continue the row's table and path, both of `have` blocks, with these held blocks, whose nodes end with
-        `last`. Returns the tokens won."""
+        """Continue the row's table and path, of `have` blocks, with these; `last`: their last nodes. Returns tokens."""
         run, _, stop = last
         self._growth.write(row, have, blocks)
         self._index.paths[row].step_on(run, stop - 1, len(blocks))
@@ -168,8 +189,7 @@ class Sharing:
             self._device.release(old)
 
     def cut_sharers(self, flight: Flight) -> dict[int, int]:
-        """Truncate rows that share what the batch, the latest one, was to compute, at the first such node. Returns the
-        counted hit tokens that each of them lost."""
+        """Truncate rows at the first node that the latest batch was to compute. Returns hit tokens that each lost."""
         index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
         if not lost_nodes:

@@ -104,8 +104,7 @@ class SideContent:
         self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
     def longest(self, match: Match, have: int = 0, row: int = -1) -> Found:
-        """The part of a match, which begins at column `have`, after which every side can stand. `row`: whose first `have`
-        blocks are there already."""
+        """The part of a match behind the first `have` blocks, which `row` has, after which every side can stand."""
         stands = self._stands(match, have, row)
         num = _last(np.logical_and.reduce(stands))
         return Found(match, stands, Match(first_of(match.spans, num), num, -1) if num else NOTHING, None)
@@ -294,8 +293,7 @@ class SideContent:
         self.passed[side.table] += num_blocks * side.pages
 
     def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
-        """Release the row's blocks in columns `first` to `stop` - 1, which its window has passed; keep what is wanted,
-        and the rest as long as pages are free."""
+        """Release columns `first` to `stop` - 1, which a window passed; keep what is wanted, or while pages last."""
         tables, columns, wanted = self._tables, np.arange(first, stop), self._wanted(row)
         last = max(wanted, default=0)
         is_wanted = np.zeros(len(columns), np.bool_)
@@ -345,8 +343,7 @@ class SideContent:
             flight.reads.update({row: StateRead(tables.uid.item(row), start, tuple(blocks))})
 
     def keep_states(self, flight: Flight) -> None:
-        """Let rows whose state stands where it is wanted write another one, if pages are available; at other ends of chunks
-        as long as pages are free."""
+        """Let rows whose state is wanted write another one if pages are available; at other chunks' ends, if free."""
         rows, starts, _ = flight.columns()
         tables, size, device, pages = self._tables, self._size, self._device, self._layout.state_pages
         # What the rows may draw in the next step is not taken.
@@ -429,8 +426,7 @@ class RowEnds:
             self._index.add_end(path, tables.tokens[row, column * self._size : computed].tobytes(), blocks)
 
     def find(self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, *, is_new: bool) -> Found:
-        """What was `found` at column `have`, or the longest end of these tokens, of which one is left to compute, where that
-        goes further. `is_new`: no row takes it now."""
+        """What was `found` at column `have`, or the tokens' longest end if further on. `is_new`: no row takes it."""
         if not self._index.ends or not (is_new or self._growth.may_copy):
             return found
         match, stands, hit, _ = found

@@ -127,13 +127,15 @@ class Tables:
     def ensure_tokens(self, num_tokens: int) -> None:
         if num_tokens > self._stride:
             stride = max(num_tokens, 2 * self._stride) + _STRIDE_PADDING
-            self.tokens, self._stride = self._copied_tokens(self.num_rows, stride), stride
+            self.tokens = self._copied(self.tokens, self.num_tokens, (self.num_rows, stride))
+            self._stride = stride
             self._tell_growth()
 
     def ensure_columns(self, num_columns: int) -> None:
         have = self.blocks.shape[2]
         if num_columns > have:
-            self.blocks = self._copied_blocks(self.num_rows, max(num_columns, 2 * have))
+            shape = self._num_tables, self.num_rows, max(num_columns, 2 * have)
+            self.blocks = self._copied(self.blocks, self.num_blocks, shape)
             self._tell_growth()
 
     def put(self, table: int, rows: Any, columns: Any, blocks: Any) -> None:
@@ -184,8 +186,7 @@ class Tables:
         return self.tokens[row, start : start + self.block_size].tobytes()
 
     def checked(self, rows: int | Sequence[int] | Rows, *, allow_swapped: bool = False) -> Rows:
-        """`rows` as int64 [n] if each is live, listed once and, unless allowed, not swapped. Raises UnknownRow,
-        DuplicateRow or RowSwapped."""
+        """`rows` as int64 [n]. Raises UnknownRow, DuplicateRow, or RowSwapped unless that is allowed."""
         integers = int64_array(rows)
         if integers is None:
             raise UnknownRow(rows)
@@ -214,8 +215,8 @@ class Tables:
         """Double the rows. All arrays are made before one is replaced, because the last may raise MemoryError."""
         old, new = self.num_rows, 2 * self.num_rows
         large = {
-            "tokens": self._copied_tokens(new, self._stride),
-            "blocks": self._copied_blocks(new, self.blocks.shape[2]),
+            "tokens": self._copied(self.tokens, self.num_tokens, (new, self._stride)),
+            "blocks": self._copied(self.blocks, self.num_blocks, (self._num_tables, new, self.blocks.shape[2])),
         }
         names = ("_numbers", "_marks", "last_token", "first", "passes_at", "wanted", "keeps_to")
         columns = {name: getattr(self, name) for name in names}
@@ -226,16 +227,9 @@ class Tables:
         self.num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()
 
-    def _copied_tokens(self, num_rows: int, stride: int) -> Tokens:
-        """What live rows know, in an array of this shape; the rest of its memory is never touched."""
-        grown: Tokens = np.empty((num_rows, stride), np.int32)
+    def _copied(self, old: NDArray[np.int32], lengths: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int32]:
+        """What live rows have of an array, in one of this shape; the rest of its memory is never touched."""
+        grown: NDArray[np.int32] = np.zeros(shape, np.int32)
         for row in self.live_rows.tolist():
-            grown[row, : self.num_tokens[row]] = self.tokens[row, : self.num_tokens[row]]
-        return grown
-
-    def _copied_blocks(self, num_rows: int, num_columns: int) -> NDArray[np.int32]:
-        """The tables of live rows, in an array of this shape."""
-        grown = np.zeros((self._num_tables, num_rows, num_columns), np.int32)
-        for row in self.live_rows.tolist():
-            grown[:, row, : self.num_blocks[row]] = self.blocks[:, row, : self.num_blocks[row]]
+            grown[..., row, : lengths[row]] = old[..., row, : lengths[row]]
         return grown

@@ -48,8 +48,7 @@ class Offload:
         self.is_worth_loading = is_worth_loading
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
-        """Evict nodes of closed runs from these device blocks. Those not on the host are copied there while it has
-        room; the others count as just used."""
+        """Evict nodes of closed runs from these device blocks. The host gets those that it lacks, while it has room."""
         leaving = self._index.nodes_in(DEVICE, taken)
         if self._in:
             self._forget_loads(sources)
@@ -128,8 +127,7 @@ class Offload:
 
 
 class Tiers:
-    """The host tails of swapped rows, and swaps both ways. A row keeps its length and its fronts on the host. A state goes
-    with the row's first block."""
+    """The host tails of swapped rows, which keep length and fronts, and swaps both ways. A state goes with block 0."""
 
     def __init__(
         self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent | None
@@ -167,8 +165,7 @@ class Tiers:
         return self._pages_wanted(DEVICE, [self._entries_on_host(self.tails[row]) for row in rows if row in self.tails])
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
-        """Move blocks from column `keep` on to the host. Raises OutOfBlocks, changing no row or content; the rows' open
-        runs are closed all the same."""
+        """Move blocks from column `keep` on to the host; close open runs. Raises OutOfBlocks, changing nothing else."""
         tables = self._tables
         self.pools[HOST].require(self.host_blocks_wanted(rows.tolist(), keep))
         copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()

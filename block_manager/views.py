@@ -120,6 +120,7 @@ class GroupTables:
 
     tables  int32 [n, columns, pages]: of each block; -1 in columns that a window or chunk gave back, and behind a table.
             A state has one column
+    written_from  int64 [n]: the first token of its share that each row writes; those before are there already
     read    int32 [n, pages], of states: where each row's state before its first token of the batch lies; -1: at zero
     write   int32 [n, pages], of states: where the state after its last token of the batch goes
     """
@@ -140,12 +141,19 @@ class GroupTables:
         return self.at(self._rows[:, None], rising(width))
 
     def at(self, rows: Rows, columns: Rows) -> NDArray[np.int32]:
-        """Of rows, the pages of the block that each has in a column, both int64 of any shapes that go together: int32
-        [..., pages], -1 as in `tables`."""
+        """The pages of each row's block in a column, int64 of any shapes: int32 [..., pages], -1 as in `tables`."""
         tables, table = self._tables, self._layout.table_of[self._number]
         is_there = (columns >= tables.first[table, rows]) & (columns < tables.num_blocks[rows])
         blocks = np.where(is_there, tables.blocks[table, rows, columns], -1)
         return self._device.pages_of(blocks, self._layout.groups[self._number].pages)
+
+    @property
+    def written_from(self) -> NDArray[np.int64]:
+        found = np.zeros(len(self._rows), np.int64)
+        if self._flight is not None and not self._layout.table_of[self._number]:
+            for row, token in self._flight.written_from.items():
+                found[self._rows == row] = token
+        return found
 
     @property
     def write(self) -> NDArray[np.int32]:

@@ -21,7 +21,8 @@ def run(batch: Batch) -> list[int]:
     sources, copies = batch.moves.device_to_device.T  # blocks in which a row ended are copied for the next turn
     pages[copies] = pages[sources]
     rows, (columns, offsets) = np.arange(len(batch.rows)).repeat(batch.num_tokens), divmod(batch.positions, SIZE)
-    pages[full.tables[rows, columns, 0], offsets] = batch.token_ids
+    is_new = batch.slot_mapping >= 0  # the rest is there already, and another row may read it
+    pages[full.tables[rows, columns, 0][is_new], offsets[is_new]] = batch.token_ids[is_new]
     pages[window.tables[rows, columns, 0], offsets] = batch.token_ids**2 % 89
     states = pages[state.read]  # all of them, before one is written
     for row, token in zip(rows, batch.token_ids, strict=True):

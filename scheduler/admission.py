@@ -107,8 +107,7 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
     if free is not None and request.is_plain:
         # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
         has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
-        # Sharing takes no blocks, so a prompt whose first block is cached may fit all the same; and one that passes draws
-        # first then.
+        # Sharing takes no blocks: a prompt whose first block is cached may fit all the same. One that passes draws first.
         is_sure = is_head if has_room else free <= 0
         if is_sure or not manager.content.has_first(request.first_key):
             return has_room and (foresight is None or foresight.fits(request))

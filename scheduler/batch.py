@@ -28,11 +28,10 @@ class Left(NamedTuple):
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """The scheduler's own record of a batch, which no engine can change through the batch's arrays. owner identifies
-    the scheduler. rows int64 [n], ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n]
-    are the truth. covers_running: these are all running rows, in order. flight is memory's record, None for an empty
-    batch. By place, gone has shares whose rows were given back, and recomputed how many tokens a row had computed
-    before. Only `Outstanding` changes these two."""
+    """The scheduler's own record of a batch, which no engine can change. owner identifies the scheduler. rows int64 [n],
+    ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n] are the truth. covers_running:
+    these are all running rows, in order. flight: memory's record, None if empty. By place, gone has shares whose rows
+    were given back, recomputed tokens that a row had computed before; only `Outstanding` changes these."""
 
     owner: object
     rows: NDArray[np.int64]
@@ -76,7 +75,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     token_ids     int32 [T]; -1 where an outstanding batch samples the token, and for a draft that the engine guesses
     source_batches, source_places  int64 [T]; batch number, and place among its rows, that sample the token; else -1, -1
     positions     int64 [T]
-    slot_mapping  int64 [T]; block * block_size + offset
+    slot_mapping  int64 [T]; block * block_size + offset; -1: nowhere, it is there already (`GroupTables.written_from`)
     seq_lens      int64 [n]; tokens of each after this step, what its last token attends to
     samples       bool [n]; whether to sample a token after the row's last one
     num_drafts    int64 [n]; how many of its last tokens are drafts. A row with drafts samples after each of its last

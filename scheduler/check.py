@@ -68,8 +68,7 @@ def _rows(state: State) -> list[str]:
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
     worst = manager.pages_of_rows(bounded) + books.owed_to_bounded()
-    # While batches are out, with drafts or without, a row holds more of a window than it is counted to, or is owed its next
-    # block beside a whole window.
+    # While batches are out, a row holds more of a window than it is counted to, or is owed a block beside a whole one.
     late, tables = 0, manager.tables
     for side in manager.layout.bounded:
         held = tables.num_blocks[bounded] - tables.first[side.table, bounded]

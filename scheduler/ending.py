@@ -115,7 +115,8 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
             tokens = tokens[(np.cumsum(ticket.samples) - 1)[picked]]
         totals = ends
         if ticket.flight is not None:
-            totals = state.manager.end_step(ticket.flight, rows, tokens, ends)
+            state.manager.settle(ticket.flight)
+            totals = state.manager.extend(rows, tokens, ends)
         codes, done = state.columns.finish_codes(rows, tokens, totals)
         kept = ones(len(rows))
     else:

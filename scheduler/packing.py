@@ -127,10 +127,12 @@ class Packer:
         # All slots of all touched blocks. The cast is apart: numpy buffers an operation on mixed types.
         bases = np.concatenate(columns).astype(np.int64)
         touched, at = (bases[:, None] * size + rising(size)).reshape(-1), 0
-        parts = [(token_ids, positions, composed.slots)]
+        parts, written_from = [(token_ids, positions, composed.slots)], composed.flight.written_from
         for blocks, (row, first, count, _) in zip(columns, step.chunks, strict=True):
             begin = at + first % size
             numbers = rising(first + count)[first:]
+            if written_from and (skipped := written_from.get(row, 0) - first) > 0:
+                touched[begin : begin + skipped] = -1
             parts.append((ids[row, first : first + count], numbers, touched[begin : begin + count]))
             at += len(blocks) * size
         token_ids, positions, slots = map(np.concatenate, zip(*parts, strict=True))

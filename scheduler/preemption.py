@@ -31,8 +31,7 @@ class Victims:
         return running
 
     def candidates(self, books: Books, may_give: Callable[[RequestState], bool]) -> Iterator[RequestState]:
-        """Iterate victims that are not placed and `may_give`: paused, followers, then running ones as `ranked`. Each
-        may be preempted."""
+        """Iterate victims that are not placed and `may_give`: paused, followers, then running ones as `ranked`."""
         is_placed, queues = books.manager.is_placed, books.queues
         yield from filter(may_give, [v for v in reversed(list(queues.away)) if v.status is Status.PAUSED])
         running = list(queues.running)[::-1]

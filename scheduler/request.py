@@ -223,8 +223,7 @@ class RequestState(Counted, eq=False, gc=False):
 
     request: Request  # what the user submitted, with Python integers
     root: bytes
-    # (priority, arrival, number): smaller is served sooner and preempted later. Under fair policies its turn replaces
-    # the arrival at its first admission.
+    # (priority, arrival, number): smaller is served sooner. Under fair policies its turn replaces the arrival in time.
     order: tuple[int, float, int]
     stops: tuple[int, ...]  # ids that end a sequence, EOS among them
     prompt_len: int

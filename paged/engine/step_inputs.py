@@ -28,11 +28,13 @@ class StepInputs:
         """The step of a batch that was just scheduled, while its tables are as it left them. `oldest`: number of the oldest batch that is out;
         None: this one is alone."""
         reads: NDArray[np.int32] | None = None
+        written_from: NDArray[np.int64] | None = None
         if batch.groups is None:
             tables: tuple[PageChanges, ...] = (PageChanges(batch.table_rows, batch.table_columns, batch.table_blocks),)
         else:
             tables = tuple(self._changes(number, each, batch) for number, each in enumerate(batch.groups))
             reads = next((each.read for each in batch.groups if each.is_of_states), None)
+            written_from = np.stack([each.written_from for each in batch.groups])
         return StepInput(
             number=batch.number,
             oldest=batch.number if oldest is None else oldest,
@@ -46,6 +48,7 @@ class StepInputs:
             tables=tables,
             moves=batch.moves,
             reads=reads,
+            written_from=written_from if written_from is not None and written_from.any() else None,
         )
 
     def take_back(self, step: StepInput) -> None:

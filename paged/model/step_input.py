@@ -43,6 +43,7 @@ class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     tables      one a layer group: what changed since the step before
     reads       int32 [n, pages], of a model with state layers: where each row's state is read from; -1: it has none yet
     moves       copies to make first
+    written_from  int64 [groups, n]: the first token whose K and V each row writes; those before are there already. None: all are written
     """
 
     number: int
@@ -57,6 +58,7 @@ class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     tables: tuple[PageChanges, ...]
     moves: Moves
     reads: NDArray[np.int32] | None = None
+    written_from: NDArray[np.int64] | None = None
 
     def encoded(self) -> bytes:
         """It as msgpack: an array is its dtype, its shape and its bytes."""
@@ -102,6 +104,8 @@ def _check(step: StepInput) -> None:
         )
     if step.reads is not None and (step.reads.ndim != 2 or len(step.reads) != num_rows):
         raise InvalidStep(f"reads of step {step.number} has shape {step.reads.shape}; rows has {num_rows}.")
+    if step.written_from is not None and step.written_from.shape != (shape := (len(step.tables), num_rows)):
+        raise InvalidStep(f"written_from of step {step.number} has shape {step.written_from.shape}, not {shape}.")
     for each in step.tables:
         if not (each.rows.ndim == each.columns.ndim == 1 and len(each.rows) == len(each.columns) == len(each.pages)):
             raise InvalidStep(

@@ -113,7 +113,8 @@ class Worker:
             assert step.reads is not None, "a model with states reads them"
             states = step.reads, tables[of_states][:, 0]
         attended = tuple(None if i == of_states else each for i, each in enumerate(tables))
-        return StepTokens.of_groups(positions, query_start_loc, step.seq_lens, attended, block_size, states)
+        at = positions, query_start_loc, step.seq_lens
+        return StepTokens.of_groups(*at, attended, block_size, states, step.written_from)
 
 
 def _changed(table: NDArray[np.int32], its: PageChanges) -> NDArray[np.int32]:

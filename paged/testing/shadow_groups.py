@@ -29,11 +29,12 @@ Place = tuple[int, int]
 
 class View(NamedTuple):
     """The pages of a batch's rows in one group, as `paged.Batch.groups` gives them: of a state those it is read from and written to, int
-    [rows, pages] each, of all others the tables, int [rows, columns, pages]."""
+    [rows, pages] each, of all others the tables, int [rows, columns, pages], and the first token that each row writes, int [rows]."""
 
     tables: Pages | None
     read: Pages | None = None
     write: Pages | None = None
+    written_from: Slots | None = None
 
 
 def views_of(batch: Any, groups: Groups) -> list[View]:
@@ -42,7 +43,9 @@ def views_of(batch: Any, groups: Groups) -> list[View]:
     if batch.groups is None:
         return [View(batch.block_tables[batch.rows][..., None].copy())]
     return [
-        View(None, each.read.copy(), each.write.copy()) if group.kind == "state" else View(each.tables.copy())
+        View(None, each.read.copy(), each.write.copy())
+        if group.kind == "state"
+        else View(each.tables.copy(), written_from=getattr(each, "written_from", None))
         for group, each in zip(groups, batch.groups, strict=True)
     ]
 
@@ -124,7 +127,8 @@ class ShadowGroups:
                         yield (page, slot), self._value(int(share.expected[-1]), number, part)
                 continue
             assert view.tables is not None, "a group has tables, or is a state"
-            for position in range(share.start, len(share.expected)):
+            first = share.start if view.written_from is None else max(share.start, int(view.written_from[share.place]))
+            for position in range(first, len(share.expected)):
                 for part, page in enumerate(_pages_at(view.tables[share.place], position // self.block_size)):
                     value = self._value(int(share.expected[position]), number, part)
                     yield (page, position % self.block_size), value

@@ -78,3 +78,13 @@ def test_a_part_is_the_step_in_which_only_its_tokens_come(case):
     seen = [slots.tolist() for slots in part.contexts()]
     assert seen == [[slot(i, before) for before in range(position + 1)] for i, position in tokens[first:stop]]
     assert part.num_tokens == stop - first
+
+
+def test_what_is_there_already_goes_nowhere_in_its_group_and_in_each_part():
+    tables = (np.array([[[7], [2]], [[5], [6]]], np.int32), np.array([[[-1], [3]], [[1], [4]]], np.int32))
+    at = np.array([5, 6, 7, 0, 1]), np.array([0, 3, 5]), np.array([8, 2])
+    step = StepTokens.of_groups(*at, tables, 4, written_from=np.array([[7, 1], [0, 0]]))
+    assert step.of_group(0).slot_mapping[:, 0].tolist() == [-1, -1, 11, -1, 21]
+    assert step.of_group(1).slot_mapping[:, 0].tolist() == [13, 14, 15, 4, 5]
+    assert step.part(1, 5).of_group(0).slot_mapping[:, 0].tolist() == [-1, 11, -1, 21]
+    assert step.part(4, 5).of_group(0).slot_mapping[:, 0].tolist() == [21]

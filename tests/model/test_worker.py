@@ -143,10 +143,12 @@ def step_of(**changes):
 
 
 def test_a_step_comes_back_as_it_went():
-    step = step_of(moves=Moves(device_to_host=np.array([[1, 2]], np.int32)), reads=np.array([[-1], [4]], np.int32))
+    beside = {"reads": np.array([[-1], [4]], np.int32), "written_from": np.array([[0, 1]])}
+    step = step_of(moves=Moves(device_to_host=np.array([[1, 2]], np.int32)), **beside)
     found = StepInput.decoded(step.encoded())
     assert found.encoded() == step.encoded()
     assert np.array_equal(found.moves.device_to_host, [[1, 2]]) and np.array_equal(found.reads, [[-1], [4]])
+    assert np.array_equal(found.written_from, [[0, 1]])
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,7 @@ def test_a_step_comes_back_as_it_went():
         (step_of(sources=np.array([2, 6, 0])).encoded(), "sources of step 7 have shape"),
         (step_of(reads=np.zeros((3, 1), np.int32)).encoded(), "reads of step 7"),
         (step_of(tables=()).encoded(), "no tables"),
+        (step_of(written_from=np.zeros((2, 2), np.int64)).encoded(), r"written_from of step 7 has shape \(2, 2\), not"),
         (
             step_of(tables=(PageChanges(np.arange(3), np.zeros(2, np.int64), np.zeros(2, np.int32)),)).encoded(),
             "tables of step 7 have",

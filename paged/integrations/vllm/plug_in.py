@@ -79,6 +79,7 @@ class Scheduler(SchedulerInterface):
             groups=groups.layers,
             # Of blocks that layers of two kinds share, vLLM's runner copies what the first of them has there.
             row_ends=False,
+            takes_ahead=False,
         )
         self.decisions = Decisions(
             self.manager,
