@@ -10,7 +10,7 @@ from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, pla
 
 REPLACE = msgspec.structs.replace
 ON_A100 = Device(model="llama-3-8b", device="a100-80g")
-AZURE = Load(trace="azure", limit=60, rate=40, context=8192)
+AZURE = Load(trace="azure", limit=40, rate=40, context=8192)
 TARGETS = Targets(ttft_s=1.0, gap_s=0.05)
 
 
@@ -79,10 +79,7 @@ def small(**options):
 
 @pytest.mark.parametrize(
     ("knob", "options", "relaxed"),
-    [
-        ("rows", {"max_sequences": 2}, {"max_sequences": 4}),
-        ("memory", {"blocks": 30}, {"blocks": 60}),
-    ],
+    [("rows", {"max_sequences": 2}, {"max_sequences": 4}), ("memory", {"blocks": 30}, {"blocks": 60})],
 )
 def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_finds(knob, options, relaxed):
     targets = Targets(ttft_s=0.5)
