@@ -370,15 +370,7 @@ def causal_conv1d_fn(x, weight, bias, activation, factor):
         (Layer(), torch.float64, False),
         (LayerOfAnotherVersion(), torch.float32, False),
     ],
-    ids=[
-        "as it should be",
-        "in bfloat16",
-        "with silu",
-        "another activation",
-        "another answer",
-        "another dtype",
-        "other names",
-    ],
+    ids=["as it is", "in bfloat16", "silu", "other activation", "other answer", "other dtype", "other names"],
 )
 def test_a_layer_is_held_against_its_module(layer, dtype, is_in_c):
     layers = follow_states(torch.nn.ModuleList([layer]))

@@ -179,18 +179,8 @@ def test_a_checkpoints_numbers_are_the_same_codes_in_every_dtype(checkpoint):
 
 @each_quantization
 def test_a_shape_has_random_weights_in_codes_and_as_many_parameters(quantization):
-    shape = ModelShape(
-        name="s",
-        hidden=64,
-        layers=2,
-        heads=2,
-        kv_heads=1,
-        head_dim=32,
-        intermediate=96,
-        vocab=97,
-        max_length=64,
-        tied_embeddings=True,
-    )
+    sizes = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 96, "vocab": 97}
+    shape = ModelShape(name="s", **sizes, max_length=64, tied_embeddings=True)
     plain, model = random_model(shape), random_model(shape, quantization=quantization)
     assert num_parameters(model) == num_parameters(plain) == shape.parameters
 
