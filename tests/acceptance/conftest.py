@@ -79,7 +79,7 @@ def unchanged() -> Callable[..., AbstractContextManager[None]]:
 
 
 @pytest.fixture
-def compute() -> Callable[..., None]:
+def compute() -> Callable[..., Moves]:
     """Takes a row's known tokens from unconfirmed to confirmed: what one step of a model would do to it."""
 
     def compute(manager: BlockManager, row: int, count: int | None = None) -> Moves:
@@ -93,7 +93,7 @@ def compute() -> Callable[..., None]:
 
 
 @pytest.fixture
-def fill(compute: Callable[..., None]) -> Callable[..., int]:
+def fill(compute: Callable[..., Moves]) -> Callable[..., int]:
     """Opens a row for tokens and computes all of them; returns the row."""
 
     def fill(manager: BlockManager, tokens: Any, namespace: Any = None) -> int:
@@ -102,6 +102,19 @@ def fill(compute: Callable[..., None]) -> Callable[..., int]:
         return row
 
     return fill
+
+
+@pytest.fixture
+def serve(compute: Callable[..., Moves]) -> Callable[..., Moves]:
+    """Computes a prompt and ends it; the moves of what that took."""
+
+    def serve(manager: BlockManager, tokens: Any, **how: Any) -> Moves:
+        row = manager.add(tokens, **how)
+        moves = compute(manager, row)
+        manager.free([row])
+        return moves
+
+    return serve
 
 
 @pytest.fixture
