@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from paged.errors import PagedError
+
 
 def shown_in(name, prompt):
     """What stands behind the prompt in this file below tests/, each with the lines below it."""
@@ -15,3 +17,11 @@ def shown_in(name, prompt):
 
 def assert_shown(lines, shown):
     assert re.fullmatch(re.escape(shown).replace("…", ".*"), lines), lines
+
+
+def assert_refused(call, shown, names, kinds=(PagedError, OSError)):
+    """Fail unless this expression raises a typed error of ours, or one of these kinds, that says so; the error."""
+    with pytest.raises(kinds) as refusal:
+        eval(call, {**names})
+    assert_shown(f"{type(refusal.value).__name__}: {refusal.value}\n", shown)
+    return refusal.value

@@ -4,7 +4,7 @@ The engine stands in for a model: a slot of KV memory holds one number that depe
 a wrong block, a late copy or somebody else's slot shows as a wrong number.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged import Batch, BlockManager, LayerGroup, Moves, Output, Request, Scheduler
+from paged import Batch, BlockManager, Moves, Output, Request, Scheduler
 from paged.testing.snapshots import snapshot
 
 Tokens = dict[str, list[int]]
@@ -46,21 +46,10 @@ def make_scheduler(request_of: Callable[..., Request]) -> Iterator[Callable[...,
         num_blocks: int,
         block_size: int = 4,
         requests: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        host_blocks: int = 0,
-        prefix_caching: bool = True,
-        host_caching: bool = False,
-        groups: Sequence[LayerGroup] = (LayerGroup("full"),),
         **options: Any,
     ) -> Scheduler:
-        manager = BlockManager(
-            num_blocks,
-            block_size,
-            host_blocks=host_blocks,
-            prefix_caching=prefix_caching,
-            host_caching=host_caching,
-            groups=groups,
-        )
+        of_memory = options.keys() & {"host_blocks", "prefix_caching", "host_caching", "groups"}
+        manager = BlockManager(num_blocks, block_size, **{name: options.pop(name) for name in of_memory})
         made.append(Scheduler(manager, **options))
         for request in requests_of(request_of, requests):
             made[-1].add(request)
@@ -90,7 +79,7 @@ def unchanged() -> Callable[..., AbstractContextManager[None]]:
 
 
 @pytest.fixture
-def compute() -> Callable[..., None]:
+def compute() -> Callable[..., Moves]:
     """Takes a row's known tokens from unconfirmed to confirmed: what one step of a model would do to it."""
 
     def compute(manager: BlockManager, row: int, count: int | None = None) -> Moves:
@@ -104,7 +93,7 @@ def compute() -> Callable[..., None]:
 
 
 @pytest.fixture
-def fill(compute: Callable[..., None]) -> Callable[..., int]:
+def fill(compute: Callable[..., Moves]) -> Callable[..., int]:
     """Opens a row for tokens and computes all of them; returns the row."""
 
     def fill(manager: BlockManager, tokens: Any, namespace: Any = None) -> int:
@@ -113,6 +102,19 @@ def fill(compute: Callable[..., None]) -> Callable[..., int]:
         return row
 
     return fill
+
+
+@pytest.fixture
+def serve(compute: Callable[..., Moves]) -> Callable[..., Moves]:
+    """Computes a prompt and ends it; the moves of what that took."""
+
+    def serve(manager: BlockManager, tokens: Any, **how: Any) -> Moves:
+        row = manager.add(tokens, **how)
+        moves = compute(manager, row)
+        manager.free([row])
+        return moves
+
+    return serve
 
 
 @pytest.fixture

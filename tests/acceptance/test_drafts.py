@@ -126,10 +126,7 @@ def test_arrays_by_row_say_the_same_as_a_mapping(make_scheduler):
 
 @pytest.mark.parametrize(
     ("tokens", "counts", "message"),
-    [
-        ([1, 2, 3, 4], [4], "got 4 tokens; it had 2 drafts"),
-        ([1, 5, 9], [3], "got token 5 where its draft was 2"),
-    ],
+    [([1, 2, 3, 4], [4], "got 4 tokens; it had 2 drafts"), ([1, 5, 9], [3], "got token 5 where its draft was 2")],
 )
 def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_of, tokens, counts, message, unchanged):
     scheduler = started(make_scheduler(20, 4), request_of)

@@ -10,17 +10,6 @@ from paged import Cleared, Stored
 A, B = list(range(8)), list(range(100, 108))
 
 
-@pytest.fixture
-def serve(compute):
-    def serve(manager, tokens, namespace=None):
-        row = manager.add(tokens, namespace=namespace)
-        manager.take_moves()
-        compute(manager, row)
-        manager.free([row])
-
-    return serve
-
-
 def replay(events, contents=None):
     """(tier, hash) of all that is there after the events."""
     contents = set() if contents is None else contents

@@ -100,12 +100,7 @@ def test_explaining_changes_nothing(make_scheduler, step):
     before = snapshot(scheduler.manager), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()
     for name in ("a", "b", "c"):
         str(scheduler.explain(name))
-    assert (
-        snapshot(scheduler.manager),
-        scheduler.counts(),
-        scheduler.waiting_ids(),
-        scheduler.running_ids(),
-    ) == before
+    assert (snapshot(scheduler.manager), scheduler.counts(), scheduler.waiting_ids(), scheduler.running_ids()) == before
 
 
 def test_a_running_request_that_was_left_out_says_which_blocks_it_lacks(make_scheduler, request_of):

@@ -11,19 +11,6 @@ from paged.errors import InvalidConfig
 A, B = list(range(12)), list(range(100, 112))
 
 
-@pytest.fixture
-def serve(compute):
-    """Compute a prompt and end it; the moves of what that took."""
-
-    def serve(manager, tokens):
-        row = manager.add(tokens)
-        moves = compute(manager, row)
-        manager.free([row])
-        return moves
-
-    return serve
-
-
 def test_what_is_evicted_goes_to_the_host_in_the_call_that_needs_its_blocks(make_manager, serve):
     manager = make_manager(3, 4, host_blocks=6, host_caching=True)
     serve(manager, A)

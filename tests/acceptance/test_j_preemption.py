@@ -186,15 +186,8 @@ def test_J20_pressure_changes_no_word(make_scheduler, make_engine, request_of, p
         engine.add(request_of(f"r{number}", prompt, max_tokens=9))
         alone |= engine.run()
     for num_blocks in (9, 11, 14):
-        scheduler = make_scheduler(
-            num_blocks,
-            4,
-            host_blocks=host_blocks,
-            prefix_caching=caching,
-            policy=policy,
-            max_tokens_per_step=13,
-            max_sequences=4,
-        )
+        memory = {"host_blocks": host_blocks, "prefix_caching": caching}
+        scheduler = make_scheduler(num_blocks, 4, **memory, policy=policy, max_tokens_per_step=13, max_sequences=4)
         engine = make_engine(scheduler)
         for number, prompt in enumerate(prompts):
             engine.add(request_of(f"r{number}", prompt, max_tokens=9))

@@ -76,6 +76,7 @@ def test_what_names_no_row_is_refused(two_rows, rows, unchanged):
 TOKENS_THAT_ARE_NONE = [
     np.ma.array([1, -2, 3], mask=[False, True, False]), np.ma.array([1, 2, 3], mask=False, dtype=np.int32),
     [[1.7, 2.9]], [1.7, 2.9], [[1, 2]], [[1], [2, 3]], [2**31], [2**64], np.array([2**63], np.uint64),
+    [-1], [1.5], ["a"], [None], [[1, 2], [3, 4]], [1, -7, 2], "abc", 5,
 ]  # fmt: skip
 
 

@@ -9,16 +9,6 @@ A, B, C = ([start + i for i in range(8)] for start in (0, 100, 200))
 
 
 @pytest.fixture
-def serve(compute):
-    def serve(manager, tokens, **how):
-        row = manager.add(tokens, **how)
-        compute(manager, row)
-        manager.free([row])
-
-    return serve
-
-
-@pytest.fixture
 def run():
     """Run one request to its end; what it took."""
 

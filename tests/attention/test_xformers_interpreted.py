@@ -68,11 +68,11 @@ GROUPED = (33, 1), (20, 5)
     ("turns", "sizes"),
     [
         *[(DECODES, {"block_size": size, "seed": seed}) for seed, size in enumerate((16, 32, 64))],
-        # A block that is a tile's, and one that is several.
-        *[(MIXED, {"block_size": size, "num_kv_heads": 1}) for size in (16, 64)],
+        # A block that is several tiles.
+        (MIXED, {"block_size": 64, "num_kv_heads": 1}),
         *[
             (GROUPED, {"block_size": 32, "num_kv_heads": heads, "group": group})
-            for heads, group in ((1, 1), (3, 1), (1, 7), (2, 3), (2, 8))
+            for heads, group in ((3, 1), (1, 7), (2, 8))
         ],
     ],
 )
@@ -108,7 +108,7 @@ def test_blocks_in_front_of_the_window_may_be_somebody_elses(build, done, count)
     assert_as_reference(scene, LayerOptions(0.25, window=20))
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     turns=st.lists(st.tuples(st.integers(0, 90), st.sampled_from([1, 1, 1, 2, 3, 7, 16, 18])), min_size=1, max_size=5),
     block_size=st.sampled_from([16, 32, 64]),

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from ..shown import assert_refused, shown_in  # noqa: TID252
+
 pytest.importorskip("torch")
 
 import numpy as np
@@ -57,29 +59,10 @@ def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
     Backend.check(shape_with(block_size=block_size, dtype=dtype))
 
 
-ON_CPU = r"device cpu; it takes CUDA devices, and a CPU with Triton's interpreter \(TRITON_INTERPRET=1\); "
-ON_CPU += 'the backends "native",'
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dtype": torch.float32}, "torch.float32 on cuda; it takes torch.float16 or torch.bfloat16; the backends"),
-        ({"head_dim": 80}, "head size 80; it takes 16, 32, 64, 128, 256 or 512; the backends"),
-        ({"head_dim": 8}, "head size 8; it takes 16"),
-        ({"block_size": 48}, "blocks of 48 tokens; it takes 16, 32 or 64; the backends"),
-        ({"device": CPU}, ON_CPU),
-        ({"has_soft_cap": True}, "a soft cap on scores; the backends"),
-        ({"has_sinks": True}, 'attention sinks; the backends "torch_gather" and "reference" can'),
-        ({"has_chunks": True}, "attention within chunks; the backends"),
-        ({"head_dim": 128, "value_dim": 64}, "keys of 128 and values of 64 a head; the backends"),
-        ({"is_even": False}, "pages that are no whole number of a layer's blocks; the backends"),
-    ],
-)
-def test_a_shape_that_the_operator_does_not_take_is_refused_with_those_that_it_takes(monkeypatch, changes, message):
+@pytest.mark.parametrize(("call", "shown"), shown_in("attention/refused_by_xformers.txt", ">>>"))
+def test_a_shape_that_the_operator_does_not_take_is_refused_with_those_that_it_takes(monkeypatch, call, shown):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UnsupportedByBackend, match=message):
-        Backend.check(shape_with(**changes))
+    assert_refused(call, shown, globals())
 
 
 def test_the_interpreter_takes_float16_alone(monkeypatch):

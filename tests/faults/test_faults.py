@@ -15,9 +15,8 @@ import faults  # noqa: E402
 
 TABLE = faults.read(REPOSITORY / "tests" / "faults" / "faults.toml")
 OF_LAYERS = faults.read(REPOSITORY / "tests" / "faults" / "layers.toml")
-# Each is found within a few seconds: some of each machine, and of a rule each.
-FOUND_SOON = ["lost-copy", "switch-releases-the-wrong-block", "truncation-leaves-computed", "preempted-token-lost"]
-FOUND_SOON += ["front-forgotten", "state-read-before-the-first-token"]
+# Each is found within a few seconds: one of each room and machine, and of a rule each. `make faults` tries them all.
+FOUND_SOON = ["lost-copy", "switch-releases-the-wrong-block", "preempted-token-lost", "front-forgotten"]
 
 
 def try_faults(*arguments):

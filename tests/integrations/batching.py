@@ -51,14 +51,9 @@ def alone(prompt, num_tokens):
     return found[0, len(prompt) :].tolist()
 
 
-def config_of(*, page_size=4, num_blocks=12, max_batch_tokens=16, max_requests_per_batch=4, **more):
-    return ContinuousBatchingConfig(
-        page_size=page_size,
-        num_blocks=num_blocks,
-        max_batch_tokens=max_batch_tokens,
-        max_requests_per_batch=max_requests_per_batch,
-        **more,
-    )
+def config_of(**changes):
+    usual = {"page_size": 4, "num_blocks": 12, "max_batch_tokens": 16, "max_requests_per_batch": 4}
+    return ContinuousBatchingConfig(**usual | changes)
 
 
 def manager_of(**sizes):

@@ -1,12 +1,10 @@
 """The adapters of vLLM where there is no vLLM: they import, say what is missing, and their naive model keeps its three rules."""
 
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture
-def root(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(repository, monkeypatch):
     """The folder that `conformance` is a package in."""
     monkeypatch.syspath_prepend(str(repository))
     return repository

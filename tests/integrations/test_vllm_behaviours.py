@@ -16,24 +16,13 @@ from paged import POLICIES
 from paged.testing.world import World
 
 TAKEN_OVER = (
-    "test_h_admission",
-    "test_i_token_budget",
-    "test_j_preemption",
-    "test_k_order",
-    "test_l_stopping",
-    "test_p_liveness",
+    "test_h_admission", "test_i_token_budget", "test_j_preemption", "test_k_order", "test_l_stopping", "test_p_liveness",
     "test_resumes_known",
-)
+)  # fmt: skip
 CARRIED = {"policy", "max_tokens_per_step", "max_sequences", "max_model_len", "prefix_caching", "resumes_known"}
 # Fields of a request that vLLM's have no word for, as they are when nobody uses them.
-UNUSED = {
-    "min_tokens": 0,
-    "num_sequences": 1,
-    "num_computed": 0,
-    "expected_tokens": None,
-    "retention": None,
-    "extra_key": None,
-}
+UNUSED = {"min_tokens": 0, "num_sequences": 1, "num_computed": 0}
+UNUSED |= dict.fromkeys(("expected_tokens", "retention", "extra_key"))
 # Calls of a scheduler that vLLM makes none of.
 NO_CALLS = ("append", "cancel", "fork", "loaded", "finish")
 LEFT_OUT = dict.fromkeys(

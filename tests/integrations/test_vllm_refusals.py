@@ -12,6 +12,8 @@ from paged.integrations.vllm import Options, Scheduler, needed
 from paged.integrations.vllm.refusals import REFUSALS
 
 AHEAD, NGRAM = {"is_ahead": True}, SimpleNamespace(method="ngram")
+BY_SIZE = SimpleNamespace(method="ngram", num_speculative_tokens_per_batch_size=[(1, 8, 2)])
+SUMMARY = SimpleNamespace(per_request_spec_decode_metrics="summary")
 COSTS = r'additional_config\["paged"\]: '
 NO_NUMBER = r'has to be \{"host_blocks": N\} with N of at least 1; got'
 
@@ -45,15 +47,11 @@ ASKED = {
     "KV cache events": {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)},
     "draft models": {"speculative_config": SimpleNamespace(method="eagle")},
     "an adaptive threshold for long prompts": {"long_prefill_token_threshold_adaptive": True},
-    "drafts by batch size": {
-        "speculative_config": SimpleNamespace(method="ngram", num_speculative_tokens_per_batch_size=[(1, 8, 2)])
-    },
+    "drafts by batch size": {"speculative_config": BY_SIZE},
     "sampling masks": {"return_sampling_mask": True},
     "pipeline parallelism": {"pipeline_parallel_size": 2},
     "context parallelism": {"decode_context_parallel_size": 2},
-    "per-request speculation metrics": {
-        "observability_config": SimpleNamespace(per_request_spec_decode_metrics="summary")
-    },
+    "per-request speculation metrics": {"observability_config": SUMMARY},
     "metrics of single blocks": {"observability_config": SimpleNamespace(kv_cache_metrics=True)},
     "auxiliary outputs": {"aux_output_config": SimpleNamespace(enabled=True)},
 }

@@ -143,10 +143,7 @@ class ShortMemory:
         layout = Engine(model, num_blocks=500, block_size=8, **options).manager.layout
         pages = layout.pages_for(max(self.lengths) + self.max_tokens) + 3 * layout.state_pages
         swaps = Policy(name="swaps", take="tail", preemption="swap")
-        for more in (
-            {"max_tokens_per_step": 7},
-            {"host_blocks": 500, "policy": swaps, "max_tokens_per_step": 64},
-        ):
+        for more in ({"max_tokens_per_step": 7}, {"host_blocks": 500, "policy": swaps, "max_tokens_per_step": 64}):
             engine = Engine(model, block_size=8, num_blocks=pages, **options, **more)
             found = answers_of(engine, self.requests())
             assert differences(found, answers) + found.violations == [], more

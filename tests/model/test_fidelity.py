@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from paged import Engine, Policy
-from paged.errors import InvalidConfig, RecordingFailed
+from paged.errors import RecordingFailed
 from paged.study.simulator import Recording, StepTime, differences, predict, record, replay
 from paged.study.traces import Trace, synthetic
 from paged.testing.tiny_model import tiny_model
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 POOL, BLOCK_SIZE = 48, 4
 # Lets everybody in, so that pressure preempts, and takes tails in the cheaper way.
@@ -124,23 +126,11 @@ def test_a_step_that_runs_out_of_memory_ends_the_recording(monkeypatch):
 THREE = trace_of(3)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda used, _: record(engine_with(), THREE, clients=0), "at least 1"),
-        (lambda used, _: record(engine_with(), THREE.declared(256, 200), clients=1), "write less than they declare"),
-        (lambda used, _: record(used, THREE, clients=1), "begins with a new one"),
-        (lambda _, found: replay(found, trace_of(4)), "has 3 requests; the trace has 4"),
-        (lambda _, found: predict(found, trace_of(4), StepTime()), "has 3 requests; the trace has 4"),
-        (lambda _, found: replay(msgspec.structs.replace(found, seconds=()), THREE), "has no steps"),
-        (lambda _, found: replay(msgspec.structs.replace(found, seconds=found.seconds[:-1]), THREE), "wants one more"),
-    ],
-)
-def test_what_cannot_be_recorded_or_replayed_is_refused(call, words):
-    engine = engine_with()
-    recording = record(engine, THREE, clients=1)
-    with pytest.raises(InvalidConfig, match=words):
-        call(engine, recording)
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_recordings.txt", ">>>"))
+def test_what_cannot_be_recorded_or_replayed_is_refused(call, shown):
+    used = engine_with()
+    found = record(used, THREE, clients=1)
+    assert_refused(call, shown, globals() | {"used": used, "found": found})
 
 
 def test_who_can_never_fit_is_rejected_in_both_and_a_recording_survives_json():

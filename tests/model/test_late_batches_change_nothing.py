@@ -189,7 +189,9 @@ def test_all_that_can_come_between_a_batch_and_its_end_does(kind, happens, draw_
         wrong, events = KINDS[kind](random.Random(seed), draw_world)
         assert wrong == [], seed
         total += events
-    assert [name for name in happens if total[name] < 2] == []
+        if all(total[name] > 1 for name in happens):
+            return
+    pytest.fail(f"too seldom: {[name for name in happens if total[name] < 2]}")
 
 
 def reads_the_tables_of_the_scheduler(late):

@@ -5,15 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from paged.model.native.packed import (
-    PackedEmbedding,
-    PackedLinear,
-    model_library,
-    multiply,
-    pack,
-    pack_linears,
-    padded,
-)
+from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library, multiply, pack, pack_linears, padded
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Around a tile of 6 or 16 rows, a piece of 96, a panel of 16 or 64 results, and the depth of 512 that stays in a cache.

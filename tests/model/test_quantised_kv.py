@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ..shown import assert_refused, shown_in  # noqa: TID252
+
 pytest.importorskip("torch")
 
 from paged import Engine
-from paged.errors import InvalidConfig, UnsupportedByBackend
+from paged.errors import UnsupportedByBackend
 from paged.model.capacity import plan_of
 from paged.model.layer_plan import plan_layers
 from paged.serving.engine_process import ready
@@ -86,45 +88,11 @@ def test_capacity_keeps_windows_in_floats_as_the_engine_does(kv_dtype, checkpoin
     assert plan_layers(known.layers, block_size=16).held_bytes(999) == of_engine.held_bytes(999)
 
 
-@each_kv_dtype
-def test_capacity_refuses_scales_where_a_configuration_keeps_latents(kv_dtype, checkpoint):
-    with pytest.raises(InvalidConfig, match=f'kv_dtype is "{kv_dtype}", with a scale a head'):
-        layers_named(str(checkpoint("deepseek_v3")), kv_dtype=kv_dtype)
-
-
-@each_kv_dtype
-@pytest.mark.parametrize(("architecture", "kept"), [("deepseek_v3", "latents"), ("mamba2", "states")])
-def test_a_model_that_keeps_no_k_and_v_is_refused_by_name(architecture, kept, kv_dtype, loaded):
-    with pytest.raises(InvalidConfig, match=f'kv_cache_dtype="{kv_dtype}": .* keeps {kept}, which stay in the model'):
-        Engine(loaded(architecture), num_blocks=500, kv_cache_dtype=kv_dtype)
-
-
-@pytest.mark.parametrize("given", ["nvfp4", "int2", "", 8, None])
-def test_any_other_kv_dtype_is_refused_with_what_can_be_had(given, loaded):
-    with pytest.raises(InvalidConfig, match='kv_cache_dtype has to be "auto", "int8", "int4", "float32", .*; got '):
-        Engine(loaded("llama"), kv_cache_dtype=given)
-
-
-@pytest.mark.parametrize("given", ["fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"])
-def test_floats_of_8_bits_are_refused_by_name(given, loaded):
-    with pytest.raises(
-        InvalidConfig, match=f'kv_cache_dtype="{given}": no backend here reads floats of 8 bits; "int8"'
-    ):
-        Engine(loaded("llama"), kv_cache_dtype=given)
-
-
 @pytest.mark.parametrize(
     ("given", "stored"), [("int8_per_token_head", "int8"), ("int4_per_token_head", "int4"), ("float32", "auto")]
 )
 def test_vllm_s_names_mean_what_they_mean_there(given, stored, loaded):
     assert Engine(loaded("llama"), num_blocks=4, kv_cache_dtype=given).pool.kv_dtype == stored
-
-
-def test_a_dtype_of_floats_that_is_not_the_model_s_is_refused(loaded):
-    with pytest.raises(
-        InvalidConfig, match='kv_cache_dtype="bfloat16": .* is computed in float32, and so are its K and V'
-    ):
-        Engine(loaded("llama"), num_blocks=4, kv_cache_dtype="bfloat16")
 
 
 @each_kv_dtype
@@ -147,57 +115,16 @@ def test_layers_stay_in_floats_by_their_numbers_where_all_are_alike(loaded, memo
     assert not model.layers[1].in_floats, "the caller's model stays as it is"
 
 
-@pytest.mark.parametrize(
-    ("architecture", "options", "said"),
-    [
-        ("llama", {"kv_cache_dtype_skip_layers": "1"}, 'goes with a kv_cache_dtype of "int8" or "int4"; got "auto"'),
-        (
-            "llama",
-            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": WINDOWS},
-            'has "sliding_window"; .* has no such layers',
-        ),
-        ("llama", {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": ["7"]}, 'has "7"; .* it has 0, 1'),
-        (
-            "llama",
-            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0,1"},
-            "leaves no layer of .* could be in int8",
-        ),
-        # Its last two layers read the K and V of those before them.
-        *(
-            ("gemma3n_text", {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": skipped}, said)
-            for skipped, said in (
-                ("4", 'has "4"; .* of their own; it has 0, 1, 2, 3, sliding_window'),
-                ("0,1,2,3", "leaves no layer"),
-            )
-        ),
-        ("deepseek_v3", {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "0"}, 'has "0"; .* it has none'),
-        (
-            "llama",
-            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": "windows"},
-            'has to be "sliding_window", "chunk" or numbers',
-        ),
-        (
-            "llama",
-            {"kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": ["-1"]},
-            'has to be "sliding_window", "chunk" or numbers',
-        ),
-    ],
-)
-def test_layers_that_cannot_stay_in_floats_are_refused_by_name(architecture, options, said, loaded):
-    with pytest.raises(InvalidConfig, match=f"kv_cache_dtype_skip_layers.*{said}"):
-        Engine(loaded(architecture), num_blocks=64, **options)
+@pytest.fixture
+def drafting(loaded):
+    """Makes an engine whose model drafts for itself."""
+    model = loaded("llama")
+    return lambda **options: Engine(model, num_blocks=64, speculate="draft", draft_model=model, **options)
 
 
-def test_layers_in_floats_do_not_share_blocks_with_a_model_that_drafts(loaded):
-    with pytest.raises(InvalidConfig, match='speculate="draft": layers of several kinds'):
-        Engine(
-            loaded("llama"),
-            num_blocks=64,
-            kv_cache_dtype="int8",
-            kv_cache_dtype_skip_layers="0",
-            speculate="draft",
-            draft_model=loaded("llama"),
-        )
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_kv_dtypes.txt", ">>>"))
+def test_what_k_and_v_cannot_be_stored_in_is_refused_by_name(call, shown, loaded, checkpoint, drafting):
+    assert_refused(call, shown, globals() | {"loaded": loaded, "checkpoint": checkpoint, "drafting": drafting})
 
 
 def test_a_server_says_what_k_and_v_are_stored_in(loaded):
@@ -211,10 +138,6 @@ def test_a_backend_that_cannot_read_it_is_refused(loaded, monkeypatch):
         Engine(loaded("llama"), num_blocks=4, kv_cache_dtype="int8", backend="xformers_splitk")
 
 
-def test_a_draft_model_s_blocks_are_stored_alike(loaded, memory):
-    engine = Engine(
-        loaded("llama"), num_blocks=64, kv_cache_dtype="int8", speculate="draft", draft_model=loaded("llama")
-    )
-    answers = answers_of(engine, memory.requests())
-    expected = memory.alone(loaded("llama"), kv_cache_dtype="int8")
-    assert answers.tokens == expected.tokens
+def test_a_draft_model_s_blocks_are_stored_alike(drafting, loaded, memory):
+    answers = answers_of(drafting(kv_cache_dtype="int8"), memory.requests())
+    assert answers.tokens == memory.alone(loaded("llama"), kv_cache_dtype="int8").tokens

@@ -10,13 +10,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from paged.errors import InvalidConfig, UnsupportedModel
-from paged.model.native.coded import (
-    PackedCodes,
-    QuantisedEmbedding,
-    QuantisedLinear,
-    coded_library,
-    replace_linears,
-)
+from paged.model.native.coded import PackedCodes, QuantisedEmbedding, QuantisedLinear, coded_library, replace_linears
 from paged.model.native.packed import padded
 from paged.model.quantised.at_load import check_layers, check_quantization
 from paged.model.quantised.weights import QuantisedWeight, quantise

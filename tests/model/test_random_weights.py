@@ -1,13 +1,16 @@
 """A shape becomes a model of that shape, which runs; what no Llama can be is refused by name."""
 
+# ruff: noqa: F401  # the calls of the file take them from here
+
 import msgspec
 import pytest
 import torch
 
 from paged import Engine, SamplingParams
-from paged.errors import BudgetTooSmall, UnsupportedModel
 from paged.model.random_weights import random_model
 from paged.study.hardware import ModelShape, model_named
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 192}
 SHAPE = ModelShape(name="small", **SIZES, vocab=128, max_length=128, tied_embeddings=True)
@@ -41,26 +44,6 @@ def test_an_engine_runs_it():
     assert sum(len(output.token_ids) for output in outputs) == 4
 
 
-MATRICES = "an MLP of two matrices and biases and learned positions"
-NO_LLAMA = "{} has {}; random weights are made for Llama's shape alone"
-
-
-@pytest.mark.parametrize(
-    ("shape", "asked", "error", "words"),
-    [
-        (model_named("opt-13b"), {}, UnsupportedModel, NO_LLAMA.format("opt-13b", MATRICES)),
-        (
-            model_named("deepseek-v2"),
-            {},
-            UnsupportedModel,
-            NO_LLAMA.format("deepseek-v2", "experts and latent attention"),
-        ),
-        # Before anything is allocated.
-        (msgspec.structs.replace(SHAPE, layers=2**30), {}, BudgetTooSmall, "this machine has"),
-        (SHAPE, {"dtype": "int8"}, UnsupportedModel, "known ones are auto, float32"),
-        (SHAPE, {"device": "abacus"}, UnsupportedModel, "cannot be used here"),
-    ],
-)
-def test_what_no_llama_has_and_what_this_machine_has_not_is_named(shape, asked, error, words):
-    with pytest.raises(error, match=words):
-        random_model(shape, **asked)
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_shapes.txt", ">>>"))
+def test_what_no_llama_has_and_what_this_machine_has_not_is_named(call, shown):
+    assert_refused(call, shown, globals())

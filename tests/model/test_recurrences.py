@@ -1,5 +1,7 @@
 """Recurrences in C over states on pages: what a loop over tokens computes, and bits that depend neither on how a row is cut nor on other rows."""
 
+# ruff: noqa: F401  # the calls of the file take them from here
+
 import math
 from types import SimpleNamespace
 
@@ -21,6 +23,8 @@ from paged.model.native.recurrences import (
     convolve,
 )
 from paged.model.states.layer import FirstToken, follow_states
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 PAGES, DTYPES = 9, (torch.float32, torch.bfloat16)
 # Around a vector of 4, 8 or 16 numbers, and a tile of 64.
@@ -298,47 +302,22 @@ def test_two_rows_read_one_state():
     assert torch.equal(memory.at(1), memory.at(2))
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (Convolution(8, MOST_TAPS + 1), f"a convolution over {MOST_TAPS + 1} tokens; in C it has up to {MOST_TAPS}"),
-        (DeltaRule(1, MOST_KEY_SIZE + 1, 8), f"a key of {MOST_KEY_SIZE + 1} numbers; .* has up to {MOST_KEY_SIZE}"),
-    ],
-    ids=["taps", "keys"],
-)
-def test_what_is_too_large_is_refused(kind, words):
-    with pytest.raises(UnsupportedModel, match=words):
-        Memory(kind).run([kind.tokens(1, 3)], [-1], [0])
-
-
-def test_a_state_of_another_shape_is_refused_and_nothing_is_written():
-    memory = Memory(DeltaRule(1, 16, 16))
-    before = memory.pool.pages.on_device.clone()
-    memory.kind = other = DeltaRule(1, 16, 8)
-    with pytest.raises(UnsupportedModel, match=r"a state of \(2, 16, 16\) .* keeps \(2, 16, 8\) in torch.float32"):
-        memory.run([other.tokens(1, 3)], [-1], [0])
-    assert torch.equal(memory.pool.pages.on_device, before)
-
-
-def test_arguments_of_another_shape_are_refused():
-    memory = Memory(kind := DeltaRule(1, 16, 16))
-    tokens = kind.tokens(3, 3)
-    tokens[3] = tokens[3][:, :1]
-    with pytest.raises(UnsupportedModel, match=r"decay of \(3, 1\); .* takes \(3, 2\)"):
+def told(kind=None, *, memory=None, **others):
+    """Three tokens of which some arguments are others; refused, they change nothing."""
+    kind = kind or DeltaRule(1, 16, 16)
+    memory, tokens = memory or Memory(kind), kind.tokens(3, 3)
+    for name, each in others.items():
+        tokens[("queries", "keys", "values", "decay", "beta").index(name)] = each
+    memory.kind, before = kind, memory.pool.pages.on_device.clone()
+    try:
         memory.run([tokens], [-1], [0])
+    finally:
+        assert torch.equal(memory.pool.pages.on_device, before)
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [((1, 1, 16), r"queries of \(1, 1, 16\); .* takes \(3, 1, 16\)"), ((3, 3, 16), "3 key heads for 2 heads")],
-    ids=["tokens", "heads"],
-)
-def test_keys_for_other_tokens_or_heads_are_refused(keys, words):
-    memory = Memory(kind := DeltaRule(1, 16, 16))
-    tokens = kind.tokens(3, 3)
-    tokens[0], tokens[1] = torch.zeros(keys), torch.zeros(keys)
-    with pytest.raises(UnsupportedModel, match=words):
-        memory.run([tokens], [-1], [0])
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_recurrences.txt", ">>>"))
+def test_what_is_too_large_or_of_another_shape_is_refused_and_nothing_is_written(call, shown):
+    assert isinstance(assert_refused(call, shown, globals()), UnsupportedModel)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2", "jamba"])
@@ -391,15 +370,7 @@ def causal_conv1d_fn(x, weight, bias, activation, factor):
         (Layer(), torch.float64, False),
         (LayerOfAnotherVersion(), torch.float32, False),
     ],
-    ids=[
-        "as it should be",
-        "in bfloat16",
-        "with silu",
-        "another activation",
-        "another answer",
-        "another dtype",
-        "other names",
-    ],
+    ids=["as it is", "in bfloat16", "silu", "other activation", "other answer", "other dtype", "other names"],
 )
 def test_a_layer_is_held_against_its_module(layer, dtype, is_in_c):
     layers = follow_states(torch.nn.ModuleList([layer]))

@@ -9,6 +9,8 @@ from paged.study.profiling import KINDS, StepTimes, designed, engine_for
 from paged.study.simulator import work_of
 from paged.testing.tiny_model import tiny_model
 
+from ..shown import assert_refused, shown_in  # noqa: TID252
+
 PRICES = {"step": 1e-3, "computed_token": 2e-5, "sampled_row": 1e-5, "context_token": 3e-6, "attended_pair": 0}
 PRICES |= {"moved_token": 0, "tile": 5e-3, "sampling_tile": 1e-3, "tile_position": 3e-5}
 TRUTH = Profile(**{f"seconds_per_{name}": price for name, price in PRICES.items()})
@@ -123,22 +125,15 @@ def test_without_whole_rounds_there_is_no_profile(monkeypatch):
         times.round()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_blocks": 20}, "num_blocks of the engine is 20"),
-        ({"max_sequences": 7}, "max_sequences of the engine is 7; the design wants 8"),
-        ({"max_tokens_per_step": 79}, "max_tokens_per_step of the engine is 79; the design wants 80"),
-        ({"block_size": 8}, "blocks of 4 tokens"),
-        ({"prefix_caching": False}, "with prefix caching"),
-        ({"max_model_len": 100}, "sequences of 145 tokens; the model takes 100"),
-        ({}, "begins with a new one"),
-    ],
-)
-def test_an_engine_that_has_less_than_the_design_wants_or_was_used_is_refused(options, words):
+def timed_on(*, is_used=False, **options):
+    """The design's steps on an engine that has what it wants, but for these options."""
     usual = {"num_blocks": DESIGN.num_blocks, "block_size": 4, "max_sequences": 8, "max_tokens_per_step": 80}
     engine = Engine(tiny_model(32), **{**usual, **options})
-    if not options:
+    if is_used:
         engine.add_request([1, 2, 3])
-    with pytest.raises(InvalidConfig, match=words):
-        StepTimes(engine, DESIGN)
+    return StepTimes(engine, DESIGN)
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_designs.txt", ">>>"))
+def test_an_engine_that_has_less_than_the_design_wants_or_was_used_is_refused(call, shown):
+    assert_refused(call, shown, globals())

@@ -2,50 +2,33 @@
 
 import os
 
-import numpy as np
 import pytest
 
 from paged import Engine, Policy
 from paged.model.runner import Runner
-from paged.testing.engine_world import EngineRequest
-from paged.testing.pressure import Answers, answers_of, differences
+from paged.testing.pressure import answers_of, differences
 
 # A window, chunks, short convolutions and gated delta rules beside full layers: in each what a request keeps grows.
 ARCHITECTURES = ("gemma3_text", "llama4_text", "lfm2", "qwen3_next")
 # All of them: `make architectures`.
 CHOSEN = ARCHITECTURES if os.environ.get("PAGED_ALL_FAMILIES") else ("gemma3_text", "lfm2")
 SWAPS = Policy(name="swaps", take="tail", preemption="swap")
-LENGTHS, MAX_TOKENS = (9, 21, 25), 24
 
 
-def requests():
-    words = np.random.default_rng(1).integers(3, 97, max(LENGTHS)).tolist()
-    return [
-        EngineRequest(id=str(length), prompt=[*words[: length - 1], length], max_tokens=MAX_TOKENS)
-        for length in LENGTHS
-    ]
+@pytest.fixture
+def three(short_memory):
+    return short_memory(24, lengths=(9, 21, 25))
 
 
-def alone(model):
-    answers = Answers()
-    engine = Engine(model, num_blocks=500, block_size=4, prefix_caching=False, max_tokens_per_step=64)
-    for request in requests():
-        one = answers_of(engine, [request])
-        answers.tokens |= one.tokens
-        answers.logits |= one.logits
-        answers.reasons |= one.reasons
-    return answers
-
-
-def swapped(model, **options):
+def swapped(model, three, **options):
     """Answers to all at once, in pages for the longest of them, and how many pages came back from the host."""
     layout = Engine(model, num_blocks=500, block_size=4).manager.layout
-    num_blocks = layout.pages_for(max(LENGTHS) + MAX_TOKENS) + layout.state_pages
+    num_blocks = layout.pages_for(max(three.lengths) + three.max_tokens) + layout.state_pages
     engine = Engine(
         model, num_blocks=num_blocks, block_size=4, host_blocks=500, policy=SWAPS, max_tokens_per_step=64, **options
     )
     assert not engine.manager.layout.is_plain
-    answers = answers_of(engine, requests())
+    answers = answers_of(engine, three.requests())
     for who, tokens in answers.tokens.items():
         # A step ahead, logits behind the last token are shown, too.
         del answers.logits[who][len(tokens) :]
@@ -54,19 +37,19 @@ def swapped(model, **options):
 
 
 @pytest.mark.parametrize("architecture", CHOSEN)
-def test_a_request_that_was_on_the_host_answers_as_it_does_alone(architecture, loaded):
+def test_a_request_that_was_on_the_host_answers_as_it_does_alone(architecture, loaded, three):
     model = loaded(architecture)
-    answers = alone(model)
+    answers = three.alone(model)
     from_host = 0
     for options in ({"prefix_caching": False}, {"steps_ahead": 1}):
-        found, num_pages = swapped(model, **options)
+        found, num_pages = swapped(model, three, **options)
         from_host += num_pages
         assert differences(found, answers) + found.violations == [], options
     assert from_host > 0
 
 
-def test_pages_that_do_not_come_back_are_found(loaded, monkeypatch):
+def test_pages_that_do_not_come_back_are_found(loaded, monkeypatch, three):
     model = loaded("lfm2")
-    answers = alone(model)
+    answers = three.alone(model)
     monkeypatch.setattr(Runner, "copy", lambda runner, moves: None)
-    assert differences(swapped(model)[0], answers) != []
+    assert differences(swapped(model, three)[0], answers) != []

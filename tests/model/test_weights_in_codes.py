@@ -7,6 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
+from ..shown import assert_refused, shown_in  # noqa: TID252
+
 pytest.importorskip("torch")
 
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from paged import LLM, Engine, SamplingParams
-from paged.errors import BrokenCheckpoint, BuildFailed, InvalidConfig, UnsupportedModel
+from paged.errors import BuildFailed, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.model_shape import ModelShape
 from paged.model.native.coded import QuantisedLinear
@@ -161,13 +163,6 @@ def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoin
     memory.check(model)
 
 
-def test_a_head_alone_is_not_quantised(checkpoint, loaded):
-    with pytest.raises(InvalidConfig, match="quantize_head goes with a quantization"):
-        load_model(checkpoint("llama", **WIDE), quantize_head=True)
-    with pytest.raises(InvalidConfig, match="quantize_head goes with a quantization"):
-        Engine(loaded("llama"), quantize_head=True)
-
-
 def test_a_checkpoints_numbers_are_the_same_codes_in_every_dtype(checkpoint):
     """The codes come from what the checkpoint has; the rest is in the dtype that is asked for."""
     folder = checkpoint("llama", **WIDE)
@@ -184,18 +179,8 @@ def test_a_checkpoints_numbers_are_the_same_codes_in_every_dtype(checkpoint):
 
 @each_quantization
 def test_a_shape_has_random_weights_in_codes_and_as_many_parameters(quantization):
-    shape = ModelShape(
-        name="s",
-        hidden=64,
-        layers=2,
-        heads=2,
-        kv_heads=1,
-        head_dim=32,
-        intermediate=96,
-        vocab=97,
-        max_length=64,
-        tied_embeddings=True,
-    )
+    sizes = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 96, "vocab": 97}
+    shape = ModelShape(name="s", **sizes, max_length=64, tied_embeddings=True)
     plain, model = random_model(shape), random_model(shape, quantization=quantization)
     assert num_parameters(model) == num_parameters(plain) == shape.parameters
 
@@ -209,79 +194,35 @@ def test_an_option_says_it_and_the_answer_differs(checkpoint, quantization):
     assert len(llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids) == 4
 
 
-def test_what_cannot_be_is_refused_before_weights_are_read(checkpoint, loaded, monkeypatch):
-    odd = checkpoint("llama", hidden_size=48)
-    with pytest.raises(
-        UnsupportedModel,
-        match=r'groups of 32 inputs, which do not divide the 48 of model.layers.0.self_attn.q_proj; "int8"',
-    ):
-        Engine(odd, quantization="int4")
-    with pytest.raises(UnsupportedModel, match='quantization="int8" reads linear layers, and GPT2LMHeadModel has none'):
-        Engine(checkpoint("gpt2"), quantization="int8")
-    with pytest.raises(UnsupportedModel, match=r'"int8" has no place for the experts of .*ffn.experts \(DbrxExperts\)'):
-        Engine(checkpoint("dbrx"), quantization="int8")
-    with pytest.raises(
-        InvalidConfig, match=r'quantization="int8" is made at load, and .* is loaded already, with quantization=None'
-    ):
-        Engine(loaded("llama"), quantization="int8")
-    with pytest.raises(InvalidConfig, match='quantization has to be "int8" or "int4"; got "fp8"'):
-        Engine(odd, quantization="fp8")
-
+def test_without_a_compiler_quantising_is_refused_before_weights_are_read(checkpoint, monkeypatch):
     def fails():
         raise BuildFailed("there is no C compiler (cc, gcc or clang).")
 
     monkeypatch.setattr(at_load, "coded_library", fails)
     with pytest.raises(UnsupportedModel, match='quantization="int8" is computed by C code, and there is no C compiler'):
-        Engine(odd, quantization="int8")
-
-
-def test_numbers_that_are_none_are_refused_by_layer(checkpoint, monkeypatch):
-    module = nn.ModuleDict({"up": nn.Linear(32, 4), "head": nn.Linear(4, 4)})
-    module.get_output_embeddings = lambda: module["head"]
-    nn.init.constant_(module["up"].weight, torch.inf)
-    with pytest.raises(InvalidConfig, match="up: a weight to quantise is NaN or infinite"):
-        at_load.AtLoad("int8").replace(module)
+        Engine(checkpoint("llama", hidden_size=48), quantization="int8")
 
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "error", "message"),
-    [
-        (
-            "llama",
-            lambda of, up: of.update({up: of[up] * torch.nan}),
-            InvalidConfig,
-            "up_proj: a weight to quantise is NaN",
-        ),
-        (
-            "llama",
-            lambda of, up: of.update({up: of[up][:, :32]}),
-            BrokenCheckpoint,
-            "missing or of another shape: .*up_pr",
-        ),
-        ("llama", lambda of, up: of.pop(up), BrokenCheckpoint, "missing or of another shape: .*up_proj.weight"),
-        ("llama", lambda of, up: of.update({up: of[up].to(torch.int8)}), BrokenCheckpoint, "up_proj.weight is I8, and"),
-        (
-            "mixtral",
-            lambda of, _: of.update({EXPERT: of[EXPERT] * torch.inf}),
-            InvalidConfig,
-            "mlp.experts: a weight to q",
-        ),
-        (
-            "mixtral",
-            lambda of, _: of.update({EXPERT: of[EXPERT].t()}),
-            BrokenCheckpoint,
-            "cannot be made of its parts: ",
-        ),
-        ("mixtral", lambda of, _: of.pop(EXPERT), BrokenCheckpoint, "the weights cannot be read"),
-    ],
-)
-def test_weights_that_cannot_become_codes_are_refused(checkpoint, tmp_path, name, change, error, message):
-    folder = shutil.copytree(checkpoint(name, **WIDE), tmp_path / "harmed")
-    weights = load_file(folder / "model.safetensors")
-    change(weights, "model.layers.1.mlp.up_proj.weight")
-    save_file({key: each.contiguous() for key, each in weights.items()}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(error, match=message):
+def module_with_infinity():
+    module = nn.ModuleDict({"up": nn.Linear(32, 4), "head": nn.Linear(4, 4)})
+    module.get_output_embeddings = lambda: module["head"]
+    nn.init.constant_(module["up"].weight, torch.inf)
+    return module
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_quantising.txt", ">>>"))
+def test_weights_that_cannot_become_codes_are_refused(call, shown, checkpoint, loaded, tmp_path):
+    def harmed(name, change):
+        folder = shutil.copytree(checkpoint(name, **WIDE), tmp_path / "harmed")
+        weights = load_file(folder / "model.safetensors")
+        change(weights, "model.layers.1.mlp.up_proj.weight")
+        weights = {key: each.contiguous() for key, each in weights.items()}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
         load_model(folder, quantization="int8")
+
+    odd = checkpoint("llama", hidden_size=48)
+    names = {"harmed": harmed, "checkpoint": checkpoint, "loaded": loaded, "odd": odd}
+    assert_refused(call, shown, globals() | names)

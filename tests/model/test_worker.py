@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from ..shown import assert_refused, shown_in  # noqa: TID252
+
 pytest.importorskip("torch")
 
 from paged import Engine, SamplingParams
@@ -151,39 +153,13 @@ def test_a_step_comes_back_as_it_went():
     assert np.array_equal(found.written_from, [[0, 1]])
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "0 bytes are no step"),
-        (step_of().encoded()[:-1], "truncated"),
-        (msgspec.msgpack.encode({"number": 7}), "oldest"),
-        (step_of(rows=np.arange(2, dtype=np.int32)).encoded(), "int32 stands where one of int64"),
-        (step_of(samples=np.ones(3, np.bool_)).encoded(), r"samples of step 7 has shape \(3,\); rows has 2"),
-        (step_of(num_tokens=np.array([3, 0])).encoded(), "num_tokens of step 7 has 0"),
-        (step_of(rows=np.array([0, -1])).encoded(), "rows of step 7 have -1"),
-        (step_of(num_drafts=np.array([2, 0])).encoded(), "more drafts than tokens"),
-        (step_of(seq_lens=np.array([1, 1])).encoded(), "more tokens than it is long"),
-        (step_of(sources=np.array([[3, 6, 0]])).encoded(), "name a token that it does not have"),
-        (step_of(sources=np.array([2, 6, 0])).encoded(), "sources of step 7 have shape"),
-        (step_of(reads=np.zeros((3, 1), np.int32)).encoded(), "reads of step 7"),
-        (step_of(tables=()).encoded(), "no tables"),
-        (step_of(written_from=np.zeros((2, 2), np.int64)).encoded(), r"written_from of step 7 has shape \(2, 2\), not"),
-        (
-            step_of(tables=(PageChanges(np.arange(3), np.zeros(2, np.int64), np.zeros(2, np.int32)),)).encoded(),
-            "tables of step 7 have",
-        ),
-        (
-            step_of(tables=(PageChanges(np.array([-1]), np.zeros(1, np.int64), np.zeros(1, np.int32)),)).encoded(),
-            "below 0",
-        ),
-        (step_of().encoded().replace(b"<i4", b"<f4"), "an array of '<f4'"),
-        (step_of(token_ids=np.zeros(4, np.int32)).encoded(), "add up to 3; token_ids has 4"),
-        (step_of().encoded().replace(b"rows", b"rowz"), "rows"),
-    ],
-)
-def test_what_is_no_step_is_refused(data, said):
-    with pytest.raises(InvalidStep, match=said):
-        StepInput.decoded(data)
+def sent(**changes):
+    return StepInput.decoded(step_of(**changes).encoded())
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_steps.txt", ">>>"))
+def test_what_is_no_step_is_refused(call, shown):
+    assert isinstance(assert_refused(call, shown, globals()), InvalidStep)
 
 
 def test_a_step_goes_on_from_those_that_are_out_alone():

@@ -26,20 +26,9 @@ def test_the_version_is_the_packages(paged):
 
 
 COMMANDS = [
-    "simulate",
-    "demo",
-    "doctor",
-    "generate",
-    "chat",
-    "serve",
-    "capacity",
-    "policies",
-    "plan",
-    "profile",
-    "quantise",
-    "accuracy",
-    "top",
-]
+    "simulate", "demo", "doctor", "generate", "chat", "serve", "capacity", "policies", "plan", "profile", "quantise",
+    "accuracy", "top",
+]  # fmt: skip
 COMMANDS += [f"bench {what}" for what in ("attention", "engine", "scheduler", "step")]
 
 

@@ -58,19 +58,6 @@ def test_simulate_and_plan_say_as_capacity_does_what_a_model_is_stored_as(docume
     assert [each["quantization"] for each in (capacity, simulated, plan)] == ["GPTQ, 4 bits, groups of 32"] * 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((*LOAD, "--quantize-head"), "quantize_head goes with a quantization"),
-        ((*LOAD, "-q", "awq"), 'quantization has to be "int8" or "int4"; got "awq"'),
-        ((LOAD[0], "-q", "int8"), "--quantization goes with --model and --device"),
-        ((LOAD[0], "--model", "mixtral-8x7b", "--device", "h100", "-q", "int8"), "what it makes of experts"),
-    ],
-)
-def test_what_cannot_be_counted_is_refused(refused, arguments, said):
-    assert said in refused("simulate", *arguments)
-
-
 def test_windows_stay_in_floats_beside_full_layers_in_codes(document):
     gemma, stored = ("gemma-3-27b", "--device", "h100"), ("--kv-dtype", "int4")
     skip = (*stored, "--kv-dtype-skip-layers", "sliding_window")
@@ -85,27 +72,6 @@ def test_windows_stay_in_floats_beside_full_layers_in_codes(document):
     assert kept <= held["131072"] <= 1.04 * kept
     (found,) = document("simulate", LOAD[0], "--model", *gemma, *skip, "--limit", 2)
     assert found["kv_dtype_skip_layers"] == ["sliding_window"]
-
-
-@pytest.mark.parametrize(
-    ("model", "more", "skip", "said"),
-    [
-        (
-            "llama-3-8b",
-            ("--kv-dtype", "int8"),
-            "sliding_window",
-            'has "sliding_window"; of what can be named so llama-3-8b has none',
-        ),
-        ("gemma-3-27b", (), "sliding_window", 'goes with a kv_dtype of "int8" or "int4"; K and V are in bf16'),
-        ("gemma-3n-e4b", (), "sliding_window", 'goes with a kv_dtype of "int8" or "int4"; K and V are in bf16'),
-        *(
-            ("gemma-3n-e4b", (), each, f'has "{each}"; of what can be named so gemma-3n-e4b has sliding_window')
-            for each in ("windows", "3")
-        ),
-    ],
-)
-def test_layers_that_cannot_stay_in_floats_are_refused(refused, model, more, skip, said):
-    assert f"kv_dtype_skip_layers {said}" in refused("capacity", model, *more, "--kv-dtype-skip-layers", skip)
 
 
 def test_kernels_and_layers_that_were_timed_with_floats_say_nothing_of_codes(tmp_path):

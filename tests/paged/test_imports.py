@@ -13,7 +13,7 @@ import paged
 HEAVY = ("torch", "transformers", "hypothesis", "matplotlib", "plotly", "typer", "rich")
 
 
-def loaded_after(run_python, program) -> set[str]:
+def loaded_after(run_python, program):
     result = run_python("-c", f"{program}\nimport sys; print(*sys.modules, sep='\\n')")
     assert result.returncode == 0, result.stderr
     return set(result.stdout.split())
@@ -80,9 +80,7 @@ def test_a_name_that_needs_a_library_which_is_not_there_says_what_installs_it(ru
     assert run_python("-c", program).stdout.splitlines() == [f"paged.{name} {brings}" for name in ENGINE_NAMES]
 
 
-def test_a_star_imports_what_is_installed_and_where_that_is_the_core_nothing_of_the_engine(
-    run_python,
-):
+def test_a_star_imports_what_is_installed_and_where_that_is_the_core_nothing_of_the_engine(run_python):
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers', 'tqdm')))\n"
         "from paged import *\n"
@@ -133,7 +131,7 @@ ACCEPTANCE = sorted((Path(__file__).resolve().parent.parent / "acceptance").glob
 ALLOWED = {"paged", "numpy", "pytest", "hypothesis", *sys.stdlib_module_names}
 
 
-def imported_packages(source: str) -> set[str]:
+def imported_packages(source):
     """The top-level packages that a module imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):

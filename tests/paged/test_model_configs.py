@@ -9,9 +9,15 @@ from paged.study.hardware import layers_named, model_named
 from .files_of_others import CONFIGS  # noqa: TID252
 
 LLAMA, PHI_3, GPT_OSS, DEEPSEEK_V3 = (CONFIGS[name] for name in ("LLAMA", "PHI_3", "GPT_OSS", "DEEPSEEK_V3"))
-AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-BITSANDBYTES = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+
+
+def quantised(how=None, **more):
+    """What a configuration says of its weights, of AWQ for want of another method."""
+    return {"quantization_config": (how or {"quant_method": "awq", "bits": 4}) | more}
+
+
+AWQ, BITSANDBYTES = quantised(), quantised({"quant_method": "bitsandbytes", "load_in_4bit": True})
 
 
 @pytest.fixture
@@ -66,40 +72,22 @@ def test_a_folder_and_its_config_json_are_the_same_model_as_the_one_that_ships(w
         ({**LLAMA, **BITSANDBYTES}, ["weights in bitsandbytes, as published: they are counted in the dtype"]),
         ({**CONFIGS["QWEN3_MOE"], **AWQ}, ["weights in AWQ, 4 bits, groups of 128, as published"]),
         (
-            {**LLAMA, "quantization_config": {**AWQ["quantization_config"], "modules_to_not_convert": ["v_proj"]}},
+            {**LLAMA, **quantised(modules_to_not_convert=["v_proj"])},
             ["layers that stay floats, as v_proj: they are counted in AWQ, 4 bits"],
         ),
         *(
             (
-                {
-                    **LLAMA,
-                    "quantization_config": {
-                        **GPTQ,
-                        "modules_to_not_convert": ["lm_head"],
-                        "modules_in_block_to_quantize": only,
-                    },
-                },
-                [
-                    "linear layers other than self_attn.q_proj, mlp.up_proj stay floats: they are counted in GPTQ, 4 bits"
-                ],
+                {**LLAMA, **quantised(GPTQ, modules_to_not_convert=["lm_head"], modules_in_block_to_quantize=only)},
+                ["linear layers other than self_attn.q_proj, mlp.up_proj stay floats: they are counted in GPTQ, 4"],
             )
             for only in (["self_attn.q_proj", "mlp.up_proj"], [["self_attn.q_proj"], ["mlp.up_proj"]])
         ),
         (
-            {**LLAMA, "quantization_config": {**GPTQ, "dynamic": {"-:.*up_proj": {}, "-:.*lm_head$": {}}}},
+            {**LLAMA, **quantised(GPTQ, dynamic={"-:.*up_proj": {}, "-:.*lm_head$": {}})},
             ["layers that stay floats, as .*up_proj: "],
         ),
-        (
-            {
-                **LLAMA,
-                "quantization_config": {**AWQ["quantization_config"], "modules_to_not_convert": ["re:.*lm_head"]},
-            },
-            [],
-        ),
-        (
-            {**LLAMA, "quantization_config": {**AWQ["quantization_config"], "modules_to_not_convert": "v_proj"}},
-            ["weights in awq with 4 bits, as published"],
-        ),
+        ({**LLAMA, **quantised(modules_to_not_convert=["re:.*lm_head"])}, []),
+        ({**LLAMA, **quantised(modules_to_not_convert="v_proj")}, ["weights in awq with 4 bits, as published"]),
         ({**LLAMA, **AWQ}, []),
         ({**LLAMA, "num_kv_shared_layers": 8}, ["K and V that 8 of 32 layers take from others"]),
         (LLAMA, []),
@@ -139,7 +127,7 @@ def test_weights_are_counted_as_they_are_published(written, document):
     assert figures(GPT_OSS)["weight_bytes"] == pytest.approx(65.2e9, rel=0.01)
     assert figures(DEEPSEEK_V3)["dtype"] == "fp8"
     fp8 = {"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": {"num_bits": 8, "type": "float"}}}}
-    assert figures({**LLAMA, "quantization_config": fp8})["weight_bytes"] == 8_030_261_248
+    assert figures({**LLAMA, **quantised(fp8)})["weight_bytes"] == 8_030_261_248
     bitsandbytes = figures({**LLAMA, **BITSANDBYTES})
     assert (bitsandbytes["weight_bytes"], len(bitsandbytes["not_modelled"])) == (2 * 8_030_261_248, 1)
 

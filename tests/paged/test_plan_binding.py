@@ -79,10 +79,7 @@ def small(**options):
 
 @pytest.mark.parametrize(
     ("knob", "options", "relaxed"),
-    [
-        ("rows", {"max_sequences": 2}, {"max_sequences": 4}),
-        ("memory", {"blocks": 30}, {"blocks": 60}),
-    ],
+    [("rows", {"max_sequences": 2}, {"max_sequences": 4}), ("memory", {"blocks": 30}, {"blocks": 60})],
 )
 def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_finds(knob, options, relaxed):
     targets = Targets(ttft_s=0.5)

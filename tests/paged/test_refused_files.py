@@ -17,7 +17,7 @@ from paged.study.simulator import Asked, closed_loops, read_run, validated
 from paged.study.traces import read_trace
 from paged.testing.saved import load, rerun
 
-from ..shown import assert_shown, shown_in  # noqa: TID252
+from ..shown import assert_refused, shown_in  # noqa: TID252
 from .files_of_others import (  # noqa: TID252
     BOX,
     CONFIGS,
@@ -93,8 +93,6 @@ def test_a_file_that_cannot_be_is_refused_where_it_is_wrong(tmp_path, monkeypatc
         return name
 
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PagedError) as refusal:
-        eval(call, {**globals(), "written": written})
-    assert_shown(f"{type(refusal.value).__name__}: {refusal.value}\n", shown)
-    path, line = (getattr(refusal.value, name, None) for name in ("path", "line"))
-    assert path is None or str(refusal.value).startswith(f"{path}, line {line}" if line else str(path))
+    error = assert_refused(call, shown, globals() | {"written": written}, PagedError)
+    path, line = (getattr(error, name, None) for name in ("path", "line"))
+    assert path is None or str(error).startswith(f"{path}, line {line}" if line else str(path))

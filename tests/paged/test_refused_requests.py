@@ -25,7 +25,7 @@ from paged import (
 from paged.sampling import sample
 from paged.testing.tiny_model import tiny_model
 
-from ..shown import assert_shown, shown_in  # noqa: TID252
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 
 def form(**description):
@@ -42,8 +42,6 @@ def sampled(logits=None, **wrong):
 @pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_requests.txt", ">>>"))
 def test_what_cannot_be_answered_is_refused_and_leaves_nothing(model, call, shown):
     tiny, shipped = LLM(tiny_model(), num_blocks=8), LLM(model)
-    with pytest.raises(PagedError) as refusal:
-        eval(call, {**globals(), "tiny": tiny, "shipped": shipped})
-    assert_shown(f"{type(refusal.value).__name__}: {refusal.value}\n", shown)
+    assert_refused(call, shown, globals() | {"tiny": tiny, "shipped": shipped}, PagedError)
     for llm in (tiny, shipped):
         assert not llm.engine.has_unfinished and not llm.engine.scheduler.has_unfinished

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged import Costs
-from paged.errors import BudgetTooSmall, InvalidConfig
+from paged.errors import BudgetTooSmall
 from paged.study.hardware import Experts, Latent, ModelShape, Placement, Roofline, StepWork, device_named, model_named
 
 GIB = 1 << 30
@@ -225,17 +225,6 @@ def test_weights_in_codes_are_counted_with_their_scales(quantization, of_linear)
     assert placed.weight_bytes == linear * of_linear + scales + (plain.model.parameters - linear) * 2
     assert placed.room_for_kv() > plain.room_for_kv()
     assert f"linear layers are codes in {quantization} with scales" in placed.notes[0]
-
-
-@pytest.mark.parametrize(("model", "kind"), [("mixtral-8x7b", "experts"), ("lfm2-1.2b", "layers with a state")])
-def test_weights_in_codes_of_what_is_no_linear_layer_are_not_counted(model, kind):
-    with pytest.raises(InvalidConfig, match=f'quantization is "int4"; what it makes of {kind}'):
-        roofline(model, "h100", quantization="int4")
-
-
-def test_a_quantisation_that_is_not_known_is_refused_by_name():
-    with pytest.raises(InvalidConfig, match='quantization has to be "int8" or "int4"; got "awq"'):
-        roofline("llama-3-8b", "h100", quantization="awq")
 
 
 def test_a_small_mixture_touches_as_many_experts_as_are_expected():

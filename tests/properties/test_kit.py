@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, Moves
-from paged.testing import (
-    Capabilities,
-    ShadowKV,
-    capabilities_of,
-    random_program,
-    replay,
-)
+from paged.testing import Capabilities, ShadowKV, capabilities_of, random_program, replay
 
 
 def test_capabilities_are_read_off_sizes_and_flags():

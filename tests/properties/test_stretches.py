@@ -6,7 +6,7 @@ import pytest
 from hypothesis import event, given, strategies as st, target
 
 from paged import POLICIES, BlockManager, Request, Scheduler
-from paged.errors import InvalidRequest, NeverFits, WrongTokens
+from paged.errors import NeverFits, WrongTokens
 from paged.study import static, tgi
 from paged.study.simulator.stretch import skip, steady_batch, steady_steps
 from paged.testing.snapshots import snapshot
@@ -218,36 +218,3 @@ def test_a_step_in_which_somebody_stops_at_a_token_is_not_skipped():
         skip(scheduler, [[5, 9]])
     assert snapshot(scheduler.manager) == before
     assert skip(scheduler, [[5, 5, 5]]).tolist() == [0, 0, 1]
-
-
-NO_IDS = "skip: token ids have to be from 0 to 4999"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (np.ones((2, 39), np.int32), "37 of the next 39"),
-        (np.ones((1, 2), np.int32), "2 rows sample in them; got tokens for 1 rows"),
-        (np.ones(2, np.int32), "int32 .rows, steps.; got int32 "),
-        ([[1.5], [2.5]], "int32 .rows, steps.; got float64 "),
-        *[([[7, token], [7, 7]], NO_IDS) for token in (2**31, 2**32 + 7, 5000, -1)],
-    ],
-)
-def test_tokens_for_other_steps_than_the_steady_ones_are_refused_and_change_nothing(tokens, words):
-    scheduler = decoding(vocabulary_size=5000)
-    before = snapshot(scheduler.manager), scheduler.stats()
-    with pytest.raises(WrongTokens, match=words):
-        skip(scheduler, tokens)
-    assert (snapshot(scheduler.manager), scheduler.stats()) == before
-
-
-@pytest.mark.parametrize("limit", ["x", None, 1.5, True])
-def test_a_limit_of_steady_steps_is_an_integer(limit):
-    with pytest.raises(InvalidRequest, match="limit has to be an integer"):
-        steady_steps(Scheduler(BlockManager(8, 4)), limit)
-
-
-@pytest.mark.parametrize("now", [float("nan"), float("inf"), None, "x"])
-def test_what_is_no_time_is_refused(now):
-    with pytest.raises(InvalidRequest, match="now has to be a finite number of seconds"):
-        skip(decoding(), np.empty((0, 0), np.int32), now=now)

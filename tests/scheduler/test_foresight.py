@@ -258,11 +258,7 @@ def remaining(lengths, written, going=NONE):
     return lengths.mean_remaining(np.array(written), np.array(going, np.int64)).tolist()
 
 
-@given(
-    st.lists(st.integers(1, 30), max_size=40),
-    st.integers(0, 45),
-    st.sampled_from([0.0, 0.1, 0.4, 0.5, 0.8, 1.0]),
-)
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(0, 45), st.sampled_from([0.0, 0.1, 0.4, 0.5, 0.8, 1.0]))
 def test_a_guess_is_the_least_length_that_few_enough_of_those_still_there_are_longer_than(lengths, written, quantile):
     cap = 40
     known = lengths_of(*lengths, cap=cap)

@@ -114,17 +114,8 @@ def test_each_flag_of_vllm_is_granted_or_refused_with_the_reason(settings_of, re
 
 @pytest.mark.parametrize("arguments", [["policies"], ["serve", "--help"], ["top", "--help"]])
 def test_what_serves_nothing_needs_no_library_of_the_server(run_without, arguments):
-    libraries = [
-        "fastapi",
-        "uvicorn",
-        "uvloop",
-        "httptools",
-        "zmq",
-        "starlette",
-        "prometheus_client",
-        "torch",
-        "transformers",
-    ]
+    libraries = ["fastapi", "uvicorn", "uvloop", "httptools", "zmq", "starlette", "prometheus_client"]
+    libraries += ["torch", "transformers"]
     ran = run_without(libraries, f"from paged.cli.app import run; sys.exit(run({arguments}))")
     assert (ran.returncode, ran.stderr) == (0, "")
 
@@ -143,10 +134,7 @@ def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_without, l
         ("{folder}/none", r"{folder}/none: no such folder\..*"),
         ("--max-model-len 1025", r"max_model_len 1025 is beyond the model's 1024 tokens\."),
         ("--tls-certificate {folder}/none --tls-key {folder}/none", r"{folder}/none: No such file or directory\."),
-        (
-            "--tls-certificate {folder}/broken --tls-key {folder}/broken",
-            "the certificate or its key cannot be read: .*",
-        ),
+        ("--tls-certificate {folder}/broken --tls-key {folder}/broken", "the certificate or its key cannot be .*"),
     ],
 )
 def test_a_server_that_cannot_begin_says_why_in_a_line(tmp_path, arguments, says):
