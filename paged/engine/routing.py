@@ -197,19 +197,25 @@ class _Replica:
 class Router:
     """One of the routers of a set of replicas, which go by names. `draw` gives numbers from 0 to below 1.
 
-    index  what each replica has; the owner tells it of events (`ReplicaIndex.apply`, `store` and `drop`)
+    index  what each replica has, shared with other routers or its own; the owner tells it of events (`ReplicaIndex.apply`, `store`, `drop`)
 
     Times are seconds of one clock, which never goes back.
     """
 
     def __init__(
-        self, block_size: int, rules: RoutingRules | None = None, *, name: str = "", draw: Callable[[], float]
+        self,
+        block_size: int,
+        rules: RoutingRules | None = None,
+        *,
+        name: str = "",
+        draw: Callable[[], float],
+        index: ReplicaIndex | None = None,
     ) -> None:
         self.rules = rules or RoutingRules()
         self.rules.check()
         self.name = name
         self.block_size = block_size
-        self.index = ReplicaIndex()
+        self.index = ReplicaIndex() if index is None else index
         self._draw = draw
         self._replicas: dict[str, _Replica] = {}
         # Of each request that is not completed: its replica, the number of its reservation, and what of its prompt is noted below.
@@ -225,14 +231,16 @@ class Router:
 
     def add(self, replica: str) -> None:
         """Begin to know a replica, which is empty and idle. Raises InvalidConfig for one that is known."""
-        self.index.add(replica)
         self._expected.add(replica)
+        if replica not in self.index:
+            self.index.add(replica)
         self._replicas[replica] = _Replica()
 
     def remove(self, replica: str) -> None:
         """Forget a replica; requests that it has are completed. Raises UnknownReplica."""
-        self.index.remove(replica)
         self._expected.remove(replica)
+        if replica in self.index:
+            self.index.remove(replica)
         del self._replicas[replica]
         self._by_id = {id: known for id, known in self._by_id.items() if known[0] != replica}
 

@@ -29,13 +29,13 @@ from paged.block_manager import Stored
 from paged.engine.engine import Engine
 from paged.engine.forecast import forecast
 from paged.engine.live_request import LiveRequest
+from paged.engine.pace import Pace
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest
 from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch
 from paged.serving.block_map import groups_of
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
-from paged.serving.pace import Pace
 from paged.serving.request_log import divert, to_stderr
 from paged.serving.watching import Watcher
 from paged.serving.wire import (
