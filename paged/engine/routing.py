@@ -85,7 +85,8 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
 class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     """What a router weighs.
 
-    bound_s       the most by which the expected first token may be later than where it is earliest
+    bound_s, bound_times
+                  the expected first token may be so much later than where it is earliest, and so many times as late
     spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
     running_s     seconds that a running sequence counts for
     recent        what a second of computing that was sent somewhere lately counts, where replicas are equal otherwise: it drives content out there
@@ -96,6 +97,7 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     bound_s: float = 0.5
+    bound_times: float = 1.0
     spared: float = 1.0
     running_s: float = 0.001
     recent: float = 0.02
@@ -279,7 +281,7 @@ class Router:
             ranked.append((load.is_full, score, expected, compute, name))
             if expected < earliest and not load.is_full:
                 earliest = expected
-        within = earliest + rules.bound_s
+        within = earliest * rules.bound_times + rules.bound_s
         # Those that are expected too late come after the others.
         ranked = [(last or when > within, score, when, compute, name) for last, score, when, compute, name in ranked]
         ranked.sort()

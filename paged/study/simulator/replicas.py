@@ -105,7 +105,8 @@ class Replicas:
                 place = min(busy, key=lambda place: self.ranks[place].now_s)
                 rank = self.ranks[place]
                 self._deliver(rank.seen_s)
-                step = rank.advance()
+                # Others may be behind it then: who comes meanwhile is dealt when all are there.
+                step = None if rank.skip_ahead() else rank.run_step()
                 if step is not None:
                     self._stepped(place, step)
                     yield step

@@ -107,19 +107,26 @@ class Simulation:
 
     def advance(self) -> Step | None:
         """Run the next step, and before it those in which nothing is to be decided; None where nobody can run. Raises SimulationStuck."""
-        before, skipped = self.num_skipped, 0.0
-        if self._may_skip:
-            skipped = self._fast_forward()
+        before, skipped = self.num_skipped, self.skip_ahead()
+        if skipped:
             self.deliver(self.seen_s)
+        step = self.run_step()
+        if step is None or not skipped:
+            return step
+        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
+
+    def skip_ahead(self) -> float:
+        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Return their seconds."""
+        return self._fast_forward() if self._may_skip else 0.0
+
+    def run_step(self) -> Step | None:
+        """Run the next step alone; None where nobody can run. Raises SimulationStuck."""
         batch = self.scheduler.schedule(self.now_s)
         if batch.is_empty:
             self.nothing_ran(batch)
             return None
         work = self.work_of(batch)
-        step = self.finish(batch, work, float(self.cost_model.seconds(work)))
-        if not skipped:
-            return step
-        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
+        return self.finish(batch, work, float(self.cost_model.seconds(work)))
 
     def nothing_ran(self, batch: Batch) -> None:
         """End an empty batch. Raises SimulationStuck for the second one in a row."""
