@@ -15,14 +15,12 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from paged.engine.routing import RoutingRules
 from paged.study.simulator import ROUTERS, Device, Load, Replicas, Routing, Scenario
 from paged.study.traces import Trace, read_trace, synthetic
 
@@ -81,7 +79,7 @@ def flattened(turns: list[dict]) -> list[dict]:
 
 def trace_of(name: str, rows: list[tuple[float, list[int], int, int]], seed: int) -> Trace:
     """Of rows of (arrival, ids of blocks, tokens in the last of them, output tokens)."""
-    ids, where = np.unique(np.concatenate([row[1] for row in rows]), return_inverse=True)
+    _, where = np.unique(np.concatenate([row[1] for row in rows]), return_inverse=True)
     counts = np.array([len(row[1]) for row in rows])
     starts = np.concatenate(([0], counts.cumsum()))
     lengths = np.full(starts[-1], AGENT_BLOCK, np.int64)
@@ -124,10 +122,10 @@ def prefixes(replicas: int, seed: int, path: Path | None, *, rate: float = 20.0,
     outputs = np.maximum(1, random.lognormal(4.8, 0.7, count)).astype(np.int64)
     arrivals = random.exponential(1 / (rate * replicas), count).cumsum()
     plain = Trace.from_lengths(arrivals, own, outputs, name="prefixes", seed=seed)
-    return msgspec_free(plain, heads, lengths[heads], own)
+    return behind(plain, heads, lengths[heads], own)
 
 
-def msgspec_free(plain: Trace, heads: np.ndarray, head_lengths: np.ndarray, own: np.ndarray) -> Trace:
+def behind(plain: Trace, heads: np.ndarray, head_lengths: np.ndarray, own: np.ndarray) -> Trace:
     """The same requests, each with a shared segment in front."""
     count = len(plain)
     return Trace(
@@ -224,3 +222,153 @@ def cell(workload: str, replicas: int, router: str, seed: int, path: Path | None
         routing.tells,
         routing.delay_s,
     )
+
+
+PLANNED = (
+    ("agents", 2), ("prefixes", 2), ("unshared", 2), ("mooncake", 2), ("chat", 2), ("agents", 8), ("prefixes", 8), ("unshared", 8),
+    ("mooncake", 8), ("chat", 8), ("prefixes", 64), ("unshared", 64), ("agents", 64), ("mooncake", 64), ("chat", 64),
+)  # fmt: skip
+"""In the order in which they are run: what is small first."""
+INGRESSES = ("prefixes", 8, 8)
+"""Workload, replicas and ingresses of the second table."""
+Key = tuple[str, int, str, int, int, bool, float]
+
+
+def key_of(each: Cell) -> Key:
+    """What a cell is of."""
+    return (each.workload, each.replicas, each.router, each.seed, each.ingresses, each.tells, each.delay_s)
+
+
+def wanted(most: int) -> list[tuple[str, int, str, int, dict]]:
+    """Arguments of all cells of up to so many replicas, a workload's routers and seeds together."""
+    planned = [each for each in PLANNED if each[1] <= most]
+    found = [(*each, router, seed, {}) for each in planned for seed in SEEDS for router in ROUTERS]
+    workload, replicas, ingresses = INGRESSES
+    for seed in SEEDS if replicas <= most else ():
+        found.append((workload, replicas, "approximate-prefix", seed, {"ingresses": ingresses}))
+        for tells in (True, False):
+            found.append((workload, replicas, OURS, seed, {"ingresses": ingresses, "tells": tells}))
+        found.append((workload, replicas, OURS, seed, {"delay_s": 1.0}))
+    return found
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Simulate what is not in the file yet, and add it line by line."""
+    path, files = arguments.out.with_suffix(".jsonl"), {"agents": arguments.agents, "mooncake": arguments.mooncake}
+    there = {key_of(each) for each in read(path)}
+    for workload, replicas, router, seed, options in wanted(arguments.most):
+        routing = Routing(**options)
+        if (workload, replicas, router, seed, routing.ingresses, routing.tells, routing.delay_s) in there:
+            continue
+        done = cell(workload, replicas, router, seed, files.get(WORKLOADS[workload].file), options)
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(done) + b"\n")
+
+
+def read(path: Path) -> list[Cell]:
+    """The cells of a file, none where there is none."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=Cell) for line in lines]
+
+
+def page(cells: list[Cell]) -> str:
+    """What was found, losses first."""
+    plain = defaultdict(list)
+    for each in cells:
+        if (each.ingresses, each.delay_s) == (1, 0.02):
+            plain[each.workload, each.replicas, each.router].append(each)
+    places = list(dict.fromkeys((workload, replicas) for workload, replicas, _ in plain))
+    whole = [each for each in places if all(len(plain[*each, router]) == len(SEEDS) for router in ROUTERS)]
+    lines = [
+        "# Routers over simulated replicas",
+        "",
+        "Made by `python benchmarks/routing.py run` and `page`: the real memory and scheduler of each replica on a virtual clock, Llama 3.1 8B on an H100, pools as "
+        f"large as the device leaves them, empty at first; open loop; the sums of {len(SEEDS)} seeds. Goodput counts requests a second that "
+        "met both promises of their workload. The other routers are modelled from their documentation, see [routing.md](../../docs/routing.md); they see loads at once, `exact` "
+        "sees events and reports after 20 ms, and reports every 100 ms.",
+        "",
+        "| workload | what it is | first token within | tokens apart by at most |",
+        "|---|---|--:|--:|",
+        *(f"| {name} | {each.about} | {each.ttft_s:g} s | {each.gap_s:g} s |" for name, each in WORKLOADS.items()),
+        "",
+        "## Against the goals",
+        "",
+        "| workload | replicas | goodput ÷ best of the others | p99 first token ÷ least loaded's | verdict |",
+        "|---|--:|--:|--:|---|",
+    ]
+    ratios = defaultdict(list)
+    for place in whole:
+        goodput = {router: sum(each.goodput for each in plain[*place, router]) for router in ROUTERS}
+        best = max((value, name) for name, value in goodput.items() if name != OURS)
+        ratio = goodput[OURS] / best[0] if best[0] else 1.0
+        late = mean_of(plain[*place, OURS], "ttft_p99") / mean_of(plain[*place, "least-loaded"], "ttft_p99")
+        ratios[place[0]].append(ratio)
+        missed = [] if ratio >= 0.98 else [f"{best[1]} has more"]
+        if place[0] == "unshared" and late > 1.1:
+            missed.append("p99 above 1.1 ×")
+        lines.append(f"| {place[0]} | {place[1]} | {ratio:.3f} | {late:.2f} | {'; '.join(missed) or 'met'} |")
+    for name, found in ratios.items():
+        mean = math.exp(sum(map(math.log, found)) / len(found))
+        lines.append(f"| {name} | mean | {mean:.3f} | | {'met' if mean >= 1.0 else 'below 1.0'} |")
+    missing = [f"{name} with {replicas}" for name, replicas in PLANNED if (name, replicas) not in whole]
+    if missing:
+        lines += ["", f"Not run in full here: {', '.join(missing)} replicas."]
+    lines += ["", "## All routers", "", *_header()]
+    for place in whole:
+        lines += [_row(place[0], place[1], router, plain[*place, router]) for router in ROUTERS]
+    others = defaultdict(list)
+    for each in cells:
+        if (each.ingresses, each.delay_s) != (1, 0.02):
+            about = f"{each.ingresses} ingresses" + ("" if each.tells else ", which tell one another nothing")
+            others[
+                about if each.ingresses > 1 else f"events and reports late by {each.delay_s:g} s", each.router
+            ].append(each)
+    if others:
+        lines += [
+            "",
+            f"## Several ingresses, and late events: {INGRESSES[0]}, {INGRESSES[1]} replicas",
+            "",
+            *_header("setting"),
+        ]
+        lines += [_row(about, found[0].replicas, router, found) for (about, router), found in others.items()]
+    return "\n".join([*lines, ""])
+
+
+def _header(first: str = "workload") -> list[str]:
+    return [
+        f"| {first} | replicas | router | goodput /s | met | p50 first | p99 first | hits | busiest ÷ mean |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|",
+    ]
+
+
+def _row(first: str, replicas: int, router: str, cells: list[Cell]) -> str:
+    met = sum(each.met for each in cells) / sum(each.requests for each in cells)
+    return (
+        f"| {first} | {replicas} | {f'**{router}**' if router == OURS else router} | {mean_of(cells, 'goodput'):.2f} | {met:.1%} "
+        f"| {mean_of(cells, 'ttft_p50'):.3f} s | {mean_of(cells, 'ttft_p99'):.2f} s | {mean_of(cells, 'hits'):.1%} | {mean_of(cells, 'imbalance'):.2f} |"
+    )
+
+
+def mean_of(cells: list[Cell], name: str) -> float:
+    """The mean of a figure over seeds."""
+    return sum(getattr(each, name) for each in cells) / len(cells)
+
+
+def main() -> None:
+    """Run cells, or write the page of those that there are."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("--agents", type=Path)
+    parser.add_argument("--mooncake", type=Path)
+    parser.add_argument("--most", type=int, default=64, help="replicas")
+    parser.add_argument("--out", type=Path, required=True, help="NAME.jsonl and NAME.md")
+    arguments = parser.parse_args()
+    if arguments.what == "run":
+        run(arguments)
+    text = page(read(arguments.out.with_suffix(".jsonl")))
+    print(text)
+    arguments.out.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

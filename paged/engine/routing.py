@@ -51,6 +51,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     token_s      seconds that a prompt token takes; 0: not known yet
     load_s       seconds that a token takes from the host to the device
     num_running  sequences that run
+    num_unused   tokens for which there are blocks without content
     queued       prompt tokens that wait, by tenant
     is_fair      tenants take turns there, so that one waits for as much of another as it has itself
     is_full      it refuses requests now
@@ -61,6 +62,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     token_s: float = 0.0
     load_s: float = 0.0
     num_running: int = 0
+    num_unused: int = 0
     queued: Mapping[str, int] = msgspec.field(default_factory=dict)
     is_fair: bool = False
     is_full: bool = False
@@ -72,6 +74,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
 
     number  counts a router's reservations of a replica, from 1 on
     tokens  that the replica is taken to compute
+    cached  tokens that it is taken to have
     """
 
     router: str
@@ -80,6 +83,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     id: str
     tenant: str
     tokens: int
+    cached: int = 0
 
 
 class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,9 +92,11 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     bound_s, bound_times
                   the expected first token may be so much later than where it is earliest, and so many times as late
     spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
+    evicted       what a second of computing counts whose content is evicted there, where all of it would be found again; what share is found shows
+                  what was sent there lately: where content is evicted before it is found, more of that does no harm
     running_s     seconds that a running sequence counts for
-    recent        what a second of computing that was sent somewhere lately counts, where replicas are equal otherwise: it drives content out there
-    half_life_s   after which that counts half
+    recent        what a second of computing that was sent there lately counts, where replicas are equal otherwise
+    half_life_s   after which what was sent lately counts half
     settle_s      after which a replica has received what was sent, and its events are known
     lapse_s       after which what was sent is taken to be begun, whatever is reported
     num_untold    other routers that send to these replicas and do not tell this one
@@ -99,6 +105,7 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     bound_s: float = 0.5
     bound_times: float = 1.0
     spared: float = 1.0
+    evicted: float = 1.0
     running_s: float = 0.001
     recent: float = 0.02
     half_life_s: float = 60.0
@@ -142,7 +149,8 @@ class _Replica:
         self.num_sent = 0
         self.reserved = 0
         self._sent: dict[tuple[str, int], _Sent] = {}
-        self._recent = self._recent_at = 0.0
+        # Tokens that were sent lately: to be computed, and cached; as of a moment.
+        self._computed = self._cached = self._recent_at = 0.0
 
     def wait_s(self, tenant: str, tokens: int, token_s: float, now: float, times: int) -> float:
         """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
@@ -187,13 +195,20 @@ class _Replica:
                 break
             self.settle(*key)
 
-    def recent_s(self, now: float, half_life_s: float) -> float:
-        """Seconds of computing that were sent here lately."""
-        return self._recent * 0.5 ** ((now - self._recent_at) / half_life_s) if self._recent else 0.0
+    def recent(self, now: float, half_life_s: float) -> float:
+        """Tokens to be computed that were sent here lately."""
+        return self._computed * 0.5 ** ((now - self._recent_at) / half_life_s) if self._computed else 0.0
 
-    def note_recent(self, seconds: float, now: float, half_life_s: float) -> None:
+    @property
+    def found(self) -> float:
+        """Which share of what was sent here lately was cached."""
+        return self._cached / (self._cached + self._computed) if self._cached else 0.0
+
+    def note_recent(self, made: Reservation, now: float, half_life_s: float) -> None:
         """Add to what was sent lately."""
-        self._recent, self._recent_at = self.recent_s(now, half_life_s) + seconds, now
+        left = 0.5 ** ((now - self._recent_at) / half_life_s)
+        self._computed, self._cached = self._computed * left + made.tokens, self._cached * left + made.cached
+        self._recent_at = now
 
 
 class Router:
@@ -277,7 +292,8 @@ class Router:
             wait = replica.wait_s(prompt.tenant, tokens, token_s, now, times)
             expected = wait + compute
             score = expected + rules.spared * compute + rules.running_s * load.num_running
-            score += rules.recent * replica.recent_s(now, half_life_s)
+            score += rules.recent * replica.recent(now, half_life_s) * token_s
+            score += rules.evicted * max(0, tokens - load.num_unused) * token_s * replica.found
             ranked.append((load.is_full, score, expected, compute, name))
             if expected < earliest and not load.is_full:
                 earliest = expected
@@ -293,8 +309,9 @@ class Router:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may be told. Raises UnknownReplica."""
         known, keys = self._replica(replica), sparse(prompt.keys)
         known.num_sent += 1
-        tokens = max(1, prompt.num_tokens - sum(depth) * self.block_size)
-        made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens)
+        cached = min(sum(depth) * self.block_size, prompt.num_tokens - 1)
+        tokens = prompt.num_tokens - cached
+        made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens, cached)
         self._count(made, now)
         self._expected.store(replica, keys)
         self._by_id[prompt.id] = replica, made.number, keys
@@ -316,7 +333,7 @@ class Router:
     def _count(self, made: Reservation, now: float) -> None:
         replica = self._replicas[made.replica]
         replica.reserve(made, now)
-        replica.note_recent(made.tokens * (replica.load.token_s or _UNKNOWN_TOKEN_S), now, self.rules.half_life_s)
+        replica.note_recent(made, now, self.rules.half_life_s)
 
     def _draw_first(self, ranked: list[tuple[bool, float, float, float, str]]) -> None:
         """Move one of those that cannot be told from the first to the front: other routers see the same loads, and are not to choose the same."""

@@ -110,6 +110,7 @@ class Replicas:
                 if step is not None:
                     self._stepped(place, step)
                     yield step
+        self._hear(np.inf)
 
     def _together(self) -> Iterator[Step]:
         """A step of all ranks."""
@@ -247,6 +248,7 @@ class _Wire:
                 self._rank.scheduler.outlook(),
                 self._pace,
                 found=list(self._found.values()),
+                num_unused=manager.device.num_free * manager.block_size,
                 received=dict(self.received),
             )
             fleet.report(lambda to, now: to.router.report(name, load, now), step.now_s)
