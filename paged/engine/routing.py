@@ -52,6 +52,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     load_s       seconds that a token takes from the host to the device
     num_running  sequences that run
     num_unused   tokens for which there are blocks without content
+    num_free     places of those that are free
+    turn_s       seconds by which each request that waits lets the next one begin later
     queued       prompt tokens that wait, by tenant
     is_fair      tenants take turns there, so that one waits for as much of another as it has itself
     is_full      it refuses requests now
@@ -63,6 +65,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float = 0.0
     num_running: int = 0
     num_unused: int = 0
+    num_free: int = 0
+    turn_s: float = 0.0
     queued: Mapping[str, int] = msgspec.field(default_factory=dict)
     is_fair: bool = False
     is_full: bool = False
@@ -156,6 +160,7 @@ class _Replica:
         """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
         load = self.load
         wait = max(0.0, load.begin_s - (now - self.seen)) + self.reserved * times * token_s
+        wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
         if not load.is_fair or not wait:
             return wait
         queued = dict(load.queued)
