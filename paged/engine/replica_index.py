@@ -88,10 +88,13 @@ class ReplicaIndex:
         """All replicas, in the order in which they came."""
         return list(self._slots)
 
-    def add(self, replica: str) -> None:
-        """Begin with a replica that has nothing. Raises InvalidConfig for one that is there."""
+    def add(self, replica: str, *, restart_points: bool = False) -> None:
+        """Begin with a replica that has nothing. `restart_points`: its layers are of several kinds, and it tells where prompts can begin.
+        Raises InvalidConfig for one that is there."""
         if replica in self._slots:
             raise InvalidConfig(f"there is a replica {replica!r} already")
+        if restart_points:
+            self.by_restart_points.add(replica)
         self._take_slot(replica)
 
     def remove(self, replica: str) -> None:

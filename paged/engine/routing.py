@@ -251,11 +251,11 @@ class Router:
         """Those that requests can be sent to."""
         return list(self._replicas)
 
-    def add(self, replica: str) -> None:
-        """Begin to know a replica, which is empty and idle. Raises InvalidConfig for one that is known."""
+    def add(self, replica: str, *, restart_points: bool = False) -> None:
+        """Begin to know a replica, which is empty and idle; `restart_points` as of `ReplicaIndex.add`. Raises InvalidConfig for one that is known."""
         self._expected.add(replica)
         if replica not in self.index:
-            self.index.add(replica)
+            self.index.add(replica, restart_points=restart_points)
         self._replicas[replica] = _Replica()
 
     def remove(self, replica: str) -> None:

@@ -61,7 +61,8 @@ def test_depths_are_those_of_a_look_up_in_each_memory(seed):
 def test_a_replica_with_layers_of_several_kinds_has_its_deepest_restart_point(side):
     random = np.random.default_rng(0)
     scheduler = Scheduler(BlockManager(60, 4, groups=[LayerGroup("full"), side]), max_tokens_per_step=16)
-    index, deeper = index_of("a", "plain"), 0
+    index, deeper = index_of("plain"), 0
+    index.add("a", restart_points=True)
     index.store("plain", FOUR)
     head = random.integers(0, 50, 40).tolist()
     for number in range(30):

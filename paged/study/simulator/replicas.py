@@ -56,6 +56,7 @@ class Replicas:
         self.trace, self.routing = trace, routing
         self.latencies = Latencies(len(trace))
         self.block_size = schedulers[0].manager.block_size
+        self.has_restart_points = not schedulers[0].manager.layout.is_plain
         self._arrivals = Arrivals(trace, clients)
         self.ranks = [
             Simulation(
@@ -220,7 +221,7 @@ class _Wire:
         self._found: dict[str, int] = {}
         self._reported_s = -np.inf
         self.received: dict[str, int] = {}
-        self._rank.scheduler.manager.take_events()
+        self._rank.scheduler.manager.take_events(restart_points=fleet.has_restart_points)
 
     def added(self, number: int) -> None:
         """Note what is cached of a request that came."""
@@ -235,7 +236,7 @@ class _Wire:
         self._pace.rest()
         own = step.seconds / (step.skipped + 1)
         self._pace.note(step.batch.num_scheduled_tokens, step.now_s - own, step.now_s)
-        events = manager.take_events(restart_points=not manager.layout.is_plain)
+        events = manager.take_events(restart_points=fleet.has_restart_points)
         if events:
             index = fleet.index()
             fleet.send(step.now_s + fleet.routing.delay_s, lambda now: index.apply(name, events))

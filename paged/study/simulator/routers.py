@@ -49,12 +49,14 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet(Protocol):
     """What a router may ask of simulated replicas, which go by their places.
 
-    ongoing  requests that each has, of all ingresses, now
+    ongoing             requests that each has, of all ingresses, now
+    has_restart_points  layers are of several kinds
     """
 
     routing: Routing
     ongoing: list[int]
     block_size: int
+    has_restart_points: bool
 
     def prompt_of(self, request: int) -> Prompt:
         """A request as `exact` takes it; its keys are made once."""
@@ -211,7 +213,7 @@ class Exact(Balancer):
             rules = msgspec.structs.replace(rules, num_untold=fleet.routing.ingresses - 1)
         self.router: Router = Router(fleet.block_size, rules, name=str(number), draw=self.random.random, index=index)
         for place in range(len(fleet.ongoing)):
-            self.router.add(str(place))
+            self.router.add(str(place), restart_points=fleet.has_restart_points)
 
     def choose(self, request: int, now: float) -> int:
         prompt = self.fleet.prompt_of(request)
