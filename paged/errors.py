@@ -224,6 +224,15 @@ class UnknownPolicy(PagedError, ValueError):
         super().__init__(f'unknown policy "{name}"; known are {", ".join(self.known)}.{hint}{more}')
 
 
+class UnknownReplica(PagedError, ValueError):
+    """A replica that a router was not told of: `name`, and `known`, the replicas that it knows."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(f'unknown replica "{name}"; known are {", ".join(self.known) or "none"}.')
+
+
 class WrongTokens(PagedError, ValueError):
     """Counts or tokens in `update` that do not fit the batch."""
 
@@ -677,6 +686,10 @@ class Unfinished(PagedError, RuntimeError):
 
 class UnsupportedVllm(UnsupportedEngine):
     """No vLLM, or one whose scheduler interface is not what the plug-in knows."""
+
+
+class UnsupportedRay(UnsupportedEngine):
+    """No Ray, or one that is too old, or has no Ray Serve."""
 
 
 class WrongAnswer(PagedError, ValueError):

@@ -11,12 +11,14 @@ import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
 from paged.cli.config_options import declared
 from paged.errors import InvalidConfig
+from paged.study.simulator import ROUTERS
 from paged.study.traces import EXCERPTS
 
 T = TypeVar("T")
 
 _TRACE, _DEVICE, _POOL, _STEP, _OUT = "The trace", "Model and device", "The pool", "A step", "What comes out"
 _SOUGHT = "What is sought"
+_REPLICAS = "Replicas"
 _TIME = "What a step takes without a model"
 VIOLATIONS_FOUND = 1
 TARGETS_MISSED = 1
@@ -74,6 +76,12 @@ PrefixCaching = Annotated[bool, Option("--prefix-caching/--no-prefix-caching", h
 PolicyName = Annotated[str, Option(help=_POLICY_HELP, rich_help_panel=_STEP)]
 MaxTokensPerStep = Annotated[str, Option(metavar="N|auto|knee|own[,…]", help="Token budget of a step. auto: one that suits model and device, of paged plan the targets, too (2,048 without a model); knee: where the roofline of model and device has it; own: what each policy's system uses.", rich_help_panel=_STEP)]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_STEP)]
+
+Replicas = Annotated[int, Option(min=1, help="Replicas, each a pool and a scheduler of its own.", rich_help_panel=_REPLICAS)]
+RouterName = Annotated[str, Option("--router", metavar="NAME[,…]", help=f"Who deals requests among them: {', '.join(ROUTERS)} (docs/routing.md).", rich_help_panel=_REPLICAS)]
+Ingresses = Annotated[int, Option(min=1, help="Routers of that kind, to which requests come in turn.", rich_help_panel=_REPLICAS)]
+EventDelay = Annotated[float, Option("--event-delay", min=0.0, metavar="S", help="Seconds until what a replica tells has come, of exact.", rich_help_panel=_REPLICAS)]
+ReportEvery = Annotated[float, Option("--report-every", min=0.0, metavar="S", help="Seconds between two reports of a replica's load, of exact.", rich_help_panel=_REPLICAS)]
 
 FindWhat = Annotated[Literal["rate", "memory", "devices"], Option("--find", help="The highest rate, the smallest memory (blocks), or the fewest devices (replicas, to which requests are dealt in turn).", show_default=False, rich_help_panel=_SOUGHT)]
 Ttft = Annotated[float | None, Option("--ttft", metavar="S", help="Time to first token: its p99 is to be at most so many seconds.", show_default="no target", rich_help_panel=_SOUGHT)]

@@ -19,13 +19,20 @@ from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
 from paged.errors import InvalidConfig
 from paged.study.report import TraceEvents, write_csv, write_html, write_trace_events
-from paged.study.simulator import Outcome, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
+from paged.study.simulator import Outcome, Routing, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
+
+_ROUTING = Routing()
 
 
 @asks_for_scenarios
 def simulate(
     asked: list[Scenario],
     price_per_hour: options.PricePerHour = None,
+    replicas: options.Replicas = 1,
+    router: options.RouterName = "exact",
+    ingresses: options.Ingresses = 1,
+    event_delay: options.EventDelay = _ROUTING.delay_s,
+    report_every: options.ReportEvery = _ROUTING.report_s,
     seeds: options.Seeds = 1,
     jobs: options.Jobs = options.CORES,
     check: options.Check = False,
@@ -45,12 +52,23 @@ def simulate(
     Example, three policies on a 13B model with 40 GB:
 
     `paged simulate azure --model llama-2-13b --device a100-40g --policy paged,vllm,fastgen --rate 0.7`
+
+    With --replicas the load is dealt among several by --router, which takes several names, too.
     """
-    priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
+    routings = _routings(replicas, router, ingresses, event_delay, report_every)
+    priced = [
+        msgspec.structs.replace(scenario, price_per_hour=price_per_hour, routing=routing)
+        for scenario in asked
+        for routing in routings
+    ]
     scenarios = [seeded for scenario in priced for seeded in grid(scenario, seeds=seeds)]
     for name, path in (("--log", log), ("--trace-events", trace_events)):
         if path is not None and len(scenarios) > 1:
             raise InvalidConfig(f"{name} follows one simulation; {len(scenarios)} were asked for")
+        if path is not None and replicas > 1:
+            raise InvalidConfig(f"{name} follows one replica; {replicas} were asked for")
+    if html is not None and replicas > 1:
+        raise InvalidConfig(f"--html shows one replica over time; {replicas} were asked for")
     files = {"--csv": csv, "--html": html, "--trace-events": trace_events, "--log": log}
     check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
     if html is not None:
@@ -65,6 +83,20 @@ def simulate(
     if html is not None:
         write_html(html, outcomes)
     _show(outcomes, json, is_one=len(scenarios) == 1)
+
+
+def _routings(replicas: int, router: str, ingresses: int, event_delay: float, report_every: float) -> list[Routing]:
+    """One for each router. Raises InvalidConfig, also for what one replica does not read."""
+    names = [name.strip() for name in router.split(",")]
+    found = [
+        Routing(replicas=replicas, router=name, ingresses=ingresses, delay_s=event_delay, report_s=report_every)
+        for name in names
+    ]
+    if replicas == 1 and found != [_ROUTING]:
+        raise InvalidConfig("--router, --ingresses, --event-delay and --report-every go with --replicas of 2 or more")
+    for each in found:
+        each.check()
+    return found
 
 
 def _show(outcomes: list[Outcome], json: bool, *, is_one: bool = False) -> None:
@@ -120,7 +152,7 @@ def _bar() -> Progress | None:
 
 def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Path | None) -> Outcome:
     """One simulation in this process, with a bar of its requests."""
-    simulation, events = scenario.simulation(check=check), TraceEvents()
+    simulation, events = scenario.started(check=check), TraceEvents()
     with ExitStack() as stack:
         watchers: list[Callable[[Step], object]] = [events.see] if trace_events is not None else []
         if log is not None:

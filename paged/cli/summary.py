@@ -52,6 +52,13 @@ def print_comparison(outcomes: Sequence[Outcome]) -> None:
     print_limits([outcome.scenario for outcome in outcomes], [outcome.load for outcome in outcomes])
 
 
+def _replicas(result: SimulationResult) -> list[tuple[str, str]]:
+    if result.replicas == 1:
+        return []
+    busiest = f"the busiest computes {result.imbalance:.2f} × the mean"
+    return [("replicas", f"{result.replicas}, each with such a pool; router {result.router}; {busiest}")]
+
+
 def summary(result: SimulationResult) -> list[tuple[str, str]]:
     """What is worth knowing of a simulation: name and value, a line each."""
     computed = max(result.computed_tokens, 1)
@@ -62,6 +69,7 @@ def summary(result: SimulationResult) -> list[tuple[str, str]]:
     lines = [
         ("requests", f"{result.requests:,}: {result.finished:,} finished, {result.rejected:,} rejected"),
         ("pool", pool),
+        *_replicas(result),
         ("steps", f"{result.steps:,}, token budget {_budget(result)}"),
         (
             "virtual time",
@@ -152,6 +160,11 @@ _VARIED: tuple[tuple[str, Callable[[Sequence[Outcome]], bool], Callable[[Outcome
         "rate",
         _varies(lambda outcome: outcome.scenario.load.rate),
         lambda outcome: outcome.load.pace(outcome.scenario.load.rate),
+    ),
+    (
+        "router",
+        lambda outcomes: any(outcome.result.replicas > 1 for outcome in outcomes),
+        lambda outcome: outcome.result.router or "",
     ),
     ("blocks", _varies(lambda outcome: outcome.result.num_blocks), lambda outcome: f"{outcome.result.num_blocks:,}"),
     (

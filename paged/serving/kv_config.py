@@ -18,6 +18,8 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hwm             messages that wait for a slow reader before it loses some; 0: no limit
     max_queue_size  steps that may wait for the publisher's thread
     use_int_block_hashes  hashes are integers of 64 bits; false: all 32 bytes. vLLM reads this from an environment variable
+    restart_points  where prompts can begin in a model whose layers are of several kinds is sent, too: ours, and readers that were made for vLLM
+                    may refuse it
     """
 
     enable_kv_cache_events: bool = False
@@ -29,6 +31,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_queue_size: Annotated[int, msgspec.Meta(ge=1)] = 100_000
     topic: str = ""
     use_int_block_hashes: bool = True
+    restart_points: bool = False
 
     @classmethod
     def read(cls, text: str) -> KvEventsConfig:

@@ -20,11 +20,12 @@ from typing import Any
 
 import zmq
 
-from paged import BlockManager, RestartPoint
+from paged import BlockManager
+from paged.block_manager import Event
 from paged.errors import PublisherFailed, UnusableEndpoint
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_journal import Journal
-from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, BlockEvent
+from paged.serving.kv_wire import END_SEQ, SEQ_BYTES
 
 _LINGER_MS = 500
 """How long a socket that is closed may go on sending."""
@@ -66,15 +67,17 @@ class KvEventPublisher:
         hwm: int = 100_000,
         max_queue_size: int = 100_000,
         use_int_block_hashes: bool = True,
+        restart_points: bool = False,
     ) -> None:
-        self._manager = manager
-        self._queue: deque[tuple[float, list[BlockEvent]]] = deque()
+        self._manager, self._restart_points = manager, restart_points
+        self._queue: deque[tuple[float, list[Event]]] = deque()
         self._max_queue_size = max_queue_size
         journal = Journal(
             manager.block_size,
             buffer_steps,
             rank,
             use_int_block_hashes=use_int_block_hashes,
+            restart_points=restart_points and not manager.layout.is_plain,
             breathe=lambda: time.sleep(_BREATH_S),
         )
         self._has_begun = False
@@ -110,8 +113,7 @@ class KvEventPublisher:
         if len(self._queue) >= self._max_queue_size:
             return
         # Made here and now: it is read from the memory layer's tables.
-        # vLLM's events know blocks alone.
-        events = [event for event in self._manager.take_events() if not isinstance(event, RestartPoint)]
+        events = self._manager.take_events(restart_points=self._restart_points)
         if events or not self._has_begun:
             self._has_begun = True
             self._queue.append((now, events))
@@ -138,6 +140,7 @@ def configured_publisher(
         hwm=config.hwm,
         max_queue_size=config.max_queue_size,
         use_int_block_hashes=config.use_int_block_hashes,
+        restart_points=config.restart_points,
     )
 
 
@@ -146,7 +149,7 @@ class _Thread(Thread):
 
     def __init__(
         self,
-        queue: deque[tuple[float, list[BlockEvent]]],
+        queue: deque[tuple[float, list[Event]]],
         journal: Journal,
         topic: bytes,
         context: zmq.Context[Any],
@@ -214,7 +217,7 @@ class _Thread(Thread):
             self._answer(self._replay)
         return not is_last
 
-    def _publish(self, ts: float, events: list[BlockEvent]) -> None:
+    def _publish(self, ts: float, events: list[Event]) -> None:
         seq, payload = self._journal.add(ts, events)
         # A reader that is full loses it, and asks.
         self._pub.send_multipart(_numbered(self._topic, seq, payload), zmq.NOBLOCK)

@@ -22,6 +22,8 @@ from paged.serving.kv_wire import (
     BlockStored,
     EventBatch,
     ExtraKeys,
+    RestartPointRemoved,
+    RestartPointStored,
     int_hash,
 )
 
@@ -58,6 +60,8 @@ class KvIndex:
         self._held: dict[str, set[BlockHash]] = {}
         self._blocks: dict[BlockHash, _Block] = {}
         self._block_size = 0
+        # Blocks behind which a prompt can begin; None where any will do.
+        self._restarts: set[BlockHash] | None = None
 
     def apply(self, seq: int, batch: EventBatch) -> bool:
         """Take a batch in: the next one, or any that clears everything first. One that was taken before is passed over.
@@ -77,7 +81,11 @@ class KvIndex:
             elif isinstance(event, BlockRemoved):
                 self._remove(event.medium or MEDIA["device"], event.block_hashes)
             elif isinstance(event, AllBlocksCleared):
-                self._held, self._blocks = {}, {}
+                self._held, self._blocks, self._restarts = {}, {}, None
+            elif isinstance(event, RestartPointStored):
+                self._restarts = (self._restarts or set()) | set(event.block_hashes)
+            elif isinstance(event, RestartPointRemoved):
+                self._restarts = (self._restarts or set()) - set(event.block_hashes)
         self.next_seq, self.missing = seq + 1, range(0)
         return True
 
@@ -103,15 +111,20 @@ class KvIndex:
         return IndexHit(on_device * size, behind * size)
 
     def hit_blocks(self, chain: Sequence[BlockHash]) -> tuple[int, int]:
-        """How many blocks of a chain of hashes the device has from its beginning on, and how many the host has behind those."""
+        """How many blocks of a chain of hashes the device has from its beginning on, and how many the host has behind those; of a model whose
+        layers are of several kinds, as many as a prompt can begin behind."""
         on_device = _leading(chain, self.held(MEDIA["device"]))
+        if self._restarts is not None:
+            return next((num for num in range(on_device, 0, -1) if chain[num - 1] in self._restarts), 0), 0
         return on_device, _leading(chain[on_device:], self.held(MEDIA["host"]))
 
-    def summary(self) -> Iterator[BlockStored]:
+    def summary(self) -> Iterator[BlockStored | RestartPointStored]:
         """Events that make an empty index what this one is: the device first, and parents before children."""
         for medium in sorted(self._held, key=lambda name: name != MEDIA["device"]):
             held = self._held[medium]
             yield from self._stretches(medium, (key for key in self._parents_first() if key in held))
+        if self._restarts is not None:
+            yield RestartPointStored(list(self._restarts))
 
     def _store(self, event: BlockStored, data: bytes) -> None:
         size = self._block_size = event.block_size

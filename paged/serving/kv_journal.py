@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from paged.block_manager import Event
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_wire import (
     AllBlocksCleared,
-    BlockEvent,
     EventBatch,
+    RestartPointStored,
     encoded,
     encoded_event,
     encoded_in_parts,
@@ -37,6 +38,8 @@ def _go_on() -> None:
 class Journal:
     """The last `buffer_steps` batches, numbered from 0 on, and what all of them add up to.
 
+    `restart_points`: what is told is of a model in which prompts begin behind these alone, also while there is none.
+
     `breathe` is called again and again while a summary is made, which takes about two microseconds a block.
     """
 
@@ -47,11 +50,13 @@ class Journal:
         rank: int = 0,
         *,
         use_int_block_hashes: bool = True,
+        restart_points: bool = False,
         breathe: Callable[[], None] = _go_on,
     ) -> None:
         self._block_size = block_size
         self._form = int_hash if use_int_block_hashes else bytes
         self._rank = rank
+        self._restart_points = restart_points
         self._breathe = breathe
         self._index = KvIndex()
         self._kept: deque[bytes] = deque(maxlen=buffer_steps)
@@ -64,12 +69,14 @@ class Journal:
         """The number of the batch that is added next."""
         return self._index.next_seq
 
-    def add(self, ts: float, events: Sequence[BlockEvent]) -> tuple[int, bytes]:
+    def add(self, ts: float, events: Sequence[Event]) -> tuple[int, bytes]:
         """One more batch: its number and its payload. The very first one begins with AllBlocksCleared."""
         seq = self.next_seq
         batch = EventBatch(ts, [on_wire(event, self._block_size, self._form) for event in events], self._rank)
         if seq == 0 and not batch.begins_anew:
             batch.events.insert(0, AllBlocksCleared())
+        if self._restart_points and batch.begins_anew:
+            batch.events.insert(1, RestartPointStored([]))
         payload = encoded(batch)
         is_applied = self._index.apply(seq, batch)
         assert is_applied, "the next one"

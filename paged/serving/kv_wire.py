@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from paged import Cleared, Removed, Stored
+from paged import Removed, RestartPoint, Stored
+from paged.block_manager import Event
 from paged.block_manager.content_key import namespace_of, root_prefix
 from paged.errors import UnreadableBatch
 
@@ -64,9 +65,19 @@ class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     """No medium holds anything."""
 
 
-WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
-# Those of the memory layer that have another form here: of blocks.
-BlockEvent = Stored | Removed | Cleared
+class RestartPointStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """A prompt can begin behind these blocks of a model whose layers are of several kinds: ours, sent where it is asked for."""
+
+    block_hashes: list[BlockHash]
+
+
+class RestartPointRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """No prompt can begin behind these blocks any more."""
+
+    block_hashes: list[BlockHash]
+
+
+WireEvent = BlockStored | BlockRemoved | AllBlocksCleared | RestartPointStored | RestartPointRemoved
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -114,7 +125,7 @@ def int_hash(key: BlockHash) -> int:
     return key if isinstance(key, int) else int.from_bytes(key[-8:], "big")
 
 
-def on_wire(event: BlockEvent, block_size: int, form: Callable[[bytes], BlockHash] = int_hash) -> WireEvent:
+def on_wire(event: Event, block_size: int, form: Callable[[bytes], BlockHash] = int_hash) -> WireEvent:
     """An event of the memory layer in the other form. `form` makes a hash what it is on the wire: `int_hash`, or `bytes`."""
     if isinstance(event, Stored):
         digest, adapter = _labels(event.namespace)
@@ -134,6 +145,8 @@ def on_wire(event: BlockEvent, block_size: int, form: Callable[[bytes], BlockHas
         )
     if isinstance(event, Removed):
         return BlockRemoved(block_hashes=list(map(form, event.hashes)), medium=MEDIA[event.tier])
+    if isinstance(event, RestartPoint):
+        return (RestartPointStored if event.is_stored else RestartPointRemoved)([form(event.hash)])
     return AllBlocksCleared()
 
 

@@ -146,7 +146,7 @@ def stepped(setup, *columns, **options):
 
 def test_a_dense_models_ranks_do_not_wait_for_each_other(recorded):
     both = stepped(prepared(recorded(described_as=RANKS), Asked()), [0, 0], [1000, 10], [2, 40])
-    assert both.rank_of.tolist() == [0, 1]
+    assert both.replica_of.tolist() == [0, 1]
     # The short prompt has its first token long before the long one.
     assert both.latencies.first_of_each()[1] < 0.5 * both.latencies.first_of_each()[0]
 
@@ -165,10 +165,10 @@ def test_ranks_that_share_experts_step_together(recorded):
 
 def test_a_request_goes_to_the_rank_with_the_least_to_do_and_a_closed_loop_serves_all(recorded):
     setup = prepared(recorded(described_as=RANKS), Asked())
-    assert stepped(setup, [0, 0, 2, 2.5], [10] * 4, [500, 5, 5, 5]).rank_of.tolist() == [0, 1, 1, 1]
+    assert stepped(setup, [0, 0, 2, 2.5], [10] * 4, [500, 5, 5, 5]).replica_of.tolist() == [0, 1, 1, 1]
     loop = stepped(setup, [0] * 12, [50] * 12, [20] * 12, clients=4)
     assert np.isfinite(loop.latencies.e2e_of_each()).all()
-    assert set(loop.rank_of.tolist()) == {0, 1}
+    assert set(loop.replica_of.tolist()) == {0, 1}
 
 
 def test_two_devices_by_tensor_parallel_are_timed_by_measured_layers_and_a_link(recorded):

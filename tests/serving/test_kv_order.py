@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 from hypothesis import event, given, settings, strategies as st
 
+from paged import LayerGroup
 from paged.errors import EventsLost, InconsistentEvent
 from paged.serving.kv_follower import KvFollower
 from paged.serving.kv_index import KvIndex
@@ -46,16 +47,17 @@ class Reader:
 class World:
     """An engine, what it published, and its readers, of which some lose what is published."""
 
-    def __init__(self, kept):
-        self.kept, self.clock, self.readers = kept, count(), [Reader()]
+    def __init__(self, kept, groups=()):
+        self.kept, self.groups, self.clock, self.readers, self.prompts = kept, groups, count(), [Reader()], []
         self.begin()
 
     def begin(self):
-        self.engine, self.journal = TinyEngine(), Journal(4, self.kept)
+        self.engine = TinyEngine(40, groups=self.groups) if self.groups else TinyEngine()
+        self.journal = Journal(4, self.kept, restart_points=bool(self.groups))
         self.publish(is_lost=True)
 
     def publish(self, is_lost=False):
-        events = list(self.engine.manager.take_events())
+        events = list(self.engine.manager.take_events(restart_points=True))
         if events or not self.journal.next_seq:
             seq, payload = self.journal.add(float(next(self.clock)), events)
             for reader in [] if is_lost else self.readers:
@@ -68,11 +70,16 @@ class World:
             reader.ask(self.journal)
             assert shown(reader.index) == self.engine.contents()
             assert reader.index.next_seq == self.journal.next_seq
+            for prompt, salt in self.prompts[-4:]:
+                namespace = None if salt is None else (salt, None, None)
+                hit = self.engine.manager.lookup(prompt, namespace)
+                assert reader.index.hits(prompt, namespace) == (hit.num_tokens, hit.host_tokens)
 
     def call(self, name, *given):
         if name == "add":
             prompt, max_tokens, salt = given
             self.engine.add(prompt, max_tokens, salt=salt)
+            self.prompts.append((prompt, salt))
         elif name in ("step", "lost step"):
             self.engine.step()
             self.publish(is_lost=name == "lost step")
@@ -101,6 +108,16 @@ def test_whatever_is_lost_a_reader_that_asks_has_what_the_engine_holds(program, 
     world.settle()
     event(f"old batches are gone: {world.journal.next_seq > kept}")
     event(f"the host has some: {bool(world.engine.contents()['CPU'])}")
+
+
+@pytest.mark.parametrize("side", [LayerGroup("window", 6), LayerGroup("chunk", 8), LayerGroup("state")])
+@settings(max_examples=40)
+@given(program=st.lists(CALLS, min_size=10, max_size=60), kept=st.integers(1, 6))
+def test_where_layers_are_of_several_kinds_it_has_the_deepest_restart_point(side, program, kept):
+    world = World(kept, (LayerGroup("full"), side))
+    for call in program:
+        world.call(*call)
+    world.settle()
 
 
 def served(kept, prompts, salt):

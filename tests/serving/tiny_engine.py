@@ -15,8 +15,9 @@ from paged.testing.event_reader import hash_of
 class TinyEngine:
     """A scheduler on a pool that evicts to the host, and a stand-in that samples a constant."""
 
-    def __init__(self, num_blocks: int = 12, block_size: int = 4, host_blocks: int = 6) -> None:
-        self.manager = BlockManager(num_blocks, block_size, host_blocks=host_blocks, host_caching=host_blocks > 0)
+    def __init__(self, num_blocks: int = 12, block_size: int = 4, host_blocks: int = 6, groups: Any = ()) -> None:
+        options = {"groups": groups} if groups else {"host_blocks": host_blocks, "host_caching": host_blocks > 0}
+        self.manager = BlockManager(num_blocks, block_size, **options)
         self.scheduler = Scheduler(self.manager, max_tokens_per_step=32, max_sequences=3)
         self._ids = count()
 

@@ -14,7 +14,9 @@ from paged.study.simulator.planning import fewest_devices, highest_rate, plans, 
 from paged.study.simulator.probe import P99s, Probe
 from paged.study.simulator.recorded_run import RecordedRun, RunSetup, Series, read_run
 from paged.study.simulator.recording import Recording, Setup, record
+from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
+from paged.study.simulator.routers import ROUTERS, Routing
 from paged.study.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
 from paged.study.simulator.simulation import Simulation, Step, simulate
 from paged.study.simulator.step_time import StepTime
@@ -27,6 +29,7 @@ from paged.study.simulator.work import steady_work, work_of
 
 __all__ = [
     "METRICS",
+    "ROUTERS",
     "STATISTICS",
     "TOLERANCES",
     "UNBOUNDED",
@@ -54,6 +57,8 @@ __all__ = [
     "RecordedRun",
     "RecordedSeconds",
     "Recording",
+    "Replicas",
+    "Routing",
     "RunSetup",
     "Scenario",
     "Series",

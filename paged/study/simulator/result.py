@@ -1,5 +1,8 @@
 """What a simulation found: one struct, ready for JSON."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -128,3 +131,81 @@ class SimulationResult(msgspec.Struct, frozen=True):
     wall_s: float
     us_per_step: float
     """Host time of all, a step."""
+
+    replicas: int = 1
+    router: str | None = None
+    """Who dealt requests among replicas."""
+    imbalance: float = 1.0
+    """Tokens that the busiest replica computed ÷ the mean."""
+
+
+def merged(results: Sequence[SimulationResult], router: str, left_out: int) -> SimulationResult:
+    """Of replicas whose latencies are one: counts add up, shares are weighted by the time in steps."""
+    first, num = results[0], len(results)
+    busy = sum(each.busy_s for each in results)
+
+    def total(name: str) -> Any:
+        return sum(getattr(each, name) for each in results)
+
+    def mean(name: str) -> float:
+        return sum(getattr(each, name) * each.busy_s for each in results) / busy if busy else 0.0
+
+    def spread(name: str) -> Spread:
+        of_held, of_pool = (
+            sum(getattr(getattr(each, name), part) * each.busy_s for each in results) / busy if busy else 0.0
+            for part in ("of_held", "of_pool")
+        )
+        return Spread(of_held, of_pool)
+
+    counts = {name: total(name) for name in _ADDED}
+    # What was left out of the trace is rejected once.
+    counts["rejected"] -= (num - 1) * left_out
+    makespan, computed, prompts = first.makespan_s, counts["computed_tokens"], counts["prompt_tokens"]
+    cost = None
+    if first.cost_per_million_tokens is not None:
+        cost = sum((each.cost_per_million_tokens or 0.0) * each.output_tokens for each in results)
+        cost /= counts["output_tokens"]
+    moved = (counts["swapped_out_blocks"] + counts["swapped_in_blocks"]) * first.block_size
+    return msgspec.structs.replace(
+        first,
+        **counts,
+        throughput=counts["output_tokens"] / makespan if makespan else 0.0,
+        requests_per_s=counts["finished"] / makespan if makespan else 0.0,
+        preemptions=Preemptions(
+            sum(each.preemptions.recompute for each in results), sum(each.preemptions.swap for each in results)
+        ),
+        max_preemptions=max(each.max_preemptions for each in results),
+        memory=spread("memory"),
+        memory_while_waiting=spread("memory_while_waiting"),
+        peak_block_usage=max(each.peak_block_usage for each in results),
+        mean_block_usage=mean("mean_block_usage"),
+        row_occupancy=mean("row_occupancy"),
+        token_occupancy=None if first.token_occupancy is None else mean("token_occupancy"),
+        prefix_hit_rate=counts["hit_tokens"] / prompts if prompts else 0.0,
+        waste=(counts["wasted_tokens"] + moved) / computed if computed else 0.0,
+        cost_per_million_tokens=cost,
+        violation_messages=sum((each.violation_messages for each in results), ())[:10],
+        wall_s=max(each.wall_s for each in results),
+        us_per_step=max(each.wall_s for each in results) / max(1, counts["steps"]) * 1e6,
+        replicas=num,
+        router=router,
+        imbalance=max(each.computed_tokens for each in results) * num / computed if computed else 1.0,
+    )
+
+
+_ADDED = (
+    "finished",
+    "rejected",
+    "steps",
+    "skipped_steps",
+    "busy_s",
+    "prompt_tokens",
+    "output_tokens",
+    "hit_tokens",
+    "computed_tokens",
+    "wasted_tokens",
+    "swapped_out_blocks",
+    "swapped_in_blocks",
+    "checked_steps",
+    "violations",
+)

@@ -25,10 +25,13 @@ from paged.study.hardware.link import link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator.ledger import UNBOUNDED
+from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import SimulationResult
+from paged.study.simulator.routers import Routing
 from paged.study.simulator.settling import settling_s
 from paged.study.simulator.simulation import Simulation
 from paged.study.simulator.step_time import StepTime
+from paged.study.simulator.timeline import Timeline
 from paged.study.simulator.trace_facts import TraceFacts
 from paged.study.traces import Trace, is_synthetic, open_trace
 
@@ -247,6 +250,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_step  token budget; "auto": one that suits model and device (`suiting_budget`), 2,048 without a model, and of a policy
                          that splits no prompts its own; "knee": at the roofline's knee; "own": the policy's own default, at the knee
                          where it has none. A policy that neither splits prompts nor has a budget (static, orca) is not bounded by any
+    price_per_hour       of a replica
+    routing              how many replicas there are, and who deals the load among them
     """
 
     load: Load
@@ -259,6 +264,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_step: Budget = "auto"
     max_sequences: int = 256
     price_per_hour: float | None = None
+    routing: Routing = Routing()
 
     def budget(self) -> int:
         """Tokens a step. Raises UnknownPolicy, and InvalidConfig where there is no roofline to take it from."""
@@ -365,16 +371,35 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def simulation(self, *, check: bool = False, trace: Trace | None = None) -> Simulation:
-        """Ready to run. `trace` stands in for the load's, as a part of it does. Raises what its parts raise."""
-        scheduler = self.scheduler()
+        """Of one replica, ready to run. `trace` stands in for the load's, as a part of it does. Raises what its parts raise, and InvalidConfig
+        for several replicas."""
+        if self.routing.replicas != 1:
+            raise InvalidConfig(f"one replica is simulated here; replicas is {self.routing.replicas}")
         return Simulation(
             self.load.build() if trace is None else trace,
-            scheduler,
+            self.scheduler(),
             self.device.cost_model(),
             check=check,
             clients=self.load.clients,
             price_per_hour=self.price_per_hour,
         )
+
+    def replicated(self, *, check: bool = False) -> Replicas:
+        """Of all replicas, ready to run. Raises what its parts raise."""
+        self.routing.check()
+        return Replicas(
+            self.load.build(),
+            [self.scheduler() for _ in range(self.routing.replicas)],
+            self.device.cost_model(),
+            self.routing,
+            check=check,
+            clients=self.load.clients,
+            price_per_hour=self.price_per_hour,
+        )
+
+    def started(self, *, check: bool = False) -> Simulation | Replicas:
+        """Of one replica, or of all. Raises what its parts raise."""
+        return self.simulation(check=check) if self.routing.replicas == 1 else self.replicated(check=check)
 
 
 def prompts_over_budget(scenario: Scenario, trace: Trace) -> int:
@@ -393,7 +418,7 @@ def facts_of(scenario: Scenario, trace: Trace) -> TraceFacts:
 class Outcome(msgspec.Struct, frozen=True):
     """A scenario and what became of it.
 
-    timeline  columns by name, float64 [entries] each (`Timeline.columns`)
+    timeline  columns by name, float64 [entries] each (`Timeline.columns`); of several replicas no entries
     ttft_s, longest_gap_s, e2e_s
               float64 [requests], NaN for who has none
     applied   what was done to the trace, a sentence each
@@ -413,13 +438,14 @@ class Outcome(msgspec.Struct, frozen=True):
     prompts_over_budget: int
 
 
-def outcome_of(scenario: Scenario, simulation: Simulation) -> Outcome:
+def outcome_of(scenario: Scenario, simulation: Simulation | Replicas) -> Outcome:
     """What a simulation that has run found."""
     latencies = simulation.latencies
+    timeline = simulation.timeline if isinstance(simulation, Simulation) else Timeline()
     return Outcome(
         scenario,
         simulation.result(),
-        simulation.timeline.columns(),
+        timeline.columns(),
         latencies.ttft_of_each(),
         latencies.longest_gap_of_each(),
         latencies.e2e_of_each(),
@@ -431,7 +457,7 @@ def outcome_of(scenario: Scenario, simulation: Simulation) -> Outcome:
 
 def run(scenario: Scenario, *, check: bool = False) -> Outcome:
     """Simulate a scenario to its end. Raises what its parts raise, and SimulationStuck."""
-    simulation = scenario.simulation(check=check)
+    simulation = scenario.started(check=check)
     for _ in simulation.steps():
         pass
     return outcome_of(scenario, simulation)

@@ -63,7 +63,7 @@ class Simulation:
         are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect.
         `runs_ahead`: the engine decides on a step while the one before runs, so who comes meanwhile is in the step after it. `prompt_of` gives a
         request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that samples, by default the
-        stand-in's. `shared` and `latencies`: those of all data-parallel ranks, of which this is one. Raises InvalidConfig for fewer than one client or a price that is none.
+        stand-in's. `shared` and `latencies`: those of all replicas, of which this is one. Raises InvalidConfig for fewer than one client or a price that is none.
         """
         if clients is not None and clients < 1:
             raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
@@ -88,7 +88,7 @@ class Simulation:
         self._ask_for = LEAST_AT_ONCE
         self.arrivals = shared or Arrivals(trace, clients)
         self.deliver: Callable[[float], None] = self._add_arrived
-        """Add who has come until a time; of data-parallel ranks to whichever is to serve them."""
+        """Add who has come until a time; of replicas to whichever is to serve them."""
         self._num_empty = 0
         # The requests of the rows that sampled last, so that steps with the same rows need not ask.
         self._ids: NDArray[np.object_] | None = None
@@ -107,19 +107,26 @@ class Simulation:
 
     def advance(self) -> Step | None:
         """Run the next step, and before it those in which nothing is to be decided; None where nobody can run. Raises SimulationStuck."""
-        before, skipped = self.num_skipped, 0.0
-        if self._may_skip:
-            skipped = self._fast_forward()
+        before, skipped = self.num_skipped, self.skip_ahead()
+        if skipped:
             self.deliver(self.seen_s)
+        step = self.run_step()
+        if step is None or not skipped:
+            return step
+        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
+
+    def skip_ahead(self) -> float:
+        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Return their seconds."""
+        return self._fast_forward() if self._may_skip else 0.0
+
+    def run_step(self) -> Step | None:
+        """Run the next step alone; None where nobody can run. Raises SimulationStuck."""
         batch = self.scheduler.schedule(self.now_s)
         if batch.is_empty:
             self.nothing_ran(batch)
             return None
         work = self.work_of(batch)
-        step = self.finish(batch, work, float(self.cost_model.seconds(work)))
-        if not skipped:
-            return step
-        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
+        return self.finish(batch, work, float(self.cost_model.seconds(work)))
 
     def nothing_ran(self, batch: Batch) -> None:
         """End an empty batch. Raises SimulationStuck for the second one in a row."""
@@ -139,15 +146,16 @@ class Simulation:
         while (arrival := self.arrivals.next_s()) <= seen_s:
             self.add(self.arrivals.take(), arrival)
 
-    def add(self, number: int, arrival: float) -> None:
-        """A request of the trace has come."""
+    def add(self, number: int, arrival: float) -> bool:
+        """Take a request of the trace that has come. Return whether it can ever run."""
         self.latencies.arrived(number, arrival)
         try:
             self.scheduler.add(self._request(number), now=arrival)
         except NeverFits:
             # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
-            return
+            return False
         self.arrivals.is_waited_for()
+        return True
 
     def _request(self, number: int) -> Request:
         trace = self.trace

@@ -22,9 +22,10 @@ from paged.study.hardware import KV_DTYPES, Roofline, device_named, device_names
 from paged.study.hardware.link import link_of
 from paged.study.hardware.measured import step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
-from paged.study.simulator.data_parallel import DataParallel
 from paged.study.simulator.engine_description import EngineDescription, engine_named, engine_names
 from paged.study.simulator.recorded_run import RecordedRun, Series
+from paged.study.simulator.replicas import Replicas
+from paged.study.simulator.routers import Routing
 from paged.study.simulator.simulation import Simulation
 from paged.study.traces import Trace
 
@@ -188,7 +189,7 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
     )
 
 
-def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation | DataParallel:
+def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation | Replicas:
     """Of a trace under a run's setup, ready to run. Raises InvalidConfig."""
     schedulers = [
         Scheduler(
@@ -202,7 +203,14 @@ def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) 
     ]
     ahead = setup.engine.runs_ahead
     if setup.data_parallel > 1:
-        return DataParallel(trace, schedulers, setup.step, runs_ahead=ahead, clients=clients)
+        return Replicas(
+            trace,
+            schedulers,
+            setup.step,
+            Routing(replicas=setup.data_parallel, router="least-loaded"),
+            runs_ahead=ahead,
+            clients=clients,
+        )
     return Simulation(trace, schedulers[0], setup.step, runs_ahead=ahead, clients=clients)
 
 
@@ -285,17 +293,17 @@ def _figures(queued: Times, first: Times, last: Times, output_tokens: NDArray[np
     }
 
 
-def ranks_of(simulation: Simulation | DataParallel) -> list[Simulation]:
+def ranks_of(simulation: Simulation | Replicas) -> list[Simulation]:
     """The simulations of its data-parallel ranks; one that has none is its own."""
-    return simulation.ranks if isinstance(simulation, DataParallel) else [simulation]
+    return simulation.ranks if isinstance(simulation, Replicas) else [simulation]
 
 
-def taken_in(arrival: Times, simulation: Simulation | DataParallel) -> Times:
+def taken_in(arrival: Times, simulation: Simulation | Replicas) -> Times:
     """When the simulated engine would have taken requests in: at once where nothing runs, else when the step that runs has ended."""
     found = arrival.copy()
-    rank_of = simulation.rank_of if isinstance(simulation, DataParallel) else np.zeros(len(arrival), np.int64)
+    replica_of = simulation.replica_of if isinstance(simulation, Replicas) else np.zeros(len(arrival), np.int64)
     for number, rank in enumerate(ranks_of(simulation)):
-        columns, own = rank.timeline.columns(), rank_of == number
+        columns, own = rank.timeline.columns(), replica_of == number
         ends = columns["end_s"]
         if not len(ends):
             continue
@@ -306,7 +314,7 @@ def taken_in(arrival: Times, simulation: Simulation | DataParallel) -> Times:
 
 
 def _series_error(
-    series: Series, simulation: Simulation | DataParallel, blocks: int
+    series: Series, simulation: Simulation | Replicas, blocks: int
 ) -> tuple[SeriesError, dict[str, list[float]]]:
     running, waiting, held = (np.zeros(len(series.t)) for _ in range(3))
     ranks = ranks_of(simulation)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paged.serving.pace import Pace
+from paged.engine.pace import Pace
 
 
 def noted(steps, between=0.0, rests=False):

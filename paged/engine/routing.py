@@ -1,0 +1,371 @@
+"""Which replica a request goes to: by what each has of its prompt, and by how long it would wait there.
+
+    expected first token = wait + tokens that are not cached there · seconds a token        by replica
+
+                cached   wait   compute   expected
+    replica 0   90 %     0.8 s    0.1 s     0.9 s        few tokens to compute, behind others
+    replica 1    0 %     0.0 s    1.0 s     1.0 s        least loaded: 0 is chosen, and 1 once more wait at 0
+
+What a replica reports is old: so what this router sent since then counts as reserved, and what others sent is told by
+them (`heard`), or taken to be alike. No clock, no network: times and random numbers are handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from paged.engine.replica_index import Depth, Keys, ReplicaIndex
+from paged.errors import InvalidConfig, UnknownReplica
+
+NO_DEPTH = Depth(0, 0)
+_UNKNOWN_TOKEN_S = 1e-4
+"""Seconds a token while no replica has said its own."""
+_SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
+"""Lengths in blocks at which what was sent and is not cached yet is noted."""
+
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
+    """A request that wants a replica.
+
+    id          names it until it is completed
+    keys        of its full blocks (`prompt_keys`)
+    num_tokens  of its prompt
+    tenant      on whose account it is; "" where nothing is said
+    """
+
+    id: str
+    keys: Sequence[int]
+    num_tokens: int
+    tenant: str = ""
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica reports of itself.
+
+    begin_s      in how many seconds a request that came now would begin (`forecast`, in seconds)
+    token_s      seconds that a prompt token takes; 0: not known yet
+    load_s       seconds that a token takes from the host to the device
+    num_running  sequences that run
+    num_unused   tokens for which there are blocks without content
+    num_free     places of those that are free
+    turn_s       seconds by which each request that waits lets the next one begin later
+    queued       prompt tokens that wait, by tenant
+    is_fair      tenants take turns there, so that one waits for as much of another as it has itself
+    is_full      it refuses requests now
+    received     the number of the latest reservation of each router that it has received; None: it does not say
+    """
+
+    begin_s: float = 0.0
+    token_s: float = 0.0
+    load_s: float = 0.0
+    num_running: int = 0
+    num_unused: int = 0
+    num_free: int = 0
+    turn_s: float = 0.0
+    queued: Mapping[str, int] = msgspec.field(default_factory=dict)
+    is_fair: bool = False
+    is_full: bool = False
+    received: Mapping[str, int] | None = None
+
+
+class Reservation(msgspec.Struct, frozen=True, gc=False):
+    """A request that was sent to a replica, for other routers to count (`Router.heard`).
+
+    number  counts a router's reservations of a replica, from 1 on
+    tokens  that the replica is taken to compute
+    cached  tokens that it is taken to have
+    """
+
+    router: str
+    number: int
+    replica: str
+    id: str
+    tenant: str
+    tokens: int
+    cached: int = 0
+
+
+class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router weighs.
+
+    bound_s, bound_times
+                  the expected first token may be so much later than where it is earliest, and so many times as late
+    spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
+    evicted       what a second of computing counts whose content is evicted there, where all of it would be found again; what share is found shows
+                  what was sent there lately: where content is evicted before it is found, more of that does no harm
+    running_s     seconds that a running sequence counts for
+    recent        what a second of computing that was sent there lately counts, where replicas are equal otherwise
+    half_life_s   after which what was sent lately counts half
+    settle_s      after which a replica has received what was sent, and its events are known
+    lapse_s       after which what was sent is taken to be begun, whatever is reported
+    num_untold    other routers that send to these replicas and do not tell this one
+    """
+
+    bound_s: float = 0.5
+    bound_times: float = 1.0
+    spared: float = 1.0
+    evicted: float = 1.0
+    running_s: float = 0.001
+    recent: float = 0.02
+    half_life_s: float = 60.0
+    settle_s: float = 0.25
+    lapse_s: float = 30.0
+    num_untold: int = 0
+
+    def check(self) -> None:
+        """Raises InvalidConfig for what is negative or no number."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise InvalidConfig(f"{name} is {value!r}; it has to be a finite number, 0 or more")
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The candidates for a request, the best first, and of the first one what is expected there.
+
+    expected_s  seconds until the first token
+    depth       blocks of the prompt that it has
+    """
+
+    replicas: list[str]
+    expected_s: float
+    depth: Depth
+
+
+class _Sent(msgspec.Struct, gc=False):
+    """A reservation that counts, and since when."""
+
+    made: Reservation
+    since: float
+
+
+class _Replica:
+    """What a router knows of a replica: its latest report, and what was sent since."""
+
+    def __init__(self) -> None:
+        self.load = ReplicaLoad()
+        self.seen = 0.0
+        self.num_sent = 0
+        self.reserved = 0
+        self._sent: dict[tuple[str, int], _Sent] = {}
+        # Tokens that were sent lately: to be computed, and cached; as of a moment.
+        self._computed = self._cached = self._recent_at = 0.0
+
+    def wait_s(self, tenant: str, tokens: int, token_s: float, now: float, times: int) -> float:
+        """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
+        load = self.load
+        wait = max(0.0, load.begin_s - (now - self.seen)) + self.reserved * times * token_s
+        wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
+        if not load.is_fair or not wait:
+            return wait
+        queued = dict(load.queued)
+        for sent in self._sent.values():
+            queued[sent.made.tenant] = queued.get(sent.made.tenant, 0) + sent.made.tokens * times
+        total = sum(queued.values())
+        if not total:
+            return wait
+        mine = queued.pop(tenant, 0)
+        return wait * (mine + sum([min(other, mine + tokens) for other in queued.values()])) / total
+
+    def reserve(self, made: Reservation, now: float) -> None:
+        """Count what was sent until it is in a report."""
+        if (made.router, made.number) not in self._sent:
+            self._sent[made.router, made.number] = _Sent(made, now)
+            self.reserved += made.tokens
+
+    def settle(self, router: str, number: int) -> None:
+        """Count a reservation no more."""
+        sent = self._sent.pop((router, number), None)
+        if sent is not None:
+            self.reserved -= sent.made.tokens
+
+    def reported(self, load: ReplicaLoad, now: float, settle_s: float) -> None:
+        """Take a report in, and settle what it counts."""
+        self.load, self.seen = load, now
+        received = load.received
+        for (router, number), sent in list(self._sent.items()):
+            is_in = sent.since <= now - settle_s if received is None else number <= received.get(router, 0)
+            if is_in:
+                self.settle(router, number)
+
+    def lapse(self, before: float) -> None:
+        """Settle what was sent before a moment."""
+        for key, sent in list(self._sent.items()):
+            if sent.since > before:
+                break
+            self.settle(*key)
+
+    def recent(self, now: float, half_life_s: float) -> float:
+        """Tokens to be computed that were sent here lately."""
+        return self._computed * 0.5 ** ((now - self._recent_at) / half_life_s) if self._computed else 0.0
+
+    @property
+    def found(self) -> float:
+        """Which share of what was sent here lately was cached."""
+        return self._cached / (self._cached + self._computed) if self._cached else 0.0
+
+    def note_recent(self, made: Reservation, now: float, half_life_s: float) -> None:
+        """Add to what was sent lately."""
+        left = 0.5 ** ((now - self._recent_at) / half_life_s)
+        self._computed, self._cached = self._computed * left + made.tokens, self._cached * left + made.cached
+        self._recent_at = now
+
+
+class Router:
+    """One of the routers of a set of replicas, which go by names. `draw` gives numbers from 0 to below 1.
+
+    index  what each replica has, shared with other routers or its own; the owner tells it of events (`ReplicaIndex.apply`, `store`, `drop`)
+
+    Times are seconds of one clock, which never goes back.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        rules: RoutingRules | None = None,
+        *,
+        name: str = "",
+        draw: Callable[[], float],
+        index: ReplicaIndex | None = None,
+    ) -> None:
+        self.rules = rules or RoutingRules()
+        self.rules.check()
+        self.name = name
+        self.block_size = block_size
+        self.index = ReplicaIndex() if index is None else index
+        self._draw = draw
+        self._replicas: dict[str, _Replica] = {}
+        # Of each request that is not completed: its replica, the number of its reservation, and what of its prompt is noted below.
+        self._by_id: dict[str, tuple[str, int, Keys]] = {}
+        # What was sent and is not cached yet; and when each note of it goes, in order.
+        self._expected = ReplicaIndex()
+        self._fading: deque[tuple[float, str, Keys]] = deque()
+
+    @property
+    def replicas(self) -> list[str]:
+        """Those that requests can be sent to."""
+        return list(self._replicas)
+
+    def add(self, replica: str, *, restart_points: bool = False) -> None:
+        """Begin to know a replica, which is empty and idle; `restart_points` as of `ReplicaIndex.add`. Raises InvalidConfig for one that is known."""
+        self._expected.add(replica)
+        if replica not in self.index:
+            self.index.add(replica, restart_points=restart_points)
+        self._replicas[replica] = _Replica()
+
+    def remove(self, replica: str) -> None:
+        """Forget a replica; requests that it has are completed. Raises UnknownReplica."""
+        self._expected.remove(replica)
+        if replica in self.index:
+            self.index.remove(replica)
+        del self._replicas[replica]
+        self._by_id = {id: known for id, known in self._by_id.items() if known[0] != replica}
+
+    def report(self, replica: str, load: ReplicaLoad, now: float) -> None:
+        """Take in what a replica reports. Raises UnknownReplica."""
+        self._replica(replica).reported(load, now, self.rules.settle_s)
+
+    def choose(self, prompt: Prompt, now: float, candidates: Sequence[str] | None = None) -> Choice:
+        """Rank replicas for a request, `candidates` or all; those that are full come last. Nothing is reserved (`routed`).
+
+        The first one's expected first token is later than the earliest one by `bound_s` at most, and by what other routers may have
+        sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
+        """
+        rules, names = self.rules, list(self._replicas) if candidates is None else candidates
+        if not names:
+            raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
+        self._fade(now)
+        depths, sent = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
+        size, times, half_life_s = self.block_size, 1 + rules.num_untold, rules.half_life_s
+        usual_s = max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S
+        ranked: list[tuple[bool, float, float, float, str]] = []
+        earliest = math.inf
+        for name in names:
+            replica = self._replica(name)
+            load = replica.load
+            token_s = load.token_s or usual_s
+            device, host = depths.get(name, NO_DEPTH)
+            if name in sent:
+                device = max(device, _SPARSE[sent[name].device - 1])
+            tokens = prompt.num_tokens - (device + host) * size
+            compute = tokens * token_s + host * size * load.load_s
+            wait = replica.wait_s(prompt.tenant, tokens, token_s, now, times)
+            expected = wait + compute
+            score = expected + rules.spared * compute + rules.running_s * load.num_running
+            score += rules.recent * replica.recent(now, half_life_s) * token_s
+            score += rules.evicted * max(0, tokens - load.num_unused) * token_s * replica.found
+            ranked.append((load.is_full, score, expected, compute, name))
+            if expected < earliest and not load.is_full:
+                earliest = expected
+        within = earliest * rules.bound_times + rules.bound_s
+        # Those that are expected too late come after the others.
+        ranked = [(last or when > within, score, when, compute, name) for last, score, when, compute, name in ranked]
+        ranked.sort()
+        self._draw_first(ranked)
+        _, _, expected, _, best = ranked[0]
+        return Choice([each[-1] for each in ranked], expected, depths.get(best, NO_DEPTH))
+
+    def routed(self, prompt: Prompt, replica: str, now: float, depth: Depth = NO_DEPTH) -> Reservation:
+        """Note that a request was sent to a replica, which had so much of it. Returns what other routers may be told. Raises UnknownReplica."""
+        known, keys = self._replica(replica), sparse(prompt.keys)
+        known.num_sent += 1
+        cached = min(sum(depth) * self.block_size, prompt.num_tokens - 1)
+        tokens = prompt.num_tokens - cached
+        made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens, cached)
+        self._count(made, now)
+        self._expected.store(replica, keys)
+        self._by_id[prompt.id] = replica, made.number, keys
+        return made
+
+    def heard(self, made: Reservation, now: float) -> None:
+        """Count what another router has sent; of a replica that is not known, nothing. One that was heard counts once."""
+        if made.replica in self._replicas and made.router != self.name:
+            self._count(made, now)
+
+    def completed(self, id: str, now: float) -> None:
+        """Note that a request that was sent has ended; of one that is not known, nothing."""
+        known = self._by_id.pop(id, None)
+        if known is not None:
+            replica, number, keys = known
+            self._replicas[replica].settle(self.name, number)
+            self._fading.append((now + self.rules.settle_s, replica, keys))
+
+    def _count(self, made: Reservation, now: float) -> None:
+        replica = self._replicas[made.replica]
+        replica.reserve(made, now)
+        replica.note_recent(made, now, self.rules.half_life_s)
+
+    def _draw_first(self, ranked: list[tuple[bool, float, float, float, str]]) -> None:
+        """Move one of those that cannot be told from the first to the front: other routers see the same loads, and are not to choose the same."""
+        is_late, score, _, compute, _ = ranked[0]
+        untold = self.rules.num_untold
+        most = score + compute * untold / (1 + untold)
+        num = next((i for i, each in enumerate(ranked) if each[0] != is_late or each[1] > most), len(ranked))
+        if num > 1:
+            ranked.insert(0, ranked.pop(int(self._draw() * num)))
+
+    def _fade(self, now: float) -> None:
+        """Forget what is cached by now, or never will be."""
+        while self._fading and self._fading[0][0] <= now:
+            _, replica, keys = self._fading.popleft()
+            if replica in self._replicas:
+                self._expected.drop(replica, keys)
+        for known in self._replicas.values():
+            known.lapse(now - self.rules.lapse_s)
+
+    def _replica(self, name: str) -> _Replica:
+        try:
+            return self._replicas[name]
+        except KeyError:
+            raise UnknownReplica(name, self._replicas) from None
+
+
+def sparse(keys: Keys) -> list[int]:
+    """Some of a prompt's keys: enough to know how much of it two prompts share, to 64 blocks or half of it."""
+    num = len(keys)
+    return [keys[length - 1] for length in _SPARSE[: bisect_right(_SPARSE, num)]]

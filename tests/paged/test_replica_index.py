@@ -1,0 +1,124 @@
+"""What a router knows of the content of replicas is what their memories have."""
+
+import numpy as np
+import pytest
+
+from paged import BlockManager, LayerGroup, Request, Scheduler
+from paged.engine.replica_index import DEVICE, HOST, RESTART, Depth, ReplicaIndex, key_of, prompt_keys
+from paged.errors import InvalidConfig, UnknownReplica
+
+FOUR = prompt_keys(range(100, 117), 4)
+
+
+def index_of(*replicas):
+    index = ReplicaIndex()
+    for replica in replicas:
+        index.add(replica)
+    return index
+
+
+def serve(scheduler, id, prompt, salt=None):
+    scheduler.add(Request(id=id, prompt=prompt, max_tokens=1, salt=salt))
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
+
+
+@pytest.mark.parametrize("salt", [None, "salt"])
+def test_keys_are_the_last_64_bits_of_the_hashes_of_memory(salt):
+    scheduler = Scheduler(BlockManager(8, 4))
+    serve(scheduler, "a", range(9), salt)
+    [stored] = scheduler.manager.take_events()
+    assert prompt_keys(range(9), 4, salt and (salt, None, None)) == [key_of(digest) for digest in stored.hashes]
+
+
+def test_the_last_token_of_a_prompt_is_never_in_a_key():
+    assert [len(prompt_keys(range(length), 4)) for length in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_depths_are_those_of_a_look_up_in_each_memory(seed):
+    random = np.random.default_rng(seed)
+    index, schedulers = index_of("a", "b", "c"), {}
+    heads = [random.integers(0, 9, 20).tolist() for _ in range(3)]
+    prompts = [
+        heads[random.integers(3)][: random.integers(1, 20)] + random.integers(0, 9, 9).tolist() for _ in range(20)
+    ]
+    for name in index.replicas:
+        schedulers[name] = Scheduler(BlockManager(int(random.integers(16, 40)), 2, host_blocks=8))
+    for number, prompt in enumerate(prompts):
+        name = index.replicas[random.integers(3)]
+        serve(schedulers[name], str(number), prompt)
+        index.apply(name, schedulers[name].manager.take_events())
+        for asked in prompts:
+            found = index.depths(prompt_keys(asked, 2))
+            for each, scheduler in schedulers.items():
+                hit = scheduler.manager.lookup(asked)
+                assert found.get(each, Depth(0, 0)) == (hit.num_tokens // 2, hit.host_tokens // 2)
+
+
+@pytest.mark.parametrize("side", [LayerGroup("window", 6), LayerGroup("state")])
+def test_a_replica_with_layers_of_several_kinds_has_its_deepest_restart_point(side):
+    random = np.random.default_rng(0)
+    scheduler = Scheduler(BlockManager(60, 4, groups=[LayerGroup("full"), side]), max_tokens_per_step=16)
+    index, deeper = index_of("plain"), 0
+    index.add("a", restart_points=True)
+    index.store("plain", FOUR)
+    head = random.integers(0, 50, 40).tolist()
+    for number in range(30):
+        prompt = head[: random.integers(4, 40)] + random.integers(0, 50, random.integers(1, 30)).tolist()
+        serve(scheduler, str(number), prompt)
+        index.apply("a", scheduler.manager.take_events(restart_points=True))
+        for asked in (prompt, head, head[:21]):
+            keys = prompt_keys(asked, 4)
+            expected = scheduler.manager.lookup(asked).num_tokens // 4
+            assert index.depths(keys).get("a", Depth(0, 0)) == (expected, 0)
+            deeper += index._by_depth(keys, index._masks[DEVICE])[:1] != [(1, expected)]
+    assert deeper, "some restart points were not the deepest blocks"
+    assert index.depths(FOUR)["plain"] == (4, 0)
+
+
+def test_a_replica_that_is_cleared_has_nothing_and_others_keep_theirs():
+    index = index_of("a", "b")
+    for name in "ab":
+        index.store(name, FOUR)
+    index.clear("a")
+    assert index.depths(FOUR) == {"b": Depth(4, 0)}
+    index.store("a", FOUR[:1])
+    index.remove("b")
+    assert index.depths(FOUR) == {"a": Depth(1, 0)}
+
+
+def test_blocks_of_replicas_that_are_gone_are_swept():
+    index = index_of("a", "b")
+    index.store("b", [7])
+    for _ in range(3):
+        index.store("a", range(60_000))
+        index.clear("a")
+    assert len(index) < 130_000 and index.depths([7]) == {"b": Depth(1, 0)}
+
+
+def test_a_host_tier_counts_behind_the_device():
+    index = index_of("a")
+    index.store("a", FOUR[:1])
+    index.store("a", FOUR[:3], HOST)
+    assert index.depths(FOUR) == {"a": Depth(1, 2)}
+    index.drop("a", FOUR[:1], DEVICE)
+    assert index.depths(FOUR) == {"a": Depth(0, 3)}
+
+
+def test_what_was_never_stored_can_be_dropped():
+    index = index_of("a", "b")
+    index.store("a", FOUR)
+    index.drop("b", FOUR)
+    index.drop("b", FOUR, RESTART)
+    assert index.depths(FOUR) == {"a": Depth(4, 0)}
+
+
+def test_replicas_are_named_once_and_known():
+    index = index_of("a")
+    with pytest.raises(InvalidConfig, match="'a' already"):
+        index.add("a")
+    for call in (index.clear, index.remove, lambda name: index.store(name, [1]), lambda name: index.drop(name, [1])):
+        with pytest.raises(UnknownReplica, match='unknown replica "z"; known are a'):
+            call("z")

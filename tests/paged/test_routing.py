@@ -1,0 +1,164 @@
+"""A request goes where its first token is expected early and little is computed, and routers do not follow one another."""
+
+from random import Random
+
+import pytest
+
+from paged.engine.replica_index import Depth, prompt_keys
+from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
+from paged.errors import InvalidConfig, UnknownReplica
+
+TOKENS = list(range(1600))
+
+
+def prompt(id="x", tokens=TOKENS, tenant=""):
+    return Prompt(id, prompt_keys(tokens, 16), len(tokens), tenant)
+
+
+def router_of(*replicas, name="", seed=0, **rules):
+    router = Router(16, RoutingRules(**rules), name=name, draw=Random(seed).random)
+    for replica in replicas:
+        router.add(replica)
+        router.report(replica, ReplicaLoad(token_s=0.001), 0.0)
+    return router
+
+
+def test_a_request_goes_where_its_prompt_is_cached_until_the_wait_costs_more():
+    router = router_of("a", "b", spared=0.0)
+    router.index.store("b", prompt().keys[:50])
+    chosen = []
+    for wait in (0.0, 0.7, 0.9):
+        router.report("b", ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
+        chosen.append(router.choose(prompt(), 0.0).replicas[0])
+    assert chosen == ["b", "b", "a"]
+
+
+def test_computing_that_is_spared_counts_for_others_up_to_the_bound():
+    router = router_of("a", "b", spared=1.0, bound_s=0.5)
+    router.index.store("b", prompt().keys[:50])
+    for wait, best in ((1.2, "b"), (1.4, "a")):
+        router.report("b", ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
+        choice = router.choose(prompt(), 0.0)
+        assert choice.replicas[0] == best
+    assert choice.expected_s == pytest.approx(1.6) and choice.depth == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_choice_is_expected_later_than_at_the_least_loaded_by_more_than_the_bound(seed):
+    random = Random(seed)
+    names = [str(number) for number in range(random.randint(1, 9))]
+    router = router_of(*names, bound_s=0.2, spared=10.0)
+    for name in names:
+        router.index.store(name, prompt().keys[: random.randint(0, 100)])
+        router.report(name, ReplicaLoad(token_s=0.001, begin_s=random.choice([0.0, random.random() * 3])), 0.0)
+    best = router.choose(prompt(), 0.0).expected_s
+    alone = [router.choose(prompt(), 0.0, [name]).expected_s for name in names]
+    assert best <= min(alone) + 0.2
+
+
+def test_what_was_sent_since_a_report_counts_until_a_report_counts_it():
+    router = router_of("a", "b")
+    made = router.routed(prompt("1"), "a", 0.0)
+    assert router.choose(prompt("2", TOKENS[::-1]), 0.0).replicas == ["b", "a"]
+    for received, first in (({}, "b"), ({"": made.number}, "a")):
+        router.report("a", ReplicaLoad(token_s=0.001, received=received), 0.0)
+        router.report("b", ReplicaLoad(token_s=0.001, begin_s=0.1), 0.0)
+        assert router.choose(prompt("2", TOKENS[::-1]), 0.0).replicas[0] == first
+
+
+def test_a_prompt_that_was_just_sent_is_taken_to_be_cached_there_until_it_has_ended():
+    router = router_of("a", "b", settle_s=0.1, recent=0.0)
+    router.routed(prompt("1"), "b", 0.0)
+    router.report("b", ReplicaLoad(token_s=0.001, begin_s=0.5), 1.0)
+    assert router.choose(prompt("2"), 1.0).replicas[0] == "b"
+    router.completed("1", 1.0)
+    assert router.choose(prompt("2"), 1.05).replicas[0] == "b"
+    assert router.choose(prompt("2"), 1.2).replicas[0] == "a"
+
+
+def test_routers_that_tell_one_another_spread_a_burst():
+    routers = [router_of("a", "b", "c", "d", name=str(number)) for number in range(4)]
+    sent = []
+    for number in range(40):
+        router = routers[number % 4]
+        each = prompt(str(number), [number * 7 + place for place in range(1600)])
+        made = router.routed(each, router.choose(each, 0.0).replicas[0], 0.0)
+        for other in routers:
+            other.heard(made, 0.0)
+            other.heard(made, 0.0)
+        sent.append(made.replica)
+    assert [sent.count(name) for name in "abcd"] == [10] * 4
+
+
+def test_routers_that_do_not_tell_one_another_do_not_all_choose_the_same():
+    num, names = 16, [str(number) for number in range(16)]
+    first = [
+        router_of(*names, name=str(seed), seed=seed, num_untold=num - 1).choose(prompt(), 0.0).replicas[0]
+        for seed in range(num)
+    ]
+    assert max(first.count(name) for name in names) <= 4
+
+
+def test_a_tenant_waits_for_as_much_of_others_as_it_has_itself():
+    router = router_of("a", "b", spared=0.0)
+    queued = {"many": 10_000, "few": 0}
+    router.report("a", ReplicaLoad(token_s=0.001, begin_s=10.0, queued=queued, is_fair=True), 0.0)
+    router.report("b", ReplicaLoad(token_s=0.001, begin_s=2.0), 0.0)
+    short = TOKENS[:160]
+    assert router.choose(prompt("1", short, "few"), 0.0).replicas[0] == "a"
+    assert router.choose(prompt("2", short, "many"), 0.0).replicas[0] == "b"
+
+
+def test_replicas_that_are_full_come_last():
+    router = router_of("a", "b", "c")
+    router.report("a", ReplicaLoad(token_s=0.001, is_full=True), 0.0)
+    router.report("c", ReplicaLoad(token_s=0.001, begin_s=9.0), 0.0)
+    assert router.choose(prompt(), 0.0).replicas == ["b", "c", "a"] or router.choose(prompt(), 0.0).replicas[0] == "b"
+
+
+def test_tokens_on_the_host_count_by_what_loading_them_takes():
+    router = router_of("a", "b", spared=0.0)
+    router.index.store("a", prompt().keys[:20])
+    router.index.store("b", prompt().keys[:60], 1)
+    for load_s, best in ((0.0001, "b"), (0.0009, "a")):
+        router.report("b", ReplicaLoad(token_s=0.001, load_s=load_s), 0.0)
+        assert router.choose(prompt(), 0.0).replicas[0] == best
+
+
+def test_a_wait_that_was_reported_grows_shorter_with_time():
+    router = router_of("a")
+    router.report("a", ReplicaLoad(token_s=0.001, begin_s=2.0), 10.0)
+    assert [router.choose(prompt(), now).expected_s for now in (10.0, 11.0, 13.0)] == pytest.approx([3.6, 2.6, 1.6])
+
+
+def test_a_replica_that_never_reports_again_is_not_avoided_for_ever():
+    router = router_of("a", lapse_s=5.0)
+    router.routed(prompt("1"), "a", 0.0)
+    assert router.choose(prompt("2", TOKENS[::-1]), 6.0).expected_s == pytest.approx(1.6)
+
+
+def test_a_replica_that_went_is_not_chosen_and_its_requests_are_forgotten():
+    router = router_of("a", "b")
+    router.routed(prompt("1"), "a", 0.0)
+    router.remove("a")
+    router.completed("1", 0.0)
+    assert router.choose(prompt("2"), 1.0).replicas == ["b"] == router.replicas
+    with pytest.raises(UnknownReplica, match='"a"; known are b'):
+        router.choose(prompt("2"), 1.0, ["a"])
+    router.remove("b")
+    with pytest.raises(InvalidConfig, match="'2' has no replica"):
+        router.choose(prompt("2"), 1.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_rules_are_finite_and_not_negative(value):
+    with pytest.raises(InvalidConfig, match=f"bound_s is {value}"):
+        Router(16, RoutingRules(bound_s=value), draw=Random(0).random)
+
+
+def test_a_depth_that_was_chosen_by_is_what_is_not_reserved():
+    router = router_of("a")
+    router.index.store("a", prompt().keys)
+    choice = router.choose(prompt(), 0.0)
+    assert router.routed(prompt(), "a", 0.0, choice.depth).tokens == 1600 - 99 * 16
+    assert choice.depth == Depth(99, 0)
