@@ -57,7 +57,9 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
     module.config.vocab_size = config.vocab_size
     _read_generation_config(module, wanted.folder)
     _compute_buffers(module, wanted.folder)
-    dtype = DTYPES.get(wanted.dtype) or (torch.float32 if wanted.device.type == "cpu" else config.dtype)
+    dtype = DTYPES.get(wanted.dtype) or (
+        torch.float32 if wanted.device.type == "cpu" else config.dtype or torch.float32
+    )
     files = TensorFiles(wanted.folder)
     found = {
         key: name for name, key, _, joined in renamed(module, files) if joined is None and _matches(key, module, config)

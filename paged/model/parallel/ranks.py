@@ -225,10 +225,16 @@ def load_split(folder: Path, ranks: int, *, dtype: str, device: str) -> tuple[Lo
     check_dtype(dtype)
     where = usable_device(device)
     check_split(config_of(folder), ranks, folder)
-    if where.type == "cuda" and torch.cuda.device_count() < ranks:
-        raise InvalidConfig(
-            f"tensor_parallel_size={ranks}: {counted(torch.cuda.device_count(), 'GPU')} can be seen here; each rank takes one."
-        )
+    if not torch.distributed.is_available():
+        raise InvalidConfig(f"tensor_parallel_size={ranks}: this torch was built without torch.distributed.")
+    if where.type == "cuda":
+        if torch.cuda.device_count() < ranks:
+            raise InvalidConfig(
+                f"tensor_parallel_size={ranks}: {counted(torch.cuda.device_count(), 'GPU')} can be seen here; each rank takes one."
+            )
+        if where.index:
+            raise InvalidConfig(f'device="{device}": ranks take the GPUs from 0 on; name "cuda".')
+        where = torch.device("cuda", 0)
     if where.type == "cpu" and usable_cores() < ranks:
         warnings.warn(
             f"tensor_parallel_size={ranks} on {counted(usable_cores(), 'core')}: ranks wait for each other; {usable_cores()} would be faster.",
