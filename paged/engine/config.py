@@ -241,7 +241,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", letter="-q", choices=QUANTIZATIONS)] = None
     quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.")] = False
     device: Annotated[str, Field(help="cpu, or cuda.")] = "cpu"
-    tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral and Qwen 2 and 3, of floats.", least=1, letter="-tp")] = 1
+    tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral, Qwen 2 and 3 and Gemma, of floats.", least=1, letter="-tp")] = 1
     max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", usually="what model and memory allow", least=1)] = None
 
     def __post_init__(self) -> None:

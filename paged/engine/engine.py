@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paged.attention import KVPool, LayeredPool
 from paged.base.extras import import_with_extra
 from paged.base.turns import Turns
 from paged.base.uninterrupted import Uninterrupted
@@ -48,9 +49,10 @@ from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
 from paged.model.loading import LoadedModel, load_model
+from paged.model.parallel.messages import Make
 from paged.model.parallel.ranks import Ranks, load_split
 from paged.model.parallel.worker import TensorParallelWorker
-from paged.model.runner import runner_for
+from paged.model.runner import Runner, runner_for
 from paged.model.worker import Worker
 from paged.sampling.params import SamplingParams
 from paged.sampling.rows import RowSampling
@@ -110,23 +112,9 @@ class Engine:
         if draft is not None:
             check_length(draft, longest)
         models = [self.model] if draft is None else [self.model, draft]
-        manager, pools = memory_for(config, models, longest, kv_dtype, ranks)
+        manager, pools = memory_for(config, models, longest, kv_dtype, ranks=ranks)
         self.pool = pools[0]
-        backend, is_invariant = config.model.backend, config.model.batch_invariant
-        if ranks is not None:
-            skipped = its_kv.kv_cache_dtype_skip_layers
-            ranks.make(
-                self.pool,
-                its_kv.block_size,
-                its_kv.kv_cache_dtype,
-                skipped,
-                backend=backend,
-                batch_invariant=is_invariant,
-            )
-        with nullcontext() if ranks is None else ranks.guarded():
-            self.runner = runner_for(self.model, self.pool, backend=backend, batch_invariant=is_invariant)
-        if ranks is not None:
-            ranks.must_be_made()
+        self.runner = _runner(config, self.model, self.pool, ranks)
         warn_if_slow(self.model)
         steps = config.scheduling
         self.scheduler = Scheduler(
@@ -148,7 +136,7 @@ class Engine:
         most = config.decoding.most_drafts
         if draft is not None:
             # What it guesses may differ with what else is in a batch; what is right does not.
-            its_runner = runner_for(draft, pools[1], backend=backend, batch_invariant=False)
+            its_runner = runner_for(draft, pools[1], backend=config.model.backend, batch_invariant=False)
             self._drafter = DraftModel(its_runner, self._sampling, most)
         elif config.decoding.speculate is not None:
             self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
@@ -668,6 +656,26 @@ def _loaded(config: EngineConfig) -> tuple[LoadedModel, Ranks | None]:
         quantization=its.quantization,
         quantize_head=its.quantize_head,
     ), None
+
+
+def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: Ranks | None) -> Runner:
+    """A model's runner, and that of each other rank, if it is split."""
+    its, kept = config.model, config.memory
+    ours = partial(runner_for, model, pool, backend=its.backend, batch_invariant=its.batch_invariant)
+    if ranks is None:
+        return ours()
+    is_planned = not isinstance(pool, KVPool)
+    asked = Make(
+        num_blocks=pool.num_blocks,
+        host_blocks=pool.num_host_blocks,
+        block_size=kept.block_size if is_planned else pool.block_size,
+        is_planned=is_planned,
+        kv_cache_dtype=kept.kv_cache_dtype,
+        kv_cache_dtype_skip_layers=kept.kv_cache_dtype_skip_layers,
+        backend=its.backend,
+        batch_invariant=its.batch_invariant,
+    )
+    return ranks.make(asked, ours)
 
 
 def _check_loaded_so(config: EngineConfig, model: LoadedModel) -> None:

@@ -25,7 +25,12 @@ DEFAULT_KV_BYTES = 256 * 2**20
 
 
 def memory_for(
-    config: EngineConfig, models: Sequence[LoadedModel], longest: int | None, kv_dtype: str, ranks: Ranks | None = None
+    config: EngineConfig,
+    models: Sequence[LoadedModel],
+    longest: int | None,
+    kv_dtype: str,
+    *,
+    ranks: Ranks | None = None,
 ) -> tuple[BlockManager, list[LayeredPool]]:
     """The books, and a pool a model; `ranks`: the other ones of a split model, each with a pool of as many blocks. Raises BudgetTooSmall, InvalidConfig for more than this machine has, for models that cannot share blocks, and for a KV
     dtype of a model that keeps no K and V, and

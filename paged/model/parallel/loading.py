@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paged.base.words import short_cause
-from paged.errors import BrokenCheckpoint
+from paged.errors import BrokenCheckpoint, UnsupportedModel
 from paged.model.hook import ATTENTION, register
 from paged.model.loading import DTYPES, LoadedModel, as_loaded, config_of, silenced
 from paged.model.parallel.layers import join_ranks
@@ -56,9 +56,10 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
         module = build(config_of_part(config, wanted.part), attn_implementation=ATTENTION).eval()
     module.config.vocab_size = config.vocab_size
     _read_generation_config(module, wanted.folder)
-    # Its numbers are computed, and not read.
-    module.model.rotary_emb = type(module.model.rotary_emb)(module.config)
-    dtype = DTYPES.get(wanted.dtype) or (torch.float32 if wanted.device.type == "cpu" else config.dtype)
+    _compute_buffers(module, wanted.folder)
+    dtype = DTYPES.get(wanted.dtype) or (
+        torch.float32 if wanted.device.type == "cpu" else config.dtype or torch.float32
+    )
     files = TensorFiles(wanted.folder)
     found = {
         key: name for name, key, _, joined in renamed(module, files) if joined is None and _matches(key, module, config)
@@ -85,6 +86,18 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
     if config.tie_word_embeddings:
         module.lm_head.weight = module.model.embed_tokens.weight
     return module, digest.hexdigest()
+
+
+def _compute_buffers(module: Any, folder: Path) -> None:
+    """Give a module that was built without memory the numbers that are computed, and not read. Raises UnsupportedModel where others are wanted."""
+    body = module.model
+    body.rotary_emb = type(body.rotary_emb)(module.config)
+    scale = getattr(body.embed_tokens, "scalar_embed_scale", None)
+    if scale is not None:
+        body.embed_tokens.embed_scale = torch.tensor(scale)
+    lost = [name for name, each in module.named_buffers() if each.is_meta]
+    if lost:
+        raise UnsupportedModel(f"{folder}: {lost[0]} of a split model is not known how to compute.")
 
 
 def _matches(key: str, module: nn.Module, config: Any) -> bool:

@@ -56,7 +56,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     free: int | None
 
 
-class Make(msgspec.Struct, frozen=True, tag=True):
+class Make(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """A pool of these sizes, and a runner on it. `is_planned`: of pages, by a plan of the layers; else of blocks of all layers."""
 
     num_blocks: int

@@ -12,24 +12,26 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paged.attention import KVPool, LayeredPool
 from paged.base.uninterrupted import Uninterrupted
 from paged.base.words import counted, short_cause
 from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed
 from paged.model.free_memory import free_bytes
-from paged.model.loading import LoadedModel, check_dtype, config_of, usable_device
+from paged.model.hook import register
+from paged.model.load_check import check_answers
+from paged.model.loading import LoadedModel, check_dtype, config_of, silenced, usable_device
 from paged.model.parallel.loading import Wanted, load_part
 from paged.model.parallel.messages import Begin, Channel, Failed, Go, Hello, Join, Loaded, Made, Make, Read, versions
 from paged.model.parallel.split import Part, check_split
 from paged.model.parallel.sums import Sums, store_of_first
-from paged.model.threads import usable_cores
+from paged.model.runner import Runner
+from paged.model.threads import THREADS, usable_cores
 
 LIMIT_S = 60.0
 """Ranks compute the same step at the same time: one that is so much later than another, in seconds, hangs."""
@@ -44,7 +46,8 @@ class Ranks:
     def __init__(self, ranks: int) -> None:
         self.count = ranks
         self.limit_s = LIMIT_S
-        self.threads = max(1, usable_cores() // ranks)
+        # The same on each rank: how a model runs is tried with them, by all ranks together.
+        self.threads = max(1, min(usable_cores() // ranks, torch.get_num_threads()))
         self.free: int | None = None
         self._why: str | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -70,6 +73,9 @@ class Ranks:
     def load(self, folder: Path, dtype: str, device: torch.device) -> LoadedModel:
         """Load a model's parts, and return rank 0's. Raises as `load_part`, RanksDiffer, and RanksFailed."""
         with self.guarded():
+            register()
+            with silenced():
+                check_answers(config_of(folder), folder)
             for rank, hello in enumerate(self._answers(Hello, LOAD_LIMIT_S), 1):
                 self._check_same(rank, "has other versions", hello.versions, versions())
             self._store, self._device = store_of_first(), device
@@ -84,34 +90,14 @@ class Ranks:
             self.free = min((each // share for each in (own, *loaded) if each is not None), default=None)
             return model
 
-    def make(
-        self,
-        pool: LayeredPool,
-        block_size: int,
-        kv_cache_dtype: str,
-        skipped: tuple[str, ...],
-        backend: str,
-        batch_invariant: bool,
-    ) -> None:
-        """Have the others make a pool like this one, and a runner as rank 0 makes at the same time. Raises RanksFailed."""
-        is_planned = not isinstance(pool, KVPool)
-        self.send(
-            Make(
-                pool.num_blocks,
-                pool.num_host_blocks,
-                block_size if is_planned else pool.block_size,
-                is_planned,
-                kv_cache_dtype,
-                skipped,
-                backend,
-                batch_invariant,
-            )
-        )
-
-    def must_be_made(self) -> None:
-        """Wait until they are. Raises RanksFailed."""
+    def make(self, asked: Make, ours: Callable[[], Runner]) -> Runner:
+        """Have each rank make a pool and a runner on it, and return rank 0's, which `ours` makes: how a model runs may be tried, by all ranks together.
+        Raises what `ours` raises, and RanksFailed."""
+        self.send(asked)
         with self.guarded():
+            runner = ours()
             self._answers(Made, LOAD_LIMIT_S)
+            return runner
 
     def send(self, message: Any) -> None:
         """To each rank. Raises RanksFailed."""
@@ -122,10 +108,10 @@ class Ranks:
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Whatever is raised inside, where ranks wait for each other, ends them all: they would not be at the same place again. It becomes RanksFailed, with
-        what the others say, unless it is a typed error of loading. An interrupt waits for the end."""
+        what the others say, unless it is a typed error of loading. An interrupt waits for the end. Rank 0 has as many threads inside as the others."""
         if self._why is not None:
             raise RanksFailed(f"{self._why} Make a new engine.")
-        with Uninterrupted():
+        with Uninterrupted(), THREADS.at_most(self.threads):
             try:
                 yield
             except BaseException as error:
@@ -239,10 +225,16 @@ def load_split(folder: Path, ranks: int, *, dtype: str, device: str) -> tuple[Lo
     check_dtype(dtype)
     where = usable_device(device)
     check_split(config_of(folder), ranks, folder)
-    if where.type == "cuda" and torch.cuda.device_count() < ranks:
-        raise InvalidConfig(
-            f"tensor_parallel_size={ranks}: {counted(torch.cuda.device_count(), 'GPU')} can be seen here; each rank takes one."
-        )
+    if not torch.distributed.is_available():
+        raise InvalidConfig(f"tensor_parallel_size={ranks}: this torch was built without torch.distributed.")
+    if where.type == "cuda":
+        if torch.cuda.device_count() < ranks:
+            raise InvalidConfig(
+                f"tensor_parallel_size={ranks}: {counted(torch.cuda.device_count(), 'GPU')} can be seen here; each rank takes one."
+            )
+        if where.index:
+            raise InvalidConfig(f'device="{device}": ranks take the GPUs from 0 on; name "cuda".')
+        where = torch.device("cuda", 0)
     if where.type == "cpu" and usable_cores() < ranks:
         warnings.warn(
             f"tensor_parallel_size={ranks} on {counted(usable_cores(), 'core')}: ranks wait for each other; {usable_cores()} would be faster.",

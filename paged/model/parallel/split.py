@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from paged.errors import UnevenSplit, UnsupportedModel
 
-FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""The classes of transformers whose weights are split."""
+FAMILIES = tuple(f"{each}ForCausalLM" for each in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3"))
+"""The classes of transformers whose weights are split: all call their layers alike."""
 # Columns between gate and down go in as large pieces as divide them, up to this: whole vectors.
 _PIECE = 16
 

@@ -10,7 +10,6 @@ from paged.model.parallel.messages import Begun, Run, sent
 from paged.model.parallel.ranks import Ranks
 from paged.model.runner import Read, Runner
 from paged.model.step_input import StepInput
-from paged.model.threads import THREADS
 from paged.model.worker import ReadyStep, Worker
 
 
@@ -30,7 +29,7 @@ class TensorParallelWorker(Worker):
     def logits(self, step: ReadyStep, lengths: NDArray[np.int64] | None = None) -> Tensor:
         """As Worker's."""
         self._send(step, None, None, lengths)
-        with self.ranks.guarded(), THREADS.at_most(self.ranks.threads):
+        with self.ranks.guarded():
             return super().logits(step, lengths)
 
     def read(
@@ -42,7 +41,7 @@ class TensorParallelWorker(Worker):
     ) -> Read:
         """As Worker's."""
         self._send(step, others, stateful, lengths)
-        with self.ranks.guarded(), THREADS.at_most(self.ranks.threads):
+        with self.ranks.guarded():
             return super().read(step, others, stateful, lengths)
 
     def _send(

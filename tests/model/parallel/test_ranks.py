@@ -93,6 +93,18 @@ def test_under_pressure_and_with_drafts_a_split_model_gives_the_same_bits(folder
     pressed.close()
 
 
+def test_layers_of_several_kinds_are_split_too(checkpoint):
+    folder, asked = checkpoint("gemma3_text"), {**SHORT, "num_blocks": 60, "host_blocks": 0}
+    split = Engine(folder, tensor_parallel_size=2, **asked)
+    tokens, logits = answers(split)
+    whole, their_logits = answers(Engine(folder, **asked))
+    assert not split.pool.is_side_by_side
+    assert tokens == whole
+    for each, row in their_logits.items():
+        assert (logits[each] - row).abs().max() <= NEAR * row.abs().max()
+    split.close()
+
+
 def test_what_is_read_of_a_prompt_is_of_the_whole_model(folder, roomy):
     prompt = [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]
     asked = SamplingParams(max_tokens=12, ignore_eos=True, prompt_logprobs=2, logprobs=2)
@@ -229,7 +241,7 @@ def test_more_memory_than_the_rank_with_the_least_room_has_is_refused(folder, ro
     assert ranks.free is not None
     config = EngineConfig.of(folder, num_blocks=ranks.free // 1000)
     with pytest.raises(InvalidConfig, match="GiB are free on cpu for each rank"):
-        memory_for(config, [roomy.model], 128, "auto", ranks)
+        memory_for(config, [roomy.model], 128, "auto", ranks=ranks)
 
 
 def wait_until_gone(process):
