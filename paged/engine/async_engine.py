@@ -114,6 +114,8 @@ class AsyncEngine:
             queue.put_nowait(EngineClosed("the engine was closed."))
         ids = list(self._queues)
         await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.engine.forget, ids)))
+        # What a disk cache has taken is written, and nobody waits for it.
+        self._thread.submit(self.engine.close)
         self._thread.shutdown(wait=False)
 
     def _must_be_open(self) -> None:

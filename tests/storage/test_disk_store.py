@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paged.errors import BudgetTooSmall, UnusableStore
-from paged.storage import DiskStore
+from paged.storage.disk_store import DiskStore
 from paged.storage.object_file import HEADER_BYTES
 
 BLOCK = 512
