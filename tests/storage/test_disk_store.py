@@ -110,6 +110,17 @@ def test_the_block_that_was_not_used_for_longest_goes_first_and_of_a_prompt_its_
     assert read(store, new) == 1
 
 
+def test_of_a_prompt_that_was_looked_up_the_last_block_goes_first(open_store):
+    store, keys = open_store(blocks=3), keys_of("a", 3)
+    for key in reversed(keys):
+        write(store, [key])
+        store.flush()
+    assert store.look_up(keys) == 3
+    write(store, keys_of("b", 1))
+    store.flush()
+    assert store.look_up(keys) == 2
+
+
 def test_the_limit_holds_for_all_models_of_a_folder(open_store, folder):
     theirs = open_store(identity=b"another model".ljust(32), blocks=4)
     write(theirs, keys_of("theirs", 4))
