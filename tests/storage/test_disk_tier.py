@@ -276,21 +276,26 @@ def test_it_goes_with_what_else_an_engine_does(made, options):
 
 
 def test_late_blocks_of_a_request_that_ended_do_not_go_into_those_of_another(made, monkeypatch):
-    other = [11 * place % 53 + 2 for place in range(43)]
+    in_store, computed = [11 * place % 53 + 2 for place in range(43)], [13 * place % 47 + 3 for place in range(43)]
     store = Memory()
-    expected = ask(made(store), other)
-    ask(made(store))
+    expected = ask(made(), computed, max_tokens=30)
+    for prompt in (in_store, PROMPT):
+        ask(made(store), prompt)
     engine = made(store)
     with monkeypatch.context() as patch:
         patch.setattr("paged.engine.disk_tier.PATIENCE_S", 0.0)
         store.may_read.clear()
         ask(engine)
     logits = []
-    engine.on_logits = lambda _, place, row: logits.append(row.numpy().copy())
-    engine.add_request(other, SamplingParams(max_tokens=6, ignore_eos=True), id="b")
+    engine.on_logits = lambda id, _, row: logits.append(row.numpy().copy()) if id == "b" else None
+    # It gets the row of the one that ended, and another one waits for its blocks.
+    engine.add_request(computed, SamplingParams(max_tokens=30, ignore_eos=True), id="b")
+    for _ in range(5):
+        engine.step()
+    engine.add_request(in_store, SamplingParams(max_tokens=2, ignore_eos=True), id="c")
     for _ in range(3):
         engine.step()
-    assert engine.disk.is_loading
+    assert engine.disk.is_loading and engine.scheduler.row_of("b") == 0
     store.may_read.set()
     while engine.has_unfinished:
         engine.step()
