@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from paged import Engine, SamplingParams
-from paged.storage import DiskStore
+from paged.storage.disk_store import DiskStore
 from paged.testing.tiny_model import tiny_model
 
 PREFIX = 2_320

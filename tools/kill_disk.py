@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.storage import DiskStore
+from paged.storage.disk_store import DiskStore
 from paged.storage.object_file import HEADER_BYTES, VERSION, write_object
 
 BLOCK_BYTES = 16_384

@@ -59,7 +59,7 @@ from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
 from paged.scheduler import FINISH_REASONS, Batch, Output, Outputs, Request, RequestUsage, Retention, Scheduler
-from paged.storage import BlockStore, DiskStore
+from paged.storage import BlockStore
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
@@ -176,6 +176,9 @@ class Engine:
             assert open_store is not None, "one of them is there"
             store = open_store(identity, block_bytes)
         else:
+            # Locks of files are not everywhere.
+            from paged.storage.disk_store import DiskStore
+
             limit_bytes = int((memory.disk_cache_gb or DISK_CACHE_GB) * 1e9)
             store = DiskStore(
                 memory.disk_cache, limit_bytes=limit_bytes, block_bytes=block_bytes, identity=identity, words=words

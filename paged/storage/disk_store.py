@@ -307,25 +307,26 @@ class _Writer:
         uses = [self._uses.popleft() for _ in range(len(self._uses))]
         with self._changed:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._most_in_batch))]
+        written = list[bytes]()
         try:
             if misses:
                 for name in misses:
                     self._folder.drop(name)
                 self._index.remove(misses)
+            if uses:
+                # Before room is made.
+                self._index.use(uses)
             if batch:
-                self._write(batch)
+                self._write(batch, written)
         finally:
-            for taken in batch:
-                self._queued.discard(taken.key)
-        if uses:
-            self._index.use(uses)
+            self._queued.difference_update(taken.key for taken in batch)
+            self.count(written=len(written), failed=len(batch) - len(written))
         if not batch:
             self.held.update(self._index.new_keys(self._model))
             self._sweep()
 
-    def _write(self, batch: list[_Taken]) -> None:
-        """Write blocks, each whole or not at all; then the index has them."""
-        written = list[bytes]()
+    def _write(self, batch: list[_Taken], written: list[bytes]) -> None:
+        """Write blocks, each whole or not at all; then the index has them. Adds to `written` what is there, whatever is raised."""
         try:
             gone = self._index.make_room(self._limit_bytes, len(batch) * self._object_bytes)
             self.held.difference_update(gone)
@@ -341,7 +342,6 @@ class _Writer:
         finally:
             for name, _ in batch[len(written) :]:
                 self._folder.forget_new(name)
-            self.count(written=len(written), failed=len(batch) - len(written))
             if written:
                 now = time.time_ns()
                 self._index.add([Row(name, self._model, self._object_bytes, now - i) for i, name in enumerate(written)])

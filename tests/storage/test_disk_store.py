@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paged.errors import BudgetTooSmall, UnusableStore
-from paged.storage import DiskStore
+from paged.storage.disk_store import DiskStore
 from paged.storage.object_file import HEADER_BYTES
 
 BLOCK = 512
@@ -108,6 +108,17 @@ def test_the_block_that_was_not_used_for_longest_goes_first_and_of_a_prompt_its_
     store.flush()
     assert (store.look_up(old), store.look_up(new), store.stats().evicted) == (3, 1, 2)
     assert read(store, new) == 1
+
+
+def test_of_a_prompt_that_was_looked_up_the_last_block_goes_first(open_store):
+    store, keys = open_store(blocks=3), keys_of("a", 3)
+    for key in reversed(keys):
+        write(store, [key])
+        store.flush()
+    assert store.look_up(keys) == 3
+    write(store, keys_of("b", 1))
+    store.flush()
+    assert store.look_up(keys) == 2
 
 
 def test_the_limit_holds_for_all_models_of_a_folder(open_store, folder):

@@ -264,11 +264,42 @@ def test_several_answers_to_a_prompt_are_written_and_not_read(made):
     "options", [{"steps_ahead": 1}, {"speculate": "lookup"}, {"policy": "vllm"}, {"policy": "tgi"}]
 )
 def test_it_goes_with_what_else_an_engine_does(made, options):
-    store, expected = Memory(), ask(made())
+    store, plain = Memory(), Memory()
+    expected = ask(made(plain), max_tokens=30)
     for _ in range(2):
-        found = ask(made(store, **options))
+        found = ask(made(store, **options), max_tokens=30)
         assert found[0] == expected[0]
     assert found[2] == 40
+    # Each block is under the key of the tokens that it was computed of, though some were not known yet, or were guesses.
+    assert len(store.blocks) > 10
+    assert all(np.array_equal(block, plain.blocks[key]) for key, block in store.blocks.items())
+
+
+def test_late_blocks_of_a_request_that_ended_do_not_go_into_those_of_another(made, monkeypatch):
+    in_store, computed = [11 * place % 53 + 2 for place in range(43)], [13 * place % 47 + 3 for place in range(43)]
+    store = Memory()
+    expected = ask(made(), computed, max_tokens=30)
+    for prompt in (in_store, PROMPT):
+        ask(made(store), prompt)
+    engine = made(store)
+    with monkeypatch.context() as patch:
+        patch.setattr("paged.engine.disk_tier.PATIENCE_S", 0.0)
+        store.may_read.clear()
+        ask(engine)
+    logits = []
+    engine.on_logits = lambda id, _, row: logits.append(row.numpy().copy()) if id == "b" else None
+    # It gets the row of the one that ended, and another one waits for its blocks.
+    engine.add_request(computed, SamplingParams(max_tokens=30, ignore_eos=True), id="b")
+    for _ in range(5):
+        engine.step()
+    engine.add_request(in_store, SamplingParams(max_tokens=2, ignore_eos=True), id="c")
+    for _ in range(3):
+        engine.step()
+    assert engine.disk.is_loading and engine.scheduler.row_of("b") == 0
+    store.may_read.set()
+    while engine.has_unfinished:
+        engine.step()
+    assert np.array_equal(logits, expected[1])
 
 
 def test_another_model_finds_nothing(made, tmp_path):
@@ -279,9 +310,15 @@ def test_another_model_finds_nothing(made, tmp_path):
         other = made(disk_cache=tmp_path, **options)
         assert ask(other)[2] == 0
         other.close()
-    other = Engine(tiny_model(64, 1e-6), block_size=4, num_blocks=40, max_tokens_per_step=16, disk_cache=tmp_path)
-    assert ask(other)[2] == 0
-    other.close()
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_a_model_of_other_weights_finds_nothing(made, tmp_path, batch_invariant):
+    for noise, hits in ((0.0, 0), (1e-6, 0), (0.0, 40)):
+        options = {"num_blocks": 40, "disk_cache": tmp_path, "batch_invariant": batch_invariant}
+        engine = Engine(tiny_model(64, noise), block_size=4, max_tokens_per_step=16, **options)
+        assert ask(engine)[2] == hits
+        engine.close()
 
 
 def test_a_folder_that_goes_under_way_takes_nothing_with_it(made, tmp_path):
