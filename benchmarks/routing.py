@@ -255,11 +255,14 @@ def wanted(most: int) -> list[tuple[str, int, str, int, dict]]:
 def run(arguments: argparse.Namespace) -> None:
     """Simulate what is not in the file yet, and add it line by line."""
     path, files = arguments.out.with_suffix(".jsonl"), {"agents": arguments.agents, "mooncake": arguments.mooncake}
-    there = {key_of(each) for each in read(path)}
+    there, left = {key_of(each) for each in read(path)}, arguments.cells
     for workload, replicas, router, seed, options in wanted(arguments.most):
         routing = Routing(**options)
         if (workload, replicas, router, seed, routing.ingresses, routing.tells, routing.delay_s) in there:
             continue
+        if not left:
+            return
+        left -= 1
         done = cell(workload, replicas, router, seed, files.get(WORKLOADS[workload].file), options)
         with path.open("ab") as file:
             file.write(msgspec.json.encode(done) + b"\n")
@@ -361,6 +364,7 @@ def main() -> None:
     parser.add_argument("--agents", type=Path)
     parser.add_argument("--mooncake", type=Path)
     parser.add_argument("--most", type=int, default=64, help="replicas")
+    parser.add_argument("--cells", type=int, default=-1, help="of this call, at most; all")
     parser.add_argument("--out", type=Path, required=True, help="NAME.jsonl and NAME.md")
     arguments = parser.parse_args()
     if arguments.what == "run":

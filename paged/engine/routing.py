@@ -51,7 +51,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     token_s      seconds that a prompt token takes; 0: not known yet
     load_s       seconds that a token takes from the host to the device
     num_running  sequences that run
-    num_unused   tokens for which there are blocks without content
     num_free     places of those that are free
     turn_s       seconds by which each request that waits lets the next one begin later
     queued       prompt tokens that wait, by tenant
@@ -64,7 +63,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     token_s: float = 0.0
     load_s: float = 0.0
     num_running: int = 0
-    num_unused: int = 0
     num_free: int = 0
     turn_s: float = 0.0
     queued: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -78,7 +76,6 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
 
     number  counts a router's reservations of a replica, from 1 on
     tokens  that the replica is taken to compute
-    cached  tokens that it is taken to have
     """
 
     router: str
@@ -87,7 +84,6 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     id: str
     tenant: str
     tokens: int
-    cached: int = 0
 
 
 class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,23 +92,16 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     bound_s, bound_times
                   the expected first token may be so much later than where it is earliest, and so many times as late
     spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
-    evicted       what a second of computing counts whose content is evicted there, where all of it would be found again; what share is found shows
-                  what was sent there lately: where content is evicted before it is found, more of that does no harm
     running_s     seconds that a running sequence counts for
-    recent        what a second of computing that was sent there lately counts, where replicas are equal otherwise
-    half_life_s   after which what was sent lately counts half
     settle_s      after which a replica has received what was sent, and its events are known
     lapse_s       after which what was sent is taken to be begun, whatever is reported
     num_untold    other routers that send to these replicas and do not tell this one
     """
 
     bound_s: float = 0.5
-    bound_times: float = 1.0
-    spared: float = 1.0
-    evicted: float = 1.0
+    bound_times: float = 3.0
+    spared: float = 3.0
     running_s: float = 0.001
-    recent: float = 0.02
-    half_life_s: float = 60.0
     settle_s: float = 0.25
     lapse_s: float = 30.0
     num_untold: int = 0
@@ -153,8 +142,6 @@ class _Replica:
         self.num_sent = 0
         self.reserved = 0
         self._sent: dict[tuple[str, int], _Sent] = {}
-        # Tokens that were sent lately: to be computed, and cached; as of a moment.
-        self._computed = self._cached = self._recent_at = 0.0
 
     def wait_s(self, tenant: str, tokens: int, token_s: float, now: float, times: int) -> float:
         """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
@@ -199,21 +186,6 @@ class _Replica:
             if sent.since > before:
                 break
             self.settle(*key)
-
-    def recent(self, now: float, half_life_s: float) -> float:
-        """Tokens to be computed that were sent here lately."""
-        return self._computed * 0.5 ** ((now - self._recent_at) / half_life_s) if self._computed else 0.0
-
-    @property
-    def found(self) -> float:
-        """Which share of what was sent here lately was cached."""
-        return self._cached / (self._cached + self._computed) if self._cached else 0.0
-
-    def note_recent(self, made: Reservation, now: float, half_life_s: float) -> None:
-        """Add to what was sent lately."""
-        left = 0.5 ** ((now - self._recent_at) / half_life_s)
-        self._computed, self._cached = self._computed * left + made.tokens, self._cached * left + made.cached
-        self._recent_at = now
 
 
 class Router:
@@ -281,7 +253,7 @@ class Router:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
         self._fade(now)
         depths, sent = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
-        size, times, half_life_s = self.block_size, 1 + rules.num_untold, rules.half_life_s
+        size, times = self.block_size, 1 + rules.num_untold
         usual_s = max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S
         ranked: list[tuple[bool, float, float, float, str]] = []
         earliest = math.inf
@@ -297,8 +269,6 @@ class Router:
             wait = replica.wait_s(prompt.tenant, tokens, token_s, now, times)
             expected = wait + compute
             score = expected + rules.spared * compute + rules.running_s * load.num_running
-            score += rules.recent * replica.recent(now, half_life_s) * token_s
-            score += rules.evicted * max(0, tokens - load.num_unused) * token_s * replica.found
             ranked.append((load.is_full, score, expected, compute, name))
             if expected < earliest and not load.is_full:
                 earliest = expected
@@ -314,10 +284,9 @@ class Router:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may be told. Raises UnknownReplica."""
         known, keys = self._replica(replica), sparse(prompt.keys)
         known.num_sent += 1
-        cached = min(sum(depth) * self.block_size, prompt.num_tokens - 1)
-        tokens = prompt.num_tokens - cached
-        made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens, cached)
-        self._count(made, now)
+        tokens = max(1, prompt.num_tokens - sum(depth) * self.block_size)
+        made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens)
+        known.reserve(made, now)
         self._expected.store(replica, keys)
         self._by_id[prompt.id] = replica, made.number, keys
         return made
@@ -325,7 +294,7 @@ class Router:
     def heard(self, made: Reservation, now: float) -> None:
         """Count what another router has sent; of a replica that is not known, nothing. One that was heard counts once."""
         if made.replica in self._replicas and made.router != self.name:
-            self._count(made, now)
+            self._replicas[made.replica].reserve(made, now)
 
     def completed(self, id: str, now: float) -> None:
         """Note that a request that was sent has ended; of one that is not known, nothing."""
@@ -334,11 +303,6 @@ class Router:
             replica, number, keys = known
             self._replicas[replica].settle(self.name, number)
             self._fading.append((now + self.rules.settle_s, replica, keys))
-
-    def _count(self, made: Reservation, now: float) -> None:
-        replica = self._replicas[made.replica]
-        replica.reserve(made, now)
-        replica.note_recent(made, now, self.rules.half_life_s)
 
     def _draw_first(self, ranked: list[tuple[bool, float, float, float, str]]) -> None:
         """Move one of those that cannot be told from the first to the front: other routers see the same loads, and are not to choose the same."""

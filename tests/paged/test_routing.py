@@ -34,7 +34,7 @@ def test_a_request_goes_where_its_prompt_is_cached_until_the_wait_costs_more():
 
 
 def test_computing_that_is_spared_counts_for_others_up_to_the_bound():
-    router = router_of("a", "b", spared=1.0, bound_s=0.5)
+    router = router_of("a", "b", spared=1.0, bound_times=1.0, bound_s=0.5)
     router.index.store("b", prompt().keys[:50])
     for wait, best in ((1.2, "b"), (1.4, "a")):
         router.report("b", ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
@@ -47,13 +47,13 @@ def test_computing_that_is_spared_counts_for_others_up_to_the_bound():
 def test_no_choice_is_expected_later_than_at_the_least_loaded_by_more_than_the_bound(seed):
     random = Random(seed)
     names = [str(number) for number in range(random.randint(1, 9))]
-    router = router_of(*names, bound_s=0.2, spared=10.0)
+    router = router_of(*names, bound_s=0.2, bound_times=1.5, spared=10.0)
     for name in names:
         router.index.store(name, prompt().keys[: random.randint(0, 100)])
         router.report(name, ReplicaLoad(token_s=0.001, begin_s=random.choice([0.0, random.random() * 3])), 0.0)
     best = router.choose(prompt(), 0.0).expected_s
     alone = [router.choose(prompt(), 0.0, [name]).expected_s for name in names]
-    assert best <= min(alone) + 0.2
+    assert best <= min(alone) * 1.5 + 0.2 + 1e-9
 
 
 def test_what_was_sent_since_a_report_counts_until_a_report_counts_it():
@@ -67,7 +67,7 @@ def test_what_was_sent_since_a_report_counts_until_a_report_counts_it():
 
 
 def test_a_prompt_that_was_just_sent_is_taken_to_be_cached_there_until_it_has_ended():
-    router = router_of("a", "b", settle_s=0.1, recent=0.0)
+    router = router_of("a", "b", settle_s=0.1)
     router.routed(prompt("1"), "b", 0.0)
     router.report("b", ReplicaLoad(token_s=0.001, begin_s=0.5), 1.0)
     assert router.choose(prompt("2"), 1.0).replicas[0] == "b"

@@ -67,7 +67,19 @@ def build(args: dict[str, Any]) -> serve.Application:
 def replicas_of(settings: Settings, replicas: Replicas, ingresses: int = 1, **more: Any) -> serve.Application:
     """Replicas alone, which so many ingresses send calls to; `more` are options of Ray's. Raises InvalidConfig."""
     _must_be_carried(settings, ["kv_events"])
-    options = {"num_replicas": replicas.least, **more}
+    router = RequestRouterConfig(
+        request_router_class="paged.integrations.ray.router.PrefixRouter",
+        request_router_kwargs={"num_untold": ingresses - 1},
+        request_routing_stats_period_s=STATS_PERIOD_S,
+    )
+    options: dict[str, Any] = {
+        "name": REPLICA,
+        "num_replicas": replicas.least,
+        "max_ongoing_requests": _MOST_ONGOING,
+        "request_router_config": router,
+        "health_check_period_s": 2.0,
+        "graceful_shutdown_timeout_s": settings.shutdown_timeout_s,
+    }
     if replicas.most > replicas.least:
         policy = AutoscalingPolicy(policy_function="paged.integrations.ray.scaling:by_load", policy_kwargs={})
         del options["num_replicas"]
@@ -77,20 +89,7 @@ def replicas_of(settings: Settings, replicas: Replicas, ingresses: int = 1, **mo
             target_ongoing_requests=replicas.load,
             policy=policy,
         )
-    router = RequestRouterConfig(
-        request_router_class="paged.integrations.ray.router.PrefixRouter",
-        request_router_kwargs={"num_untold": ingresses - 1},
-        request_routing_stats_period_s=STATS_PERIOD_S,
-    )
-    deployment = serve.deployment(
-        name=REPLICA,
-        max_ongoing_requests=_MOST_ONGOING,
-        request_router_config=router,
-        health_check_period_s=2.0,
-        graceful_shutdown_timeout_s=settings.shutdown_timeout_s,
-        **options,
-    )
-    return deployment(Replica).bind(settings, policies_of())
+    return serve.deployment(**{**options, **more})(Replica).bind(settings, policies_of())
 
 
 def _must_be_carried(settings: Settings, refused: Iterable[str]) -> None:

@@ -159,7 +159,6 @@ class Replica:
                 # The engine's forecast is some steps old; that places are free is known now.
                 begin_s=0.0 if num_free else begins(num_waiting, forecast),
                 token_s=0.0 if figures is None else figures.token_s,
-                num_unused=0 if figures is None else figures.free_blocks * ready.block_size,
                 num_running=num_running,
                 num_free=num_free,
                 turn_s=begins(num_waiting + _AHEAD, forecast) / _AHEAD - begins(num_waiting, forecast) / _AHEAD,

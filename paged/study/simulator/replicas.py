@@ -249,7 +249,6 @@ class _Wire:
                 self._rank.scheduler.outlook(),
                 self._pace,
                 found=list(self._found.values()),
-                num_unused=manager.device.num_free * manager.block_size,
                 received=dict(self.received),
             )
             fleet.report(lambda to, now: to.router.report(name, load, now), step.now_s)
