@@ -6,7 +6,7 @@ memory returned are not counted. Each step is taken as often as a block has toke
 of them; the largest count is reported.
 
     python tools/memory_calls.py                                        # both numbers, and the names
-    python tools/memory_calls.py --most-steady 3 --most-admission 6     # exit status 1 above either
+    python tools/memory_calls.py --most-steady 4 --most-admission 7     # exit status 1 above either
 """
 
 from __future__ import annotations
