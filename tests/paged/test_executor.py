@@ -100,6 +100,38 @@ def test_callbacks_are_called_in_the_thread_of_the_step():
     assert threads == {threading.current_thread()}
 
 
+def test_behind_a_step_that_failed_none_begins():
+    """Chunks of a prompt, which await nothing that is sampled."""
+    engine = Engine(tiny_model(), num_blocks=32, block_size=4, steps_ahead=1, max_tokens_per_step=2)
+    engine.add_request([1, 2, 3, 4, 5, 6, 7, 1], SIX)
+    begin, launch, logits = engine.worker.begin, engine._steps._executor.launch, engine.worker.logits
+    begun, is_second_out = [], threading.Event()
+
+    def begins(step):
+        begun.append(step.number)
+        begin(step)
+
+    def launches(step, asked, *, samples):
+        launched = launch(step, asked, samples=samples)
+        if step.number == 2:
+            is_second_out.set()
+        return launched
+
+    def fails(step):
+        assert is_second_out.wait(SOON_S)
+        if step.input.number == 1:
+            raise ZeroDivisionError
+        return logits(step)
+
+    engine.worker.begin, engine._steps._executor.launch, engine.worker.logits = begins, launches, fails
+    engine.step()
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    assert begun == [1]
+    assert engine._steps.num_outstanding == 0
+    assert len(drained(engine)["request-0"]) == 6 and 2 not in begun
+
+
 def test_ctrl_c_while_a_step_is_waited_for_costs_no_token():
     before = signal(SIGINT, default_int_handler)
     try:
