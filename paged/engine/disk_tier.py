@@ -169,7 +169,8 @@ class DiskTier:
             return
         if chain.is_private or row < 0 or rows.num_on_host(row):
             return
-        stop = min(end, int(rows.num_tokens[row])) // self._size
+        # One step ahead a later batch may have taken the tail of its blocks.
+        stop = min(min(end, int(rows.num_tokens[row])) // self._size, len(rows.table(row)))
         if len(chain.keys) < stop:
             chain.extend(rows.tokens[row, len(chain.keys) * self._size : stop * self._size].tobytes(), 4 * self._size)
         start, table = chain.num_kept, rows.table(row)

@@ -275,6 +275,31 @@ def test_it_goes_with_what_else_an_engine_does(made, options):
     assert all(np.array_equal(block, plain.blocks[key]) for key, block in store.blocks.items())
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_batch_whose_rows_gave_blocks_up_before_it_ended_keeps_those_that_are_left(made, steps_ahead):
+    """One step ahead the next batch is put out, and takes blocks, before this one's are written."""
+
+    def answers(store, **options):
+        engine = made(store, **options)
+        for number in range(5):
+            engine.add_request(
+                PROMPT[number : number + 9], SamplingParams(max_tokens=24, ignore_eos=True), id=f"{number}"
+            )
+        found = {}
+        while engine.has_unfinished:
+            for output in engine.step():
+                found.setdefault(output.id, []).extend(output.token_ids)
+        return found, engine.scheduler.stats().preemptions
+
+    store, plain = Memory(), Memory()
+    expected, _ = answers(plain, num_blocks=100)
+    for _ in range(2):
+        found, preemptions = answers(store, num_blocks=14, steps_ahead=steps_ahead)
+        assert found == expected and preemptions > 0
+    assert len(store.blocks) > 10
+    assert all(np.array_equal(block, plain.blocks[key]) for key, block in store.blocks.items())
+
+
 def test_late_blocks_of_a_request_that_ended_do_not_go_into_those_of_another(made, monkeypatch):
     in_store, computed = [11 * place % 53 + 2 for place in range(43)], [13 * place % 47 + 3 for place in range(43)]
     store = Memory()
