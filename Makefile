@@ -28,7 +28,7 @@ KILLS ?= 1000
 WORLDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check docs wheel format bench served campaign pressure architectures sanitize processors soak disk faults mutants signals vllm dynamo gpu wheels clean
+.PHONY: help install demo test lint check docs wheel format bench served campaign pressure architectures sanitize processors soak disk faults mutants signals vllm dynamo ray gpu wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -136,6 +136,10 @@ $(VLLM)/.installed: conformance/vllm/install.py
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python conformance/vllm/install.py
 	@touch $@
+
+ray: $(STAMP) ## install Ray Serve into build/ray, and ask, press and kill replicas of a running server (two minutes)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/ray 'ray[serve]==2.60.0'
+	@PYTHONPATH="$(CURDIR):build/ray" $(BIN)/python -m pytest tests/serving/test_replicas.py $(PYTEST)
 
 # With the Python, torch, Triton and transformers that are there: a machine with a GPU may reach no index of packages.
 gpu: ## on a machine with CUDA: what only a GPU can show, into benchmarks/results/gpu.md (under eight minutes; installs WHEELS, and nothing else)
