@@ -17,7 +17,7 @@ from paged.serving.settings import Settings, read_settings
 SETTINGS = fields_of(EngineConfig)
 NAN = float("nan")
 DEFAULTS = {
-    "model": None, "backend": "auto", "batch_invariant": True, "dtype": "auto", "quantization": None, "quantize_head": False, "device": "cpu", "max_model_len": None,
+    "model": None, "backend": "auto", "batch_invariant": True, "dtype": "auto", "quantization": None, "quantize_head": False, "device": "cpu", "tensor_parallel_size": 1, "max_model_len": None,
     "num_blocks": None, "kv_cache_bytes": None, "block_size": 16, "host_blocks": 0, "prefix_caching": True, "host_caching": False, "kv_cache_dtype": "auto", "kv_cache_dtype_skip_layers": (),
     "policy": "paged", "tenant_weights": None, "max_tokens_per_step": 256, "max_sequences": 32, "max_chunk": None, "costs": None,
     "steps_ahead": 0, "max_retries": 2, "seed": 0, "speculate": None, "num_drafts": None, "draft_model": None,
