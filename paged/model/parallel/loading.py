@@ -61,9 +61,8 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
         torch.float32 if wanted.device.type == "cpu" else config.dtype or torch.float32
     )
     files = TensorFiles(wanted.folder)
-    found = {
-        key: name for name, key, _, joined in renamed(module, files) if joined is None and _matches(key, module, config)
-    }
+    # What else is in the files is ignored, as transformers does.
+    found = {key: name for name, key, _, joined in renamed(module, files) if joined is None}
     digest = hashlib.sha256((wanted.folder / "config.json").read_bytes())
     _note_headers(digest, files)
     for key in sorted(dict(module.named_parameters(remove_duplicate=False))):
@@ -98,11 +97,6 @@ def _compute_buffers(module: Any, folder: Path) -> None:
     lost = [name for name, each in module.named_buffers() if each.is_meta]
     if lost:
         raise UnsupportedModel(f"{folder}: {lost[0]} of a split model is not known how to compute.")
-
-
-def _matches(key: str, module: nn.Module, config: Any) -> bool:
-    """Whether a weight of the files is one of the module's: the rest is ignored, as transformers does."""
-    return key in dict(module.named_parameters(remove_duplicate=False))
 
 
 def _weight(files: TensorFiles, name: str, key: str, sizes: Sizes, part: Part) -> tuple[Tensor | None, bool]:

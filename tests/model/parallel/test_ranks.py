@@ -93,9 +93,9 @@ def test_under_pressure_and_with_drafts_a_split_model_gives_the_same_bits(folder
     pressed.close()
 
 
-def test_layers_of_several_kinds_are_split_too(checkpoint):
+def test_layers_of_several_kinds_are_split_too_and_steps_may_be_taken_ahead(checkpoint):
     folder, asked = checkpoint("gemma3_text"), {**SHORT, "num_blocks": 60, "host_blocks": 0}
-    split = Engine(folder, tensor_parallel_size=2, **asked)
+    split = Engine(folder, tensor_parallel_size=2, steps_ahead=1, **asked)
     tokens, logits = answers(split)
     whole, their_logits = answers(Engine(folder, **asked))
     assert not split.pool.is_side_by_side
