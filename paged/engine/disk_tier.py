@@ -33,7 +33,7 @@ PIECE_BYTES = 32 * 2**20
 """Of blocks that are read at a time, and copied between two steps."""
 PATIENCE_S = 10.0
 """For what was asked for, or twice as long as to compute it, if that is more. Then the rest is computed."""
-_WAIT_S = 0.005
+_WAIT_S = 0.01
 """Where nothing can be computed before blocks are there."""
 _RECENT = 0.2
 """What the newest of several measurements counts."""

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -52,6 +53,8 @@ _GRACE_S = 60.0
 _SWEEP_S = 0.02
 """Between two folders of a sweep."""
 _CLOSING_S = 10.0
+_READERS, _LARGE_BYTES = 4, 2**17
+"""Of a read of large blocks: while one waits for the disk, others hash."""
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 """Of a read: the process's trouble, not the object's."""
 
@@ -98,6 +101,7 @@ class DiskStore:
             folder.close()
             raise
         self._folder = folder
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="paged-disk-store")
         # A process that ends writes what is queued first.
         self._end = weakref.finalize(self, _Writer.stop, self._writer)
         self._writer.start()
@@ -115,18 +119,23 @@ class DiskStore:
         return len(found)
 
     def read(self, keys: Sequence[bytes], into: Blocks) -> int:
-        """As BlockStore.read."""
-        for place, key in enumerate(keys):
-            name = self._name(key)
-            try:
-                read_object(self._folder.object(name), self._identity, name, into[place])
-            except (OSError, Corrupt) as error:
-                is_passing = isinstance(error, OSError) and error.errno in _PASSING
-                self._writer.note_miss(name, is_corrupt=isinstance(error, Corrupt), is_gone=not is_passing)
-                self._writer.count(read=place)
-                return place
-        self._writer.count(read=len(keys))
-        return len(keys)
+        """As BlockStore.read; several at once, as far as they are large."""
+        run = map if into.shape[1] < _LARGE_BYTES else self._readers.map
+        are_whole = list(run(self._read_one, keys, into))
+        count = are_whole.index(False) if False in are_whole else len(keys)
+        self._writer.count(read=count)
+        return count
+
+    def _read_one(self, key: bytes, into: NDArray[np.uint8]) -> bool:
+        """Fill `into`, uint8 [block bytes]. Return whether it is right."""
+        name = self._name(key)
+        try:
+            read_object(self._folder.object(name), self._identity, name, into)
+        except (OSError, Corrupt) as error:
+            is_passing = isinstance(error, OSError) and error.errno in _PASSING
+            self._writer.note_miss(name, is_corrupt=isinstance(error, Corrupt), is_gone=not is_passing)
+            return False
+        return True
 
     def write(self, keys: Sequence[bytes], copy: Copy) -> int:
         """As BlockStore.write."""
