@@ -1,9 +1,10 @@
-"""What a disk below memory costs and saves: to open it, to read a prefix in place of computing it, and a step that neither reads nor writes.
+"""What a disk below memory costs and saves: to open it, to read a prefix in place of computing it, and a step that
+neither reads nor writes.
 
     python benchmarks/disk_cache.py --model FOLDER --out benchmarks/results/disk_cache.md
 
-Times of one thread are processor seconds, the least of several in turns; waits for a disk are wall-clock. Before a prefix is read the page cache lets go of
-its files (posix_fadvise).
+Times of one thread are processor seconds, the least of several in turns; waits for a disk are wall-clock. Before a
+prefix is read the page cache lets go of its files (posix_fadvise).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _ROWS = 64
 
 
 def opening(folder: Path, num_bytes: int) -> tuple[int, float, float]:
-    """How many objects, and seconds of wall clock and of the processor to open a folder whose index has so many bytes of small objects; the objects themselves are not needed for that."""
+    """How many objects, and seconds of wall clock and of the processor to open a folder whose index has so many bytes
+    of small objects; the objects themselves are not needed for that."""
     limit = {"limit_bytes": 2 * num_bytes, "block_bytes": _OBJECT, "identity": bytes(32)}
     DiskStore(folder, **limit).close()
     num = num_bytes // (_OBJECT + 120)
@@ -55,7 +57,8 @@ def first_token(engine: Engine, prompt: list[int]) -> tuple[float, float, int]:
 
 
 def prefix(model: str, folder: Path, rounds: int) -> dict[str, tuple[float, float, int]]:
-    """The first token of a prompt that is computed, and of one that is read but for its last token: the least of so many."""
+    """The first token of a prompt that is computed, and of one that is read but for its last token: the least of so
+    many."""
     blocks = -(-(PREFIX + 1) // 16) + 2
     options = {"num_blocks": blocks, "max_tokens_per_step": 512, "disk_cache": folder}
     found = {"computed": (float("inf"),) * 2 + (0,), "read": (float("inf"),) * 2 + (0,)}
@@ -81,7 +84,8 @@ def drop_pages(folder: Path) -> None:
 
 
 def idle(folder: Path, rounds: int) -> tuple[float, float]:
-    """Processor seconds of the host's part of a decode of 64 rows without a disk, and what a disk adds to one that fills no block: two calls."""
+    """Processor seconds of the host's part of a decode of 64 rows without a disk, and what a disk adds to one that
+    fills no block: two calls."""
     engine = Engine(
         tiny_model(128), num_blocks=1024, max_sequences=_ROWS, max_tokens_per_step=_ROWS * 8, disk_cache=folder,
         clock=time.thread_time,

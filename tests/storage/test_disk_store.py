@@ -1,4 +1,5 @@
-"""A store of blocks in a folder: what was written is found again, by this process and the next one, and nothing else ever is."""
+"""A store of blocks in a folder: what was written is found again, by this process and the next one, and nothing else
+ever is."""
 
 import os
 import shutil
