@@ -1,10 +1,12 @@
-"""Kill a process that uses a disk cache at random moments, and see what the next one finds; spoil objects, and see that none is read.
+"""Kill a process that uses a disk cache at random moments, and see what the next one finds; spoil objects, and see that
+none is read.
 
     python tools/kill_disk.py --kills 1000 --corruptions 1000 --out benchmarks/results/disk.md
 
-A killed round forks a process that opens the store, writes chains of blocks, looks up and reads; it tells by a pipe what `flush` has
-seen written. It gets SIGKILL at a random moment, of the opening, too. Then the store is opened here: each block that it gives has to be right to the
-last byte, and in rounds without eviction each block that was told has to be there.
+A killed round forks a process that opens the store, writes chains of blocks, looks up and reads; it tells by a pipe
+what `flush` has seen written. It gets SIGKILL at a random moment, of the opening, too. Then the store is opened here:
+each block that it gives has to be right to the last byte, and in rounds without eviction each block that was told has
+to be there.
 """
 
 from __future__ import annotations
@@ -207,8 +209,8 @@ SPOILERS = (_flip, _truncate, _lengthen, _swap, _foreign, _future, _zero, _link,
 
 
 def spoil(num: int, folder: Path, seed: int) -> dict[str, tuple[int, int]]:
-    """Spoil an object in so many ways, and read it: by kind, how many were spoiled, and how many of those were misses. Raises AssertionError for a block
-    that is not what was written."""
+    """Spoil an object in so many ways, and read it: by kind, how many were spoiled, and how many of those were misses.
+    Raises AssertionError for a block that is not what was written."""
     drawn, found = random.Random(seed), dict.fromkeys((each.__name__[1:] for each in SPOILERS), (0, 0))
     store, into = opened(folder, 1000), np.empty((1, BLOCK_BYTES), np.uint8)
     keys = [key for chain in range(4) for key in keys_of(chain)]
@@ -264,7 +266,12 @@ def page_of(killed: Killed, spoiled: dict[str, tuple[int, int]]) -> str:
             f"{max(killed.most_over, 0):,}",
         ),
     ]
-    lines = ["# A disk cache under kill -9 and with spoiled objects", "", f"`make disk`: {__doc__.splitlines()[0]}", ""]
+    lines = [
+        "# A disk cache under kill -9 and with spoiled objects",
+        "",
+        "`make disk`: processes that are killed at random moments, and objects that are spoiled.",
+        "",
+    ]
     lines += ["| | |", "|---|--:|", *(f"| {name} | {value} |" for name, value in rows), ""]
     lines += ["| spoiled object | tried | misses |", "|---|--:|--:|"]
     lines += [f"| {name} | {tried:,} | {missed:,} |" for name, (tried, missed) in spoiled.items()]

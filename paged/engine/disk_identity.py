@@ -1,7 +1,8 @@
 """Whose blocks are whose, bit by bit: the identity of an engine's KV, by which a store keeps others' apart.
 
-Names say little: two folders may hold one model, and one folder two. So it is made of the configuration, of all weights as they are in memory, of how
-blocks are laid out, and of the K and V that a trial gives: another processor, kernel or library that rounds otherwise gives others.
+Names say little: two folders may hold one model, and one folder two. So it is made of the configuration, of all weights
+as they are in memory, of how blocks are laid out, and of the K and V that a trial gives: another processor, kernel or
+library that rounds otherwise gives others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _SAMPLED = 4096
 
 
 def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
-    """32 bytes, and what they stand for in words. Writes the first page of the pool, and zeroes it again: nobody may hold it.
+    """32 bytes, and what they stand for in words. Writes the first page of the pool, and zeroes it again: nobody may
+    hold it.
 
     Where answers depend on what else is in a batch, so does K and V, and the trial's is left out."""
     model, pool = runner.model, runner.pool
@@ -66,7 +68,8 @@ def _tensors(module: Any) -> Iterator[tuple[str, Tensor]]:
 
 @torch.inference_mode()
 def _fingerprint(tensor: Tensor) -> bytes:
-    """The sum of all words, which any change of one shows, and some bytes as they are, which show an exchange of several."""
+    """The sum of all words, which any change of one shows, and some bytes as they are, which show an exchange of
+    several."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if not len(flat):
         return b""

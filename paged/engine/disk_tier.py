@@ -1,11 +1,12 @@
-"""A tier below memory: full blocks of the prefix cache go to a store as they come to be, and come back before a prompt is computed.
+"""A tier below memory: full blocks of the prefix cache go to a store as they come to be, and come back before a prompt
+is computed.
 
     add       keys of the prompt ──> look up ──> num_computed of the request
     a batch   ran ──> blocks that it filled: copied, and written by the store's thread
               ended, and lists loads ──> pieces are read by the reader's thread ──> copied in between two steps ──> loaded
 
-A block is written when it is full, not when it is evicted: what was evicted alone would be there after a kill. A step copies, and waits for no disk. What
-does not arrive, is late or spoiled is computed.
+A block is written when it is full: were it written when it is evicted, a kill would lose the newest content. A step
+copies, and waits for no disk. What does not arrive, is late or spoiled is computed.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ PIECE_BYTES = 32 * 2**20
 """Of blocks that are read at a time, and copied between two steps."""
 PATIENCE_S = 10.0
 """For what was asked for, or twice as long as to compute it, if that is more. Then the rest is computed."""
-_WAIT_S = 0.005
+_WAIT_S = 0.01
 """Where nothing can be computed before blocks are there."""
 _RECENT = 0.2
 """What the newest of several measurements counts."""
 
 
 class TierStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of a tier, in blocks: `loaded` came in time, of those that were `asked` for; and requests that were `late`, and that were `cheaper` to compute."""
+    """Totals of a tier, in blocks: `loaded` came in time, of those that were `asked` for; and requests that were
+    `late`, and that were `cheaper` to compute."""
 
     asked: int
     loaded: int
@@ -49,7 +51,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Chain:
-    """The keys of a sequence's full blocks, and how many of them the store has; those of a sequence that `is_private` go to none."""
+    """The keys of a sequence's full blocks, and how many of them the store has; those of a sequence that `is_private`
+    go to none."""
 
     def __init__(self, root: bytes, *, is_private: bool) -> None:
         self.keys: list[bytes] = []
@@ -80,8 +83,8 @@ class _Piece(NamedTuple):
 
 
 class DiskTier:
-    """The tier of one engine, whose layers are all full. `live` are its requests that go on, by id. Not for several threads, but for what its
-    reader does."""
+    """The tier of one engine, whose layers are all full. `live` are its requests that go on, by id. Not for several
+    threads, but for what its reader does."""
 
     def __init__(
         self,
@@ -118,8 +121,8 @@ class DiskTier:
         return TierStats(asked=self._asked, loaded=self._num_loaded, late=self._late, cheaper=self._cheaper)
 
     def with_loads(self, request: Request, prompt: list[int]) -> Request:
-        """The request, which asks for what the store has of its prompt beyond memory, if that is cheaper to read than to compute. From now on what it
-        computes is kept, if others may find it."""
+        """The request, which asks for what the store has of its prompt beyond memory, if that is cheaper to read than
+        to compute. From now on what it computes is kept, if others may find it."""
         for ended in [each for each in self._chains if each not in self._live]:
             self._forget(ended)
         try:
@@ -144,7 +147,8 @@ class DiskTier:
         return msgspec.structs.replace(request, num_computed=found * self._size)
 
     def keep(self, batch: Batch, seconds: float) -> None:
-        """Write blocks that a batch filled, which ran in so many seconds and has not ended: a sequence may end with it, and its blocks go."""
+        """Write blocks that a batch filled, which ran in so many seconds and has not ended: a sequence may end with it,
+        and its blocks go."""
         num_tokens = batch.num_tokens
         if len(batch.token_ids) == len(num_tokens) and (batch.seq_lens % self._size).all():
             # Most decodes fill no block: benchmarks/disk_cache.py.
@@ -160,7 +164,8 @@ class DiskTier:
                     self._keep(batch.ids[place], int(batch.sequences[place]), int(batch.seq_lens[place]))
 
     def _keep(self, request_id: str, sequence: int, end: int) -> None:
-        """Write the full blocks of a sequence, whose K and V are computed up to `end`, as far as its tokens are known."""
+        """Write the full blocks of a sequence, whose K and V are computed up to `end`, as far as its tokens are
+        known."""
         chain, rows = self._chains[request_id][sequence], self._manager.rows
         try:
             row = self._scheduler.row_of(request_id, sequence)
@@ -222,7 +227,8 @@ class DiskTier:
         self._has_arrived.wait(_WAIT_S)
 
     def note_costs(self, *, block_s: float, token_s: float) -> None:
-        """Seconds to read a block and to compute a token, in place of what was measured; later measurements go on from there."""
+        """Seconds to read a block and to compute a token, in place of what was measured; later measurements go on from
+        there."""
         self._block_s, self._token_s = block_s, token_s
 
     def close(self) -> None:

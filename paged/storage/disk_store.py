@@ -4,7 +4,8 @@
     another one       read ── file, checksum
     the writer        queue ──> room, file, fsync, rename ──> a row of the index           uses, misses ──> index
 
-The step's thread touches no file and no index. Content that was not written when a process is killed is lost, and nothing else.
+The step's thread touches no file and no index. Content that was not written when a process is killed is lost, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -52,6 +54,8 @@ _GRACE_S = 60.0
 _SWEEP_S = 0.02
 """Between two folders of a sweep."""
 _CLOSING_S = 10.0
+_READERS, _LARGE_BYTES = 4, 2**17
+"""Of a read of large blocks: while one waits for the disk, others hash."""
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 """Of a read: the process's trouble, not the object's."""
 
@@ -64,10 +68,12 @@ class _Taken(NamedTuple):
 
 
 class DiskStore:
-    """Blocks of `block_bytes` bytes in a folder of at most `limit_bytes`, headers counted; what is being written may come on top.
+    """Blocks of `block_bytes` bytes in a folder of at most `limit_bytes`, headers counted; what is being written may
+    come on top.
 
-    identity  32 bytes that are equal for engines whose blocks are equal, bit by bit; `words` say to people what it stands for. Others' objects in
-              the folder are never read, and go when they are the ones that were not used for longest.
+    identity  32 bytes that are equal for engines whose blocks are equal, bit by bit; `words` say to people what it
+              stands for. Others' objects in the folder are never read, and go when they are the ones that were not used
+              for longest.
 
     Raises UnusableStore (Folder's reasons; a newer index), and BudgetTooSmall for a limit below one block.
     """
@@ -98,6 +104,7 @@ class DiskStore:
             folder.close()
             raise
         self._folder = folder
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="paged-disk-store")
         # A process that ends writes what is queued first.
         self._end = weakref.finalize(self, _Writer.stop, self._writer)
         self._writer.start()
@@ -115,18 +122,23 @@ class DiskStore:
         return len(found)
 
     def read(self, keys: Sequence[bytes], into: Blocks) -> int:
-        """As BlockStore.read."""
-        for place, key in enumerate(keys):
-            name = self._name(key)
-            try:
-                read_object(self._folder.object(name), self._identity, name, into[place])
-            except (OSError, Corrupt) as error:
-                is_passing = isinstance(error, OSError) and error.errno in _PASSING
-                self._writer.note_miss(name, is_corrupt=isinstance(error, Corrupt), is_gone=not is_passing)
-                self._writer.count(read=place)
-                return place
-        self._writer.count(read=len(keys))
-        return len(keys)
+        """As BlockStore.read; several at once, as far as they are large."""
+        run = map if into.shape[1] < _LARGE_BYTES else self._readers.map
+        are_whole = list(run(self._read_one, keys, into))
+        count = are_whole.index(False) if False in are_whole else len(keys)
+        self._writer.count(read=count)
+        return count
+
+    def _read_one(self, key: bytes, into: NDArray[np.uint8]) -> bool:
+        """Fill `into`, uint8 [block bytes]. Return whether it is right."""
+        name = self._name(key)
+        try:
+            read_object(self._folder.object(name), self._identity, name, into)
+        except (OSError, Corrupt) as error:
+            is_passing = isinstance(error, OSError) and error.errno in _PASSING
+            self._writer.note_miss(name, is_corrupt=isinstance(error, Corrupt), is_gone=not is_passing)
+            return False
+        return True
 
     def write(self, keys: Sequence[bytes], copy: Copy) -> int:
         """As BlockStore.write."""
@@ -137,8 +149,8 @@ class DiskStore:
         return self._writer.stats()
 
     def flush(self) -> None:
-        """Wait until what was taken is written, or has failed, what was noted is in the index, and what a killed process left was found. For tests, and
-        before a hand-over."""
+        """Wait until what was taken is written, or has failed, what was noted is in the index, and what a killed
+        process left was found. For tests, and before a hand-over."""
         self._writer.flush()
 
     def path_of(self, key: bytes) -> Path:
@@ -293,7 +305,8 @@ class _Writer:
             try:
                 self._turn()
             except (OSError, sqlite3.Error):
-                # A folder that is gone, full or locked: what is in memory goes on without it, and the next turn tries again.
+                # A folder that is gone, full or locked: what is in memory goes on without it, and the next turn tries
+                # again.
                 self._changed.acquire()
                 self._changed.wait_for(lambda: self._is_stopping, 0.05)
                 self._changed.release()
@@ -302,7 +315,8 @@ class _Writer:
         self._folder.close()
 
     def _turn(self) -> None:
-        """Do some of what there is to do. Raises OSError and sqlite3.Error, with nothing left undone that would be tried again at once."""
+        """Do some of what there is to do. Raises OSError and sqlite3.Error, with nothing left undone that would be
+        tried again at once."""
         misses = [self._misses.popleft() for _ in range(len(self._misses))]
         uses = [self._uses.popleft() for _ in range(len(self._uses))]
         with self._changed:
@@ -326,7 +340,8 @@ class _Writer:
             self._sweep()
 
     def _write(self, batch: list[_Taken], written: list[bytes]) -> None:
-        """Write blocks, each whole or not at all; then the index has them. Adds to `written` what is there, whatever is raised."""
+        """Write blocks, each whole or not at all; then the index has them. Adds to `written` what is there, whatever is
+        raised."""
         try:
             gone = self._index.make_room(self._limit_bytes, len(batch) * self._object_bytes)
             self.held.difference_update(gone)
@@ -348,7 +363,8 @@ class _Writer:
                 self.held.update(written)
 
     def _sweep(self) -> None:
-        """Find objects without a row in one more folder: what a process that was killed had not told the index, or all, if the index was lost."""
+        """Find objects without a row in one more folder: what a process that was killed had not told the index, or all,
+        if the index was lost."""
         shard, names = next(self._unswept, (None, []))
         if shard is None:
             self._has_swept = True

@@ -31,7 +31,8 @@ class Folder:
     """A folder that was opened, and a place in it to write.
 
     is_alone  no other process uses it
-    Raises UnusableStore for one that is not ours, of a newer form, another user's, that cannot be written, or on a file system without locks or rename.
+    Raises UnusableStore for one that is not ours, of a newer form, another user's, that cannot be written, or on a file
+    system without locks or rename.
     """
 
     def __init__(self, path: Path) -> None:
@@ -165,7 +166,8 @@ def _has_locked(number: int, folder: Path) -> bool:
 
 
 def _remove_dead(writing: Path) -> bool:
-    """Remove what dead processes were writing; return whether there are living ones. With the folder's lock held, so that none begins meanwhile."""
+    """Remove what dead processes were writing; return whether there are living ones. With the folder's lock held, so
+    that none begins meanwhile."""
     are_living = False
     for lock in writing.glob("*.lock"):
         try:

@@ -1,10 +1,11 @@
 """What a folder holds, in SQLite: whose each object is, its size, and when it was last used.
 
-The objects are the truth and the index is a cache of it: an object without a row is found by a sweep, a row without an object is a miss that removes it.
-So the index may be lost, and nothing waits for a disk to have it.
+The objects are the truth and the index is a cache of it: an object without a row is found by a sweep, a row without an
+object is a miss that removes it. So the index may be lost, and nothing waits for a disk to have it.
 
-A write-ahead log, not a rollback journal: a commit appends to one file and syncs none (`synchronous=NORMAL`), a reader of another process is not held
-up by it, and after kill -9 the next one to open replays it. It wants shared memory between the processes, so one machine.
+A write-ahead log, not a rollback journal: a commit appends to one file and syncs none (`synchronous=NORMAL`), a reader
+of another process is not held up by it, and after kill -9 the next one to open replays it. It wants shared memory
+between the processes, so one machine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY, identity BLOB NOT NULL UNIQUE, words TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS objects (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, model INTEGER NOT NULL, size INTEGER NOT NULL, used INTEGER NOT NULL
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, model INTEGER NOT NULL, size INTEGER NOT NULL,
+    used INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_use ON objects (used);
 CREATE TABLE IF NOT EXISTS totals (id INTEGER PRIMARY KEY CHECK (id = 0), bytes INTEGER NOT NULL);
@@ -41,7 +43,8 @@ class FutureIndex(Exception):
 
 
 class Row(NamedTuple):
-    """An object: its key, 32 bytes, the model's number, bytes of the file, and its last use in nanoseconds since the epoch."""
+    """An object: its key, 32 bytes, the model's number, bytes of the file, and its last use in nanoseconds since the
+    epoch."""
 
     key: bytes
     model: int
@@ -113,7 +116,8 @@ class Index:
             self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in keys])
 
     def make_room(self, limit: int, size: int) -> list[bytes]:
-        """Forget the objects that were not used for longest, until `size` bytes more stay within the limit; their keys."""
+        """Forget the objects that were not used for longest, until `size` bytes more stay within the limit; their
+        keys."""
         if self.total() + size <= limit:
             return []
         with self._db:

@@ -2,7 +2,8 @@
 
     | magic 8 | version 4 | header bytes 4 | payload bytes 8 | identity 32 | key 32 | SHA-256 32 |  payload  |
 
-Little-endian. The checksum is of all that stands before it, and of the payload. A file is whole or it is not there: it is written beside, and renamed.
+Little-endian. The checksum is of all that stands before it, and of the payload. A file is whole or it is not there: it
+is written beside, and renamed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def write_object(path: Path, identity: bytes, key: bytes, payload: NDArray[np.ui
 
 
 def sync_object(path: Path) -> None:
-    """Wait until the disk has what was written to a file. Of several that were written before, the first one waits for most. Raises OSError."""
+    """Wait until the disk has what was written to a file. Of several that were written before, the first one waits for
+    most. Raises OSError."""
     number = os.open(path, _READ_FLAGS)
     try:
         os.fsync(number)
@@ -66,8 +68,8 @@ def sync_object(path: Path) -> None:
 
 
 def read_object(path: Path, identity: bytes, key: bytes, into: NDArray[np.uint8]) -> None:
-    """Fill `into`, uint8 [block bytes], with a file's payload. Raises Corrupt unless each byte is what was written under this identity and key, and OSError
-    where it cannot be read; then `into` holds anything."""
+    """Fill `into`, uint8 [block bytes], with a file's payload. Raises Corrupt unless each byte is what was written
+    under this identity and key, and OSError where it cannot be read; then `into` holds anything."""
     number = os.open(path, _READ_FLAGS)
     try:
         found = os.fstat(number)
@@ -88,7 +90,8 @@ def read_object(path: Path, identity: bytes, key: bytes, into: NDArray[np.uint8]
 
 
 def read_header(path: Path) -> tuple[Header, os.stat_result]:
-    """What a file says of itself, unchecked but for its form, and what the file system does. Raises Corrupt and OSError."""
+    """What a file says of itself, unchecked but for its form, and what the file system does. Raises Corrupt and
+    OSError."""
     number = os.open(path, _READ_FLAGS)
     try:
         found = os.fstat(number)

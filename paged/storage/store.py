@@ -1,7 +1,8 @@
 """The seam of a store of blocks: look up, read, write.
 
-A block's key, 32 bytes, is the chained SHA-256 of its tokens and all before them, so a prompt's blocks are a list of keys in order. A store belongs to
-one engine, and keeps apart by itself what other models, dtypes and layouts wrote (docs/tiers.md).
+A block's key, 32 bytes, is the chained SHA-256 of its tokens and all before them, so a prompt's blocks are a list of
+keys in order. A store belongs to one engine, and keeps apart by itself what other models, dtypes and layouts wrote
+(docs/tiers.md).
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ class BlockStore(Protocol):
     """Blocks of one engine by key. No call raises for what a medium does: content that cannot be had is not there."""
 
     def look_up(self, keys: Sequence[bytes]) -> int:
-        """How many of these blocks are there, from the first one on without a gap. What is found counts as used, its last block first. Called
-        by the step's thread: answers from memory, so a `read` may still find less."""
+        """How many of these blocks are there, from the first one on without a gap. What is found counts as used, its
+        last block first. Called by the step's thread: answers from memory, so a `read` may still find less."""
 
     def read(self, keys: Sequence[bytes], into: Blocks) -> int:
-        """Fill rows of `into`, uint8 [n, block bytes], from the first one on; return how many are whole. May wait; another thread than the
-        step's calls it."""
+        """Fill rows of `into`, uint8 [n, block bytes], from the first one on; return how many are whole. May wait;
+        another thread than the step's calls it."""
 
     def write(self, keys: Sequence[bytes], copy: Copy) -> int:
-        """Keep blocks that are not there. Called by the step's thread: copies those that there is room for now, and waits for no medium. Returns
-        how many of the keys, from the first one on, are there or taken; what comes behind them is dropped, and may be offered again."""
+        """Keep blocks that are not there. Called by the step's thread: copies those that there is room for now, and
+        waits for no medium. Returns how many of the keys, from the first one on, are there or taken; what comes behind
+        them is dropped, and may be offered again."""
 
     def stats(self) -> StoreStats:
         """Totals so far."""

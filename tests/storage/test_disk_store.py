@@ -1,4 +1,5 @@
-"""A store of blocks in a folder: what was written is found again, by this process and the next one, and nothing else ever is."""
+"""A store of blocks in a folder: what was written is found again, by this process and the next one, and nothing else
+ever is."""
 
 import os
 import shutil
@@ -65,6 +66,20 @@ def test_what_one_process_wrote_the_next_one_finds(open_store):
     second = open_store()
     assert second.look_up([*keys, *keys_of("b", 1)]) == 5
     assert read(second, keys) == 5
+
+
+def test_large_blocks_are_read_by_several_threads_and_end_before_the_first_that_is_spoiled(folder):
+    size, keys = 2**17, keys_of("a", 20)
+    store = DiskStore(folder, limit_bytes=10**8, block_bytes=size, identity=IDENTITY)
+    blocks = np.stack([np.frombuffer(key * (size // 32), np.uint8) for key in keys])
+    store.write(keys, lambda places: blocks[places])
+    store.flush()
+    into = np.zeros_like(blocks)
+    assert store.read(keys, into) == 20 and np.array_equal(into, blocks)
+    os.truncate(store.path_of(keys[7]), 1000)
+    assert store.read(keys, into) == 7 and np.array_equal(into[:7], blocks[:7])
+    assert store.look_up(keys) == 7
+    store.close()
 
 
 def test_a_look_up_ends_at_the_first_block_that_is_not_there(open_store):
