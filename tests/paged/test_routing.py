@@ -180,3 +180,11 @@ def test_routers_that_do_not_tell_one_another_draw_where_one_request_makes_the_d
         router.report("c", ReplicaLoad(token_s=0.001, begin_s=3.0), 0.0)
         chosen.add(router.choose(prompt(), 0.0).replicas[0])
     assert chosen == {"a", "b"}
+
+
+def test_what_is_on_the_host_and_was_sent_counts_once():
+    router = router_of("a")
+    router.index.store("a", prompt().keys[:98], 1)
+    router.routed(prompt("1"), "a", 0.0)
+    router.report("a", ReplicaLoad(token_s=0.001, load_s=0.0005, received={"": 1}), 0.0)
+    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 98 * 16) + 0.0005 * 34 * 16)
