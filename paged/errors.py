@@ -656,6 +656,10 @@ class UnsupportedVllm(UnsupportedEngine):
     """No vLLM, or one whose scheduler interface is not what the plug-in knows."""
 
 
+class UnsupportedRay(UnsupportedEngine):
+    """No Ray, or one that is too old, or has no Ray Serve."""
+
+
 class WrongAnswer(PagedError, ValueError):
     """A runner's output that does not belong to what was scheduled. Nothing has changed."""
 

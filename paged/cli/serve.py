@@ -8,17 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from paged.base.budget import as_bytes
-from paged.base.extras import import_with_extra
+from paged.base.extras import import_with_extra, leave_torch_out
 from paged.cli import signals
 from paged.cli.commands import Command
 from paged.cli.config_options import takes
@@ -29,7 +29,7 @@ from paged.serving.request_log import to_stderr
 from paged.serving.settings import SERVED, Settings, read_settings
 
 if TYPE_CHECKING:
-    from paged.serving.front import Front
+    from paged.serving.wire import Ready
 
 ENDED_AT_ONCE, CANNOT_BEGIN = 1, 2
 _KEYS = "PAGED_API_KEY"
@@ -46,12 +46,20 @@ class ServeCommand(Command):
 # fmt: off
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")]
 Config = Annotated[Path | None, Option("--config", metavar="FILE", help="TOML with settings by name, those of the engine under [engine], and with tenants; options and PAGED_… win over it.", show_default="none")]
+Replicas = Annotated[int, Option("--replicas", metavar="N", min=1, help="Engines, each a replica on a Ray that begins and ends with the server; needs the ray extra (docs/scaling.md).", rich_help_panel="How much")]
 
 # fmt: on
 
 
 @takes(server=Settings(), engine=SERVED)
-def serve(model: Model = None, config: Config = None, *, server: dict[str, Any], engine: dict[str, Any]) -> None:
+def serve(
+    model: Model = None,
+    config: Config = None,
+    replicas: Replicas = 1,
+    *,
+    server: dict[str, Any],
+    engine: dict[str, Any],
+) -> None:
     """Answer OpenAI's clients over HTTP, with a model that runs in a process of its own.
 
     SIGTERM (status 0) or Ctrl-C (130) lets running requests end first, a second one does not (1, 130). vLLM's flags are taken where they mean the same
@@ -65,13 +73,23 @@ def serve(model: Model = None, config: Config = None, *, server: dict[str, Any],
     # Whoever collects a log reads a line as JSON; at a terminal a person reads it.
     says_json = settings.log == "json" and not sys.stderr.isatty()
     with signals.at_once():
-        _leave_torch_out()
+        leave_torch_out()
         serving = import_with_extra("paged.serving.server", "serve")
+        several = None if replicas == 1 else _replicas_on_ray()
     loading = f"loading {settings.engine.model.model or 'the model that ships'}"
     to_stderr("info", loading) if says_json else say(loading)
     try:
-        with _handled_by_the_server():
-            has_drained = serving.serve(settings, on_ready=_announce)
+        with _handled_by_the_server(), ExitStack() as until_the_end:
+            announce = partial(_announce, settings, replicas)
+            if several is None:
+                has_drained = serving.serve(settings, on_ready=announce)
+            else:
+
+                def make(settings: Settings) -> tuple[Any, Any]:
+                    hosted = until_the_end.enter_context(several.replicas(settings, replicas))
+                    return hosted, hosted
+
+                has_drained = serving.serve(settings, on_ready=announce, make=make)
     except PagedError as error:
         if not says_json:
             raise
@@ -81,18 +99,11 @@ def serve(model: Model = None, config: Config = None, *, server: dict[str, Any],
         raise typer.Exit(ENDED_AT_ONCE)
 
 
-def _leave_torch_out() -> None:
-    """Load transformers as if there were no torch: this process makes tokens and speaks HTTP, the engine's runs the model. Saves 2 s and 300 MB."""
-    if "torch" in sys.modules or find_spec("transformers") is None:
-        return
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    advice = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    before = os.environ.setdefault(advice, "")
-    os.environ[advice] = "1"
-    try:
-        import_module("transformers")
-    finally:
-        os.environ[advice] = before
+def _replicas_on_ray() -> ModuleType:
+    """What starts replicas. Raises UnsupportedRay."""
+    from paged.integrations.ray import local
+
+    return local
 
 
 @contextmanager
@@ -108,30 +119,28 @@ def _handled_by_the_server() -> Iterator[None]:
             signal.signal(signal.SIGHUP, before)
 
 
-def _announce(front: "Front", port: int) -> None:
+def _announce(settings: Settings, num_replicas: int, ready: "Ready", port: int) -> None:
     """Say that requests are taken, where, and of how much there is room."""
-    settings, ready = front.settings, front.engine.ready
-    assert ready is not None, "it is called when the engine is ready"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{port}"
-    names = ", ".join(front.names)
+    names = ", ".join(settings.names)
     unit = "pages, blocks" if ready.groups else "blocks"
     memory = f"{ready.num_blocks:,} {unit} of {ready.block_size} tokens"
+    each = "" if num_replicas == 1 else f"{num_replicas} replicas of "
     if is_terminal():
+        bytes_of_blocks = as_bytes(ready.num_blocks * ready.block_bytes)
         pairs = [
             ("interface", f"{url}/v1"),
             ("model", names),
-            (
-                "memory",
-                f"{memory}, {as_bytes(ready.num_blocks * ready.block_bytes)}, {ready.cache_dtype} on {ready.device}",
-            ),
+            ("memory", f"{each}{memory}, {bytes_of_blocks}, {ready.cache_dtype} on {ready.device}"),
             ("a request", f"up to {ready.max_model_len:,} tokens"),
             ("a step", f"up to {ready.max_sequences:,} sequences and {ready.max_tokens_per_step:,} tokens"),
-            ("waiting", f"up to {settings.max_waiting:,} requests"),
+            ("waiting", f"up to {settings.max_waiting:,} requests{' a replica' if each else ''}"),
             ("keys", "needed" if settings.needs_key else "none: everybody who reaches it may ask"),
-            ("dashboard", f"{url}/dashboard"),
         ]
+        if not each:
+            pairs.append(("dashboard", f"{url}/dashboard"))
         figures(f"ready at {url}", pairs)
     else:
-        printed(f"ready at {url}, model {names}, {memory}, up to {ready.max_model_len:,} tokens a request")
+        printed(f"ready at {url}, model {names}, {each}{memory}, up to {ready.max_model_len:,} tokens a request")
     sys.stdout.flush()

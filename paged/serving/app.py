@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeReque
 from paged.serving.dashboard import page
 from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
 from paged.serving.front import Call, Front
-from paged.serving.settings import digest_of, is_one_of
+from paged.serving.settings import Settings, digest_of, is_one_of
 from paged.serving.strict import UNKNOWN, UNSUPPORTED, must_be_text
 
 _PAGES = {"/": "index", "/dashboard": "page", "/docs": "docs"}
@@ -56,10 +56,10 @@ _ERRORS: dict[int | str, Any] = {
 class Guard:
     """What happens before a path is looked up: an id, a key, a body that is neither too long nor too slow."""
 
-    def __init__(self, app: Any, front: Front) -> None:
+    def __init__(self, app: Any, settings: Settings, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
         self._app = app
-        self._front = front
-        settings = front.settings
+        self._settings = settings
+        self._clock, self._new_id = clock, new_id
         self._keys: list[tuple[bytes, str | None]] = [(digest_of(key), None) for key in settings.api_keys]
         self._keys += [(digest_of(key), tenant.name) for tenant in settings.tenants for key in tenant.keys]
         self._digests = [digest for digest, _ in self._keys]
@@ -76,8 +76,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        arrived = self._front.clock()
-        own_id = self._front.new_id()
+        arrived = self._clock()
+        own_id = self._new_id()
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.match(given) else own_id
         try:
@@ -129,7 +129,7 @@ class Guard:
 
     async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
         """All of the body. Raises ApiError for one that is too long or too slow."""
-        settings = self._front.settings
+        settings = self._settings
         most = settings.max_body_bytes
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > _LINGERS * most):
@@ -186,6 +186,25 @@ async def _respond(send: Any, error: ApiError, request_id: str) -> None:
 
 def build_app(front: Front) -> Any:
     """The ASGI application of a front, which it starts and ends."""
+    return guarded(paths_of(front), front.settings, front.clock, front.new_id)
+
+
+def guarded(app: Any, settings: Settings, clock: Callable[[], float], new_id: Callable[[], str]) -> Any:
+    """An ASGI application that is given calls which may come in: `scope["state"]["call"]`."""
+    found: Any = Guard(app, settings, clock, new_id)
+    if settings.allowed_origins:
+        found = CORSMiddleware(
+            found,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
+        )
+    return found
+
+
+def paths_of(front: Front) -> FastAPI:
+    """The paths of a front, which they start and end, for calls that may come in."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -206,16 +225,7 @@ def build_app(front: Front) -> Any:
     _add_inference(app, front)
     _add_watching(app, front)
     _add_failure(app)
-    guarded: Any = Guard(app, front)
-    if front.settings.allowed_origins:
-        guarded = CORSMiddleware(
-            guarded,
-            allow_origins=list(front.settings.allowed_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
-        )
-    return guarded
+    return app
 
 
 def _call(request: Request) -> Call:

@@ -33,7 +33,7 @@ MOST_TRIES = 2
 """Engines that a request is given to."""
 
 
-def _policies_of() -> list[str]:
+def policies_of() -> list[str]:
     """The modules whose import registered policies with strategies of their own."""
     found = {getattr(policy.strategies, "__module__", None) for policy in POLICIES.values()}
     return sorted(module for module in found if module not in (None, "__main__"))
@@ -284,7 +284,7 @@ class EngineClient:
         engine = self._settings.engine.but(tenant_weights=weights) if weights else self._settings.engine
         says_json = self.on_said is not None
         beginning = Beginning(
-            engine, self._name, to_engine, from_engine, self._settings.kv_events, says_json, _policies_of()
+            engine, self._name, to_engine, from_engine, self._settings.kv_events, says_json, policies_of()
         )
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -302,6 +302,7 @@ class EngineServer:
         engine = self._engine
         scheduler, manager = engine.scheduler, engine.manager
         counts, ran = scheduler.counts(), engine.stats()
+        most = scheduler.limits.max_tokens_per_step
         return Figures(
             now=now,
             running=counts["running"],
@@ -324,6 +325,7 @@ class EngineServer:
             model_s=ran.model_s,
             forecast=self._forecast(),
             groups=groups_of(manager),
+            token_s=self._pace.seconds(1, most) / most,
         )
 
     def _forecast(self) -> list[float]:
@@ -337,7 +339,7 @@ class EngineServer:
         self._out.send(self._encode(message), zmq.NOBLOCK)
 
 
-def ready(engine: Engine) -> Ready:
+def ready(engine: Engine, publisher: KvEventPublisher | None = None) -> Ready:
     """What the front has to know of it."""
     limits, manager, model = engine.scheduler.limits, engine.manager, engine.model
     longest = manager.longest if limits.max_model_len is None else min(manager.longest, limits.max_model_len)
@@ -359,6 +361,8 @@ def ready(engine: Engine) -> Ready:
         groups=[each.group for each in groups_of(manager)],
         rotary_limit=model.rotary_limit,
         kv_dtype=engine.pool.kv_dtype,
+        kv_endpoint=None if publisher is None else publisher.endpoint,
+        kv_replay_endpoint=None if publisher is None else publisher.replay_endpoint,
     )
 
 
@@ -385,7 +389,7 @@ def main() -> None:
         outgoing.send(msgspec.msgpack.encode(Failed(f"{error}" or type(error).__name__)))
         context.destroy(linger=5000)
         os._exit(2)
-    outgoing.send(msgspec.msgpack.encode(ready(engine)))
+    outgoing.send(msgspec.msgpack.encode(ready(engine, publisher)))
     # What was loaded lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()

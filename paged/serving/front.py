@@ -38,7 +38,6 @@ from paged.serving.wire import Add, Ready, sent
 SWEEP_S = 1.0
 INLINE_CHARS = 8_000
 """Longer texts are made tokens of in another thread."""
-SHIPPED_NAME = "paged"
 MOST_NAMED = 1000
 """Calls that are found by their X-Request-Id."""
 
@@ -46,7 +45,8 @@ MOST_NAMED = 1000
 @dataclass(slots=True)
 class Call:
     """Who calls, and how: `client` is what tells it from others, its key, or where it calls from; `tenant` is whose it is. `id` may be the
-    client's own, for its logs and ours; several calls may have it. `own_id` is the server's, and no other call has it."""
+    client's own, for its logs and ours; several calls may have it. `own_id` is the server's, and no other call has it. `on_begun` is called when
+    the engine begins with one of its prompts."""
 
     id: str
     own_id: str
@@ -56,6 +56,7 @@ class Call:
     tenant: str | None
     body: bytes
     traceparent: str | None = None
+    on_begun: Callable[[], None] | None = None
 
 
 class Front:
@@ -71,9 +72,8 @@ class Front:
     ) -> None:
         self.settings = settings
         self.clock, self.wall, self.new_id = clock, wall, new_id
-        named = settings.engine.model.model
-        self.folder = Path(named_or_shipped(named))
-        self.names = settings.served_model_names or (SHIPPED_NAME if named is None else named,)
+        self.folder = Path(named_or_shipped(settings.engine.model.model))
+        self.names = settings.names
         self.began = int(wall())
         self.asking = Asking(settings, load_tokenizer(self.folder), is_shipped(self.folder))
         self.gate = Gate(settings)
@@ -114,6 +114,10 @@ class Front:
         for each in (self.log, self.traces):
             if each is not None:
                 await asyncio.to_thread(each.close)
+
+    async def wait_until_ready(self) -> Ready:
+        """Once the engine takes requests. Raises EngineAway where it cannot begin."""
+        return await self.engine.wait_until_ready()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more, and let those that are there end, for so many seconds."""
@@ -256,7 +260,12 @@ class Front:
                 waits.remove(place)
                 self.gate.leave(call.tenant, 1, len(prompts[place]))
 
-        inbox.on_begun = leave
+        def begin(place: int) -> None:
+            if call.on_begun is not None:
+                call.on_begun()
+            leave(place)
+
+        inbox.on_begun = begin
         loop = asyncio.get_running_loop()
         timers: list[asyncio.TimerHandle] = []
 
@@ -286,7 +295,7 @@ class Front:
             headers={"x-request-id": call.id},
         )
         self._open.add(answering)
-        salt = _salt(call.tenant, body.cache_salt)
+        salt = salt_of(call.tenant, body.cache_salt)
         adds = [
             Add(
                 request_id,
@@ -405,7 +414,7 @@ def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
         raise wrong(f"token id {highest:,} is outside the vocabulary of {ready.vocabulary_size:,}.", "prompt")
 
 
-def _salt(tenant: str | None, salt: str | None) -> str | None:
+def salt_of(tenant: str | None, salt: str | None) -> str | None:
     """Tenants share nothing with each other, whatever salts they choose."""
     if tenant is None and salt is None:
         return None

@@ -14,7 +14,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -22,20 +22,41 @@ from paged.errors import EngineAway, InvalidConfig, ServerFailed
 from paged.serving.app import build_app
 from paged.serving.front import Front
 from paged.serving.http_protocol import limited
-from paged.serving.request_log import divert, to_stderr
+from paged.serving.request_log import RequestLog, divert, to_stderr
 from paged.serving.settings import Settings
+from paged.serving.wire import Ready
 
 _BACKLOG = 4096
 # Beside connections: the engine's pipes, files, sockets of ours.
 _OTHER_FILES = 256
 
 
+class Hosted(Protocol):
+    """What a server hosts beside its application: a front, or what sends calls to others."""
+
+    @property
+    def log(self) -> RequestLog | None:
+        """Where lines of the server's own go."""
+
+    async def wait_until_ready(self) -> Ready:
+        """Once requests are taken. Raises EngineAway where they never will be."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more, and let those that are there end, for so many seconds."""
+
+
+def _own(settings: Settings) -> tuple[Hosted, Any]:
+    front = Front(settings)
+    return front, build_app(front)
+
+
 class _Draining(uvicorn.Server):
     """uvicorn's server, which lets requests end before it does. A second signal ends it at once."""
 
-    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+    def __init__(self, config: uvicorn.Config, hosted: Hosted, timeout_s: float) -> None:
         super().__init__(config)
-        self._front = front
+        self._hosted = hosted
+        self._timeout_s = timeout_s
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # The signal that ends it.
@@ -60,13 +81,17 @@ class _Draining(uvicorn.Server):
         self._ending = self._ending or asyncio.get_running_loop().create_task(self._drained())
 
     async def _drained(self) -> None:
-        await self._front.drain(self._front.settings.shutdown_timeout_s)
+        await self._hosted.drain(self._timeout_s)
         self.should_exit = True
 
 
-def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = None) -> bool:
-    """Serve until a signal comes. `on_ready` is called with the front and its port when requests are taken. Returns whether running requests
-    were let end: a second signal ends them.
+def serve(
+    settings: Settings,
+    on_ready: Callable[[Ready, int], None] | None = None,
+    make: Callable[[Settings], tuple[Hosted, Any]] = _own,
+) -> bool:
+    """Serve until a signal comes. `on_ready` is called with what an engine has, and the port, when requests are taken; `make` makes what is
+    hosted and its ASGI application, once the port is ours. Returns whether running requests were let end: a second signal ends them.
 
     Raises KeyboardInterrupt at the end where the signal was Ctrl-C; before it begins, InvalidConfig, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
     """
@@ -77,11 +102,11 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
     listening = _bound(settings.host, settings.port)
     _raise_file_limit(settings.max_connections + _OTHER_FILES)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    front = Front(settings)
-    if front.log is not None:
-        divert(front.log.say)
+    hosted, app = make(settings)
+    if hosted.log is not None:
+        divert(hosted.log.say)
     config = uvicorn.Config(
-        build_app(front),
+        app,
         host=settings.host,
         port=settings.port,
         http=limited(settings.max_connections, settings.header_timeout_s),
@@ -101,12 +126,12 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
         # Guard makes paths of it.
         root_path="",
     )
-    server = _Draining(config, front)
+    server = _Draining(config, hosted, settings.shutdown_timeout_s)
     failure: list[str] = []
 
     async def watch() -> None:
         try:
-            await front.engine.wait_until_ready()
+            ready = await hosted.wait_until_ready()
         except EngineAway as error:
             failure.append(str(error))
             server.should_exit = True
@@ -115,7 +140,7 @@ def serve(settings: Settings, on_ready: Callable[[Front, int], None] | None = No
         gc.collect()
         gc.freeze()
         if on_ready is not None:
-            on_ready(front, _port_of(server))
+            on_ready(ready, _port_of(server))
 
     async def run() -> None:
         watcher = asyncio.get_running_loop().create_task(_when_started(server, watch))

@@ -39,6 +39,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64)
 """The engine of a server, where nobody says otherwise."""
 
+SHIPPED_NAME = "paged"
+
 _LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Where it listens", "Who may ask", "How much", "How long", "What it says"
 
 
@@ -117,6 +119,11 @@ class Settings(Config, frozen=True, kw_only=True):
                 raise InvalidConfig("a key has to be ASCII text without spaces around it, and not empty.")
 
     # fmt: on
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call the model."""
+        return self.served_model_names or (self.engine.model.model or SHIPPED_NAME,)
+
     @property
     def needs_key(self) -> bool:
         """Whether a client has to show a key."""

@@ -74,6 +74,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_model_len  tokens of one sequence, as model and pool allow
     groups         of a model whose layers are of several kinds; else empty
     rotary_limit   tokens that are computed of a sequence whose prompt has no more; None: as many as of any
+    kv_endpoint, kv_replay_endpoint
+                   where KV events are published and told again; None: nowhere
     """
 
     block_size: int
@@ -93,6 +95,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     groups: list[LayerGroup] = []
     rotary_limit: int | None = None
     kv_dtype: str = AUTO
+    kv_endpoint: str | None = None
+    kv_replay_endpoint: str | None = None
 
     @property
     def cache_dtype(self) -> str:
@@ -126,6 +130,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
     groups    of a model whose layers are of several kinds; else empty
+    token_s   seconds that a token takes in a full step; 0: not known yet
     """
 
     now: float
@@ -149,6 +154,7 @@ class Figures(msgspec.Struct, frozen=True):
     model_s: float
     forecast: list[float]
     groups: tuple[GroupStats, ...] = ()
+    token_s: float = 0.0
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):

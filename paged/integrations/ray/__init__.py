@@ -1,0 +1,28 @@
+"""Replicas of the server on Ray Serve, by Ray's public interface alone.
+
+    client ──HTTP──> Ingress: keys, limits, tokens ──Ray's handle, with our router──> Replica: paths, gate ──> its engine process
+
+`paged serve --replicas 2` runs it on one machine; on a cluster Ray Serve builds `paged.integrations.ray:build`
+(docs/scaling.md). Needs the `ray` extra.
+"""
+
+from typing import Any
+
+from paged.integrations.ray.needed import must_fit
+
+__all__ = ["build"]
+
+
+def build(args: dict[str, Any]) -> Any:
+    """The application of a Ray Serve YAML.
+
+    args  settings of a server by name, those of its engine in `engine`; `replicas`, a number, or an object with least, most and load; `ingresses`,
+          how many processes take calls in; `config`, a TOML file that has settings, too
+
+    Raises UnsupportedRay, InvalidConfig, naming the setting, and OSError where the file cannot be read.
+    """
+    must_fit()
+    # Not before: whoever starts a Ray of its own sets it up first.
+    from paged.integrations.ray.application import build as build_with_ray
+
+    return build_with_ray(args)

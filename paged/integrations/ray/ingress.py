@@ -1,0 +1,273 @@
+"""The ingress: where calls come in, are checked, and are sent to a replica.
+
+A replica that dies takes its requests with it. Those that its engine had not begun are sent to another one, once; the others end
+with an error that says so, within their stream where that has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+from pydantic import ValidationError
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import RayServeException
+
+from paged.integrations.ray import asked
+from paged.integrations.ray.asked import Asked, Prompt
+from paged.integrations.ray.routing import longest_noted, note
+from paged.model.checkpoint import is_shipped, named_or_shipped
+from paged.model.tokenizer import load_tokenizer
+from paged.serving.answers import DONE, encode, error_event
+from paged.serving.app import guarded
+from paged.serving.asking import Asking
+from paged.serving.bodies import ChatRequest, CompletionRequest
+from paged.serving.engine_client import MOST_TRIES
+from paged.serving.errors import SERVER, ApiError, unavailable
+from paged.serving.front import INLINE_CHARS, Call, salt_of
+from paged.serving.settings import Settings
+from paged.serving.wire import Ready
+
+PATIENCE_S = 30.0
+"""For a replica to take a call: longer than Ray needs to notice that one has died, shorter than clients wait."""
+AGAIN_S = 5.0
+"""After which a client may come again that no replica took."""
+_LAST_S = 1.0
+"""In which errors go out to those who were not answered in time."""
+_OF_ONE = ("/metrics", "/dashboard", "/requests/", "/debug/", "/load")
+"""Paths that show one engine, of which there are several here."""
+
+
+class _NotTaken(Exception):
+    """No replica took a call in time."""
+
+
+def asking_of(settings: Settings) -> Asking:
+    """What makes tokens of bodies. Raises BrokenCheckpoint."""
+    folder = Path(named_or_shipped(settings.engine.model.model))
+    return Asking(settings, load_tokenizer(folder), is_shipped(folder))
+
+
+class Ingress:
+    """An ASGI application in front of replicas. `replicas` is Ray's handle of them; `is_behind_ray`: Ray's proxy names requests and answers."""
+
+    # Each replica writes its own, where Ray keeps what its processes say.
+    log = None
+
+    def __init__(
+        self,
+        settings: Settings,
+        asking: Asking,
+        replicas: Any,
+        *,
+        is_behind_ray: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
+    ) -> None:
+        self.settings = settings
+        self._asking = asking
+        self._replicas = replicas
+        self._answer = replicas.options(method_name="answer", stream=True)
+        self._is_behind_ray = is_behind_ray
+        self._clock = clock
+        self._app = guarded(self._forward, settings, clock, new_id)
+        self._num_open = 0
+        self._has_to_end = asyncio.Event()
+        self._is_draining = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One call, or the beginning and the end of the server."""
+        if scope["type"] == "lifespan":
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            scope.setdefault("state", {})
+            await self._app(scope, receive, _without_id(send) if self._is_behind_ray else send)
+
+    async def wait_until_ready(self) -> Ready:
+        """What a replica has, once there is one."""
+        return msgspec.json.decode(await self._replicas.options(method_name="ready").remote(), type=Ready)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more calls, and let those that are there end, for so many seconds."""
+        self._is_draining = True
+        until = self._clock() + timeout_s
+        while self._num_open and self._clock() < until:
+            await asyncio.sleep(0.02)
+        self._has_to_end.set()
+        until = self._clock() + _LAST_S
+        while self._num_open and self._clock() < until:
+            await asyncio.sleep(0.02)
+
+    async def _forward(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send a call to a replica, and what comes back to the client."""
+        answer = _Answer(send, scope["state"]["call"].id)
+        tasks: list[asyncio.Task[None]] = []
+        self._num_open += 1
+        try:
+            sent = await self._asked(scope)
+            work = asyncio.create_task(self._answered(sent, answer))
+            tasks = [work, asyncio.create_task(_until_gone(receive)), asyncio.create_task(self._until_the_end())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            elif self._has_to_end.is_set():
+                work.cancel()
+                await asyncio.wait([work])
+                raise unavailable("the server ends, and this request was not finished in time.", None, "shutdown")
+        except ApiError as error:
+            await answer.fail(error)
+        finally:
+            self._num_open -= 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_the_end(self) -> None:
+        await self._has_to_end.wait()
+
+    async def _asked(self, scope: Any) -> Asked:
+        """A call as a replica gets it. Raises ApiError."""
+        call: Call = scope["state"]["call"]
+        if self._is_draining:
+            raise unavailable("the server ends, and takes no more requests.", 1.0, "shutdown")
+        if call.path == "/" or call.path.startswith(_OF_ONE):
+            raise ApiError(501, f"{call.path} shows one engine, and there are several replicas here.", code="replicas")
+        prompt = None
+        if call.path in ("/v1/completions", "/v1/chat/completions"):
+            is_long = len(call.body) > INLINE_CHARS
+            prompt = await asyncio.to_thread(self._prompt_of, call) if is_long else self._prompt_of(call)
+        waited = self._clock() - call.arrived
+        return Asked(call, scope["method"], scope["query_string"], list(scope["headers"]), waited, prompt)
+
+    def _prompt_of(self, call: Call) -> Prompt | None:
+        """The first prompt of a body; None where it has none, which a replica will say."""
+        try:
+            if call.path == "/v1/completions":
+                body = CompletionRequest.model_validate_json(call.body)
+                tokens, salt = self._asking.prompts(body, longest_noted())[0], body.cache_salt
+            else:
+                chat = ChatRequest.model_validate_json(call.body)
+                tools = chat.tools if chat.tool_choice != "none" else None
+                tokens = self._asking.chat(chat.messages, tools, chat.chat_template_kwargs, longest_noted())
+                salt = chat.cache_salt
+            salt = salt_of(call.tenant, salt)
+            return Prompt(np.asarray(tokens, np.int32), None if salt is None else (salt, None, None))
+        except (ApiError, ValidationError, OverflowError):
+            return None
+
+    async def _answered(self, sent: Asked, answer: _Answer) -> None:
+        """Answer a call by a replica, by another one where the first died before it began. Raises ApiError where nothing was answered."""
+        for num_left in reversed(range(MOST_TRIES)):
+            try:
+                async with aclosing(self._messages(sent)) as news:
+                    async for messages in news:
+                        for message in messages:
+                            await answer.take(message)
+                return
+            except _NotTaken:
+                raise unavailable("no replica takes requests at the moment.", AGAIN_S, "no_replica") from None
+            except RayActorError:
+                if answer.has_begun or not num_left:
+                    what = "had begun with this request" if answer.has_begun else "had this request, as had one before"
+                    await answer.fail(unavailable(f"the replica that {what} died.", None, "engine_died"))
+                    return
+            except (RayError, RayServeException) as error:
+                failure = ApiError(500, f"Ray could not run this request: {type(error).__name__}.", kind=SERVER)
+                await answer.fail(failure)
+                return
+
+    async def _messages(self, sent: Asked) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """What a replica answers. Raises _NotTaken, RayError and RayServeException."""
+        response = self._answer.remote(sent)
+        news, is_over = aiter(response), False
+        try:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    first = await anext(news)
+            except TimeoutError:
+                raise _NotTaken from None
+            yield first
+            async for messages in news:
+                yield messages
+            is_over = True
+        finally:
+            if not is_over:
+                response.cancel()
+
+
+class _Answer:
+    """What a client was sent so far."""
+
+    def __init__(self, send: Any, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self._replica = ""
+        self._is_stream = False
+        self._has_ended = False
+        # The status line is out; the engine has begun.
+        self.has_started = self.has_begun = False
+
+    async def take(self, message: dict[str, Any]) -> None:
+        """One message of a replica's."""
+        match message["type"]:
+            case asked.TAKEN:
+                self._replica = message["replica"]
+                note(self._replica, message["report"])
+            case asked.ENDED:
+                note(self._replica, message["report"])
+            case asked.BEGUN:
+                self.has_begun = True
+            case "http.response.start":
+                self.has_started = self.has_begun = True
+                self._is_stream = (b"content-type", b"text/event-stream") in message["headers"]
+                await self._send(
+                    {**message, "headers": [*message["headers"], (b"x-paged-replica", self._replica.encode())]}
+                )
+            case _:
+                self._has_ended = not message.get("more_body", False)
+                await self._send(message)
+
+    async def fail(self, error: ApiError) -> None:
+        """Say that nothing more comes. A whole answer of which a part is out ends where it is, which a client sees."""
+        if self._has_ended:
+            return
+        if self.has_started:
+            if self._is_stream:
+                last = error_event(error.body()) + DONE
+                await self._send({"type": "http.response.body", "body": last, "more_body": False})
+            return
+        body = encode(error.body())
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": self._request_id,
+            **error.headers(),
+        }
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _without_id(send: Any) -> Any:
+    """Send answers without the id of the request, which is set by who sends them on."""
+
+    async def send_less(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [each for each in message["headers"] if each[0] != b"x-request-id"]}
+        await send(message)
+
+    return send_less
+
+
+async def _until_gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

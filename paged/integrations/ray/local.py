@@ -1,0 +1,87 @@
+"""Replicas on this machine alone: a Ray of our own, which begins with the server and ends with it.
+
+The server's process listens and has the ingress; Ray's proxy and an ingress of Ray's are not started. Ray listens on
+loopback alone, to who has a token that no file has, tells nobody how it is used, and shows no dashboard.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# Ray reads these when it is imported. The last one makes a node's address 127.0.0.1, as on systems where Ray has no clusters.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+os.environ.update(_ENVIRONMENT)
+
+from paged.integrations.ray.needed import must_fit  # noqa: E402
+
+must_fit()
+
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+
+from paged.errors import ServerFailed  # noqa: E402
+from paged.integrations.ray.application import Replicas, must_be_carried, replicas_of  # noqa: E402
+from paged.integrations.ray.ingress import Ingress, asking_of  # noqa: E402
+from paged.serving.settings import Settings  # noqa: E402
+
+APP = "paged"
+_STORE_BYTES = 100 * 2**20
+"""Of Ray's store of objects: what goes from process to process are messages, which are far smaller."""
+
+
+@contextmanager
+def replicas(settings: Settings, num: int, **more: Any) -> Iterator[Ingress]:
+    """So many replicas on a Ray of their own, and what sends calls to them, until the block ends; `more` are options of their deployment.
+
+    Raises InvalidConfig and ServerFailed.
+    """
+    must_be_carried(settings)
+    asking = asking_of(settings)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num,
+            object_store_memory=_STORE_BYTES,
+            include_dashboard=False,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(proxy_location="Disabled")
+        # What an engine cannot begin with, another one cannot, either.
+        options = {"max_constructor_retry_count": 1, "ray_actor_options": resources(num), **more}
+        application = replicas_of(settings, Replicas(least=num, most=num), **options)
+        try:
+            handle = serve.run(application, name=APP, route_prefix=None)
+        except RuntimeError:
+            raise ServerFailed(f"the replicas did not begin: {_why()}") from None
+        yield Ingress(settings, asking, handle)
+    finally:
+        # It ends all of its processes, and an engine ends with its replica. Serve's own shutdown would wait for a Ray that died.
+        ray.shutdown()
+
+
+def resources(num: int) -> dict[str, float]:
+    """What each of so many replicas may use, of what Ray found here: a core in name, and an equal share of the GPUs."""
+    gpus = ray.cluster_resources().get("GPU", 0)
+    return {"num_cpus": 1, **({"num_gpus": gpus // num or gpus / num} if gpus else {})}
+
+
+def _why() -> str:
+    """What Ray says of the deployment."""
+    found = serve.status().applications[APP]
+    said = [each.message for each in found.deployments.values() if each.message] or [found.message]
+    # The last line of a traceback.
+    return re.sub(r"^[\w.]+: ", "", said[0].strip().splitlines()[-1])

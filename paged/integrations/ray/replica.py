@@ -1,0 +1,185 @@
+"""A replica: the server's paths and its engine, in a Ray actor without a socket.
+
+Its gate lets in and refuses, as that of a server with one engine does. What it reports, once a second: to routers where
+its events are read and how long a request waits, to Ray's autoscaling how many requests it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+
+from paged import POLICIES
+from paged.base.extras import leave_torch_out
+from paged.engine.routing import ReplicaLoad
+from paged.errors import EngineAway
+from paged.integrations.ray.asked import BEGUN, ENDED, TAKEN, Asked
+from paged.integrations.ray.routing import Report
+from paged.integrations.ray.scaling import LOAD
+from paged.serving.front import Call
+from paged.serving.gate import begins
+from paged.serving.kv_config import KvEventsConfig
+from paged.serving.settings import Settings
+from paged.serving.wire import Ready
+
+_AHEAD = 16
+"""Places of the queue over which it is looked how fast it moves."""
+
+
+class _Exchange:
+    """A call at the server's paths: what they receive, and what they send until they end."""
+
+    def __init__(self, body: bytes) -> None:
+        self.has_gone = asyncio.Event()
+        self._incoming = [{"type": "http.request", "body": body, "more_body": False}]
+        self._messages: list[dict[str, Any]] = []
+        self._has_news = asyncio.Event()
+        self._has_ended = False
+
+    async def receive(self) -> dict[str, Any]:
+        """The body, and then that the client has gone."""
+        if self._incoming:
+            return self._incoming.pop()
+        await self.has_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """One message of the answer."""
+        self._messages.append(dict(message))
+        self._has_news.set()
+
+    def begin(self) -> None:
+        """The engine begins with it."""
+        self._messages.append({"type": BEGUN})
+        self._has_news.set()
+
+    def end(self, _: Any) -> None:
+        """Nothing more is sent."""
+        self._has_ended = True
+        self._has_news.set()
+
+    async def take(self) -> list[dict[str, Any]]:
+        """What was sent since the last time: at least one message, or none at the end."""
+        while not self._messages and not self._has_ended:
+            self._has_news.clear()
+            await self._has_news.wait()
+        found, self._messages = self._messages, []
+        return found
+
+
+def _scope(asked: Asked, call: Call) -> dict[str, Any]:
+    """ASGI's scope of a call whose guard has passed it."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": asked.method,
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode(),
+        "root_path": "",
+        "query_string": asked.query,
+        "headers": asked.headers,
+        "client": None,
+        "server": None,
+        "state": {"call": call},
+    }
+
+
+class Replica:
+    """What Ray makes a deployment of. `settings` are those of a server, of which it has no need of those about sockets; `policies_of` are modules
+    that register its policies."""
+
+    # Ray awaits it.
+    async def __init__(self, settings: Settings, policies_of: list[str]) -> None:  # type: ignore[misc]
+        leave_torch_out()
+        self._name = serve.get_replica_context().replica_id.unique_id
+        for module in policies_of:
+            import_module(module)
+        host = ray.util.get_node_ip_address()
+        here = f"tcp://{f'[{host}]' if ':' in host else host}:*"
+        events = KvEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=here, replay_endpoint=here, restart_points=True
+        )
+        settings = msgspec.structs.replace(settings, kv_events=events)
+        from paged.serving.app import paths_of
+        from paged.serving.front import Front
+
+        self._front = Front(settings)
+        self._paths = paths_of(self._front)
+        await self._front.start()
+        await self._front.engine.wait_until_ready()
+
+    async def answer(self, asked: Asked) -> AsyncIterator[list[dict[str, Any]]]:
+        """The answer to a call, as ASGI messages: all that there are at the moment, at a time."""
+        exchange, arrived = _Exchange(asked.call.body), self._front.clock() - asked.waited
+        call = replace(asked.call, arrived=arrived, on_begun=exchange.begin)
+        task = asyncio.create_task(self._paths(_scope(asked, call), exchange.receive, exchange.send))
+        task.add_done_callback(exchange.end)
+        try:
+            # By then a short request waits, and counts in the report.
+            await asyncio.sleep(0)
+            yield [{"type": TAKEN, "replica": self._name, "report": self.record_routing_stats()}]
+            while messages := await exchange.take():
+                yield messages
+            yield [{"type": ENDED, "report": self.record_routing_stats()}]
+        finally:
+            # The client may have gone, or read to the end.
+            exchange.has_gone.set()
+            await asyncio.wait([task])
+            # Paths answer their own errors before they raise them.
+            task.exception()
+
+    async def ready(self) -> bytes:
+        """What its engine has, as JSON of Ready."""
+        return msgspec.json.encode(self._ready())
+
+    def check_health(self) -> None:
+        """Ray replaces a replica for which this raises: its engine is gone for good. Raises EngineAway."""
+        if self._front.engine.state in ("dead", "closed"):
+            self._front.engine.must_take()
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What routers are told, as a Report's fields."""
+        front, ready = self._front, self._front.engine.ready
+        now, report = front.clock(), Report(at=front.clock())
+        if front.engine.state == "ready" and ready is not None:
+            figures, gate, forecast = front.engine.figures, front.gate, front.forecast(now)
+            num_waiting = gate.all.num
+            num_running = front.engine.num_alive - num_waiting
+            num_free = max(0, ready.max_sequences - front.engine.num_alive)
+            load = ReplicaLoad(
+                # The engine's forecast is some steps old; that places are free is known now.
+                begin_s=0.0 if num_free else begins(num_waiting, forecast),
+                token_s=0.0 if figures is None else figures.token_s,
+                num_running=num_running,
+                num_free=num_free,
+                turn_s=begins(num_waiting + _AHEAD, forecast) / _AHEAD - begins(num_waiting, forecast) / _AHEAD,
+                queued=gate.queued,
+                is_fair=ready.policy in POLICIES and POLICIES[ready.policy].order == "fair",
+                is_full=not gate.all.has_room(1, 1, is_kept=False),
+            )
+            endpoints = ready.kv_endpoint or "", ready.kv_replay_endpoint or ""
+            report = Report(now, load, ready.block_size, ready.max_model_len, *endpoints)
+        return dict(msgspec.to_builtins(report))
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray's autoscaling is told."""
+        return {LOAD: float(self._front.engine.num_alive)}
+
+    async def __del__(self) -> None:
+        """End the engine: Ray calls it when a replica is to end and its requests have ended."""
+        if hasattr(self, "_front"):
+            await self._front.close()
+
+    def _ready(self) -> Ready:
+        if self._front.engine.ready is None:
+            raise EngineAway("the engine has not begun.", None)
+        return self._front.engine.ready

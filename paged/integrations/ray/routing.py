@@ -1,0 +1,224 @@
+"""Our router among Ray's replicas: what they report once a second, and their events, read in a thread for each.
+
+    Replica ──record_routing_stats, by Ray──> loads, addresses ──┐
+            ──KV events, by ZeroMQ──> a thread ──> what it has ──┴──> paged.engine.routing.Router
+
+A router that has not heard yet, or heard something wrong, sends a request where it is computed anew: that costs time, and
+never an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import msgspec
+
+from paged.engine.replica_index import DEVICE, HOST, RESTART
+from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
+from paged.errors import EventsLost
+from paged.integrations.ray.asked import Asked
+from paged.serving.kv_subscriber import KvSubscriber
+from paged.serving.kv_wire import (
+    MEDIA,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    RestartPointRemoved,
+    RestartPointStored,
+    int_hash,
+)
+
+_SILENCE_S = 1.0
+"""After which a publisher is asked whether it has said anything."""
+_PLACES = {None: DEVICE, MEDIA["device"]: DEVICE, MEDIA["host"]: HOST}
+_MOST_TOKENS = 2**31
+_FULL = ReplicaLoad(is_full=True)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a replica reports, at a moment of its own clock: its load, None while it takes no requests, the size of its blocks and the longest
+    sequence, in tokens, and where its events are published and told again."""
+
+    at: float
+    load: ReplicaLoad | None = None
+    block_size: int = 0
+    max_model_len: int = 0
+    kv_endpoint: str = ""
+    kv_replay_endpoint: str = ""
+
+
+_noted: dict[str, dict[str, Any]] = {}
+"""By replica, the report that its latest answer in this process had: Ray's are up to some seconds old."""
+
+
+def note(replica: str, report: dict[str, Any]) -> None:
+    """Have routers of this process know what a replica reported with an answer."""
+    _noted[replica] = report
+
+
+def longest_noted() -> int:
+    """Tokens of a sequence, as the replicas have it that have answered; while none has, more than there can be."""
+    return max((report["max_model_len"] for report in _noted.values()), default=0) or _MOST_TOKENS
+
+
+class Routing:
+    """A router of the replicas that it is shown. Belongs to one event loop."""
+
+    def __init__(self, *, num_untold: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rules = RoutingRules(num_untold=num_untold)
+        self._clock = clock
+        # Until a replica has said how large its blocks are there is none.
+        self._router: Router | None = None
+        # Of each replica, when its latest report was made.
+        self._seen: dict[str, float] = {}
+        # Of requests that were sent and have not ended.
+        self._replica_of: dict[str, str] = {}
+        self._readers: dict[str, _Reader] = {}
+
+    def ranked(self, request_id: str, asked: Any, stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Replicas for a request, the best first, which counts as sent there. `stats` is what each replica reported last."""
+        self._see(stats)
+        router, now = self._router, self._clock()
+        if router is None:
+            return random.sample(list(stats), len(stats))
+        router.completed(request_id, now)
+        prompt = _prompt(request_id, asked, router.block_size)
+        choice = router.choose(prompt, now)
+        # At once: others that come before Ray has sent it are to count it.
+        router.routed(prompt, choice.replicas[0], now, choice.depth)
+        self._replica_of[request_id] = choice.replicas[0]
+        return choice.replicas
+
+    def routed(self, request_id: str, asked: Any, replica: str) -> None:
+        """A replica took a request: it may be another than the best, which was full."""
+        router, now = self._router, self._clock()
+        if router is None or replica not in router.replicas or self._replica_of.get(request_id) == replica:
+            return
+        router.completed(request_id, now)
+        router.routed(_prompt(request_id, asked, router.block_size), replica, now)
+        self._replica_of[request_id] = replica
+
+    def completed(self, request_id: str) -> None:
+        """A request has ended."""
+        self._replica_of.pop(request_id, None)
+        if self._router is not None:
+            self._router.completed(request_id, self._clock())
+
+    def _see(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take in which replicas there are, and what is new of them."""
+        for name in self._seen.keys() - stats.keys():
+            self._forget(name)
+        for name, told in stats.items():
+            found = max(told, _noted.get(name, {}), key=lambda each: each.get("at", 0.0))
+            if found and found["at"] > self._seen.get(name, 0.0):
+                self._report(name, msgspec.convert(found, Report))
+                self._seen[name] = found["at"]
+        if self._router is not None:
+            # One that has said nothing yet may take requests.
+            for name in stats.keys() - set(self._router.replicas):
+                self._router.add(name)
+
+    def _report(self, name: str, report: Report) -> None:
+        now = self._clock()
+        if self._router is None and report.load is not None:
+            self._router = Router(report.block_size, self._rules, draw=random.random)
+        router, reader = self._router, self._readers.get(name)
+        if router is None:
+            return
+        if name not in router.replicas:
+            router.add(name)
+        router.report(name, report.load or _FULL, now)
+        if report.kv_endpoint and (reader is None or reader.endpoint != report.kv_endpoint):
+            if reader is not None:
+                reader.stop()
+            self._readers[name] = _Reader(report, partial(self._apply, name))
+
+    def _apply(self, name: str, batch: EventBatch) -> None:
+        """Take in what a replica stored and removed."""
+        router = self._router
+        if router is None or name not in router.index:
+            return
+        index = router.index
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                if event.block_size == router.block_size:
+                    index.store(name, map(int_hash, event.block_hashes), _PLACES.get(event.medium, HOST))
+                else:
+                    self._misfits(name, event.block_size)
+            elif isinstance(event, BlockRemoved):
+                index.drop(name, map(int_hash, event.block_hashes), _PLACES.get(event.medium, HOST))
+            elif isinstance(event, AllBlocksCleared):
+                index.clear(name)
+            elif isinstance(event, RestartPointStored):
+                index.store(name, map(int_hash, event.block_hashes), RESTART)
+            elif isinstance(event, RestartPointRemoved):
+                index.drop(name, map(int_hash, event.block_hashes), RESTART)
+
+    def _misfits(self, name: str, block_size: int) -> None:
+        reader = self._readers[name]
+        if not reader.is_told:
+            reader.is_told = True
+            logging.warning(
+                "replica %s has blocks of %d tokens, others of %d: what it has cached is not known.",
+                name,
+                block_size,
+                self._router.block_size if self._router is not None else 0,
+            )
+
+    def _forget(self, name: str) -> None:
+        reader = self._readers.pop(name, None)
+        _noted.pop(name, None)
+        del self._seen[name]
+        if reader is not None:
+            reader.stop()
+        if self._router is not None and name in self._router.replicas:
+            self._router.remove(name)
+
+
+class _Reader:
+    """Reads a replica's events in a thread, and hands them to the event loop that it was made in."""
+
+    def __init__(self, report: Report, apply: Callable[[EventBatch], None]) -> None:
+        self.endpoint = report.kv_endpoint
+        # Whether it was said that its blocks are of another size.
+        self.is_told = False
+        self._replay_endpoint = report.kv_replay_endpoint
+        self._apply = apply
+        self._loop = asyncio.get_running_loop()
+        self._is_stopping = False
+        Thread(target=self._read, name="paged-replica-events", daemon=True).start()
+
+    def stop(self) -> None:
+        """Hand nothing on any more."""
+        self._is_stopping = True
+
+    def _read(self) -> None:
+        with KvSubscriber(self.endpoint, self._replay_endpoint) as subscriber:
+            while not self._is_stopping and not self._loop.is_closed():
+                try:
+                    found = subscriber.take(_SILENCE_S)
+                except EventsLost:
+                    # All is asked for again.
+                    continue
+                for _, batch in found:
+                    self._loop.call_soon_threadsafe(self._hand_on, batch)
+
+    def _hand_on(self, batch: EventBatch) -> None:
+        if not self._is_stopping:
+            self._apply(batch)
+
+
+def _prompt(request_id: str, asked: Any, block_size: int) -> Prompt:
+    """A request as the router knows it; one that computes nothing has no tokens."""
+    if not isinstance(asked, Asked) or asked.prompt is None:
+        return Prompt(request_id, [], 0)
+    prompt = asked.prompt
+    return Prompt(request_id, prompt.keys(block_size), len(prompt.tokens), asked.call.tenant or "")

@@ -1,0 +1,24 @@
+"""How many replicas there are to be, by the load that they report.
+
+Ray sends this module by value: it has nothing but the function.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
+LOAD = "paged_requests"
+"""Requests of a replica that run or wait, as it reports them."""
+
+
+def by_load(ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """As many replicas as have `target_ongoing_requests` requests each, within Ray's bounds; as many as there are while none has reported."""
+    loads = (ctx.aggregated_metrics or {}).get(LOAD)
+    if not loads:
+        return ctx.current_num_replicas, {}
+    wanted = math.ceil(sum(loads.values()) / ctx.config.target_ongoing_requests)
+    return max(ctx.capacity_adjusted_min_replicas, min(ctx.capacity_adjusted_max_replicas, wanted)), {}
