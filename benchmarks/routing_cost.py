@@ -23,10 +23,10 @@ REPLICAS, INDEXED, BLOCKS, BLOCK_SIZE = 64, 10_000_000, 6_250, 16
 GOAL_US, GOAL_KEYS_MS = 200, 12
 
 
-def filled(router: Router, random: np.random.Generator, *, restart_points: bool) -> list[list[int]]:
+def filled(router: Router, random: np.random.Generator, indexed: int, *, restart_points: bool) -> list[list[int]]:
     """Give replicas 10 million blocks in runs of 6,250. Return some of them, as paths that replicas have to different depths."""
     paths = []
-    for number in range(INDEXED // BLOCKS):
+    for number in range(indexed // BLOCKS):
         keys = random.integers(0, 1 << 63, BLOCKS).tolist()
         router.index.store(str(number % REPLICAS), keys)
         if restart_points:
@@ -58,6 +58,7 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--indexed", type=int, default=INDEXED, help="blocks")
     parser.add_argument("--out", type=Path, default=None, help="write NAME.md")
     arguments = parser.parse_args()
     lines = ["| | goal | median | p99 |", "|---|--:|--:|--:|"]
@@ -68,7 +69,7 @@ def main() -> None:
             router.add(str(place))
             load = ReplicaLoad(begin_s=float(random.random()), token_s=5e-5, num_running=int(random.integers(200)))
             router.report(str(place), load, 0.0)
-        paths = filled(router, random, restart_points=restart_points)
+        paths = filled(router, random, arguments.indexed, restart_points=restart_points)
         gc.freeze()
         for kind, some in (
             ("three replicas at most have some of the prompt", [keys for n, keys in enumerate(paths) if n % 4]),
@@ -93,7 +94,7 @@ def main() -> None:
         [
             "# What a routing decision costs",
             "",
-            f"{REPLICAS} replicas, {INDEXED:,} blocks indexed, prompts of {BLOCKS:,} blocks; CPU time of one thread of a busy machine, Python {platform.python_version()}, "
+            f"{REPLICAS} replicas, {arguments.indexed:,} blocks indexed, prompts of {BLOCKS:,} blocks; CPU time of one thread of a busy machine, Python {platform.python_version()}, "
             "by `python benchmarks/routing_cost.py`.",
             "",
             *lines,

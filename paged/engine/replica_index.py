@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,8 @@ _TIERS = {"device": DEVICE, "host": HOST}
 _LEAST_SWEPT = 100_000
 """Blocks of replicas that are gone, before they are looked for."""
 _AT_ONCE = 64
+_RESOLUTION = 9
+"""Depths are exact to a part in 2 ** 9 of the prompt, and rather too low: more look-ups would cost more than they tell (benchmarks/routing_cost.py)."""
 
 Keys = Sequence[int]
 
@@ -148,7 +149,8 @@ class ReplicaIndex:
                 self.clear(replica)
 
     def depths(self, keys: Keys) -> dict[str, Depth]:
-        """How much of a prompt each replica has, in blocks; those that have nothing are left out.
+        """How much of a prompt each replica has, in blocks; those that have nothing are left out. Of prompts of over 512 blocks it may be up
+        to a 512th more.
 
         Of a replica that tells restart points it is the deepest of them, not the deepest block.
         """
@@ -182,6 +184,7 @@ class ReplicaIndex:
         found: list[tuple[int, int]] = []
         if not keys or not (some := having(0)):
             return found
+        least = max(1, len(keys) >> _RESOLUTION)
         if last := having(len(keys) - 1) & some:
             found.append((last, len(keys)))
         # Depths of those in `some` and not in `last` are from `low` to `high` - 1.
@@ -190,7 +193,7 @@ class ReplicaIndex:
             low, some, high, last = open_parts.pop()
             if not (some := some & ~last):
                 continue
-            if high - low == 1:
+            if high - low <= least:
                 found.append((some, low))
                 continue
             middle = (low + high) // 2
@@ -205,7 +208,9 @@ class ReplicaIndex:
         left = sum(1 << slot for slot in blocks)
         for stop in range(max(blocks.values(), default=0), 0, -_AT_ONCE):
             start = max(0, stop - _AT_ONCE)
-            masks = list(map(restart.get, islice(keys, start, stop)))
+            masks = list(map(restart.get, keys[start:stop]))
+            if not any(masks):
+                continue
             for depth in range(stop, start, -1):
                 for slot in _bits((masks[depth - 1 - start] or 0) & left):
                     if depth <= blocks[slot]:

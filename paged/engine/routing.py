@@ -25,6 +25,7 @@ from paged.errors import InvalidConfig, UnknownReplica
 NO_DEPTH = Depth(0, 0)
 _UNKNOWN_TOKEN_S = 1e-4
 """Seconds a token while no replica has said its own."""
+_FADING_AT_ONCE = 2
 _SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
 """Lengths in blocks at which what was sent and is not cached yet is noted."""
 
@@ -146,8 +147,10 @@ class _Replica:
     def wait_s(self, tenant: str, tokens: int, token_s: float, now: float, times: int) -> float:
         """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
         load = self.load
-        wait = max(0.0, load.begin_s - (now - self.seen)) + self.reserved * times * token_s
-        wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
+        wait = max(0.0, load.begin_s - (now - self.seen))
+        if self.reserved:
+            wait += self.reserved * times * token_s
+            wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
         if not load.is_fair or not wait:
             return wait
         queued = dict(load.queued)
@@ -254,16 +257,15 @@ class Router:
         self._fade(now)
         depths, sent = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
         size, times = self.block_size, 1 + rules.num_untold
-        usual_s = max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S
         ranked: list[tuple[bool, float, float, float, str]] = []
         earliest = math.inf
         for name in names:
             replica = self._replica(name)
             load = replica.load
-            token_s = load.token_s or usual_s
+            token_s = load.token_s or self._usual_token_s()
             device, host = depths.get(name, NO_DEPTH)
-            if name in sent:
-                device = max(device, _SPARSE[sent[name].device - 1])
+            if name in sent and (more := _SPARSE[sent[name].device - 1]) > device:
+                device, host = more, max(0, device + host - more)
             tokens = prompt.num_tokens - (device + host) * size
             compute = tokens * token_s + host * size * load.load_s
             wait = replica.wait_s(prompt.tenant, tokens, token_s, now, times)
@@ -314,13 +316,19 @@ class Router:
             ranked.insert(0, ranked.pop(int(self._draw() * num)))
 
     def _fade(self, now: float) -> None:
-        """Forget what is cached by now, or never will be."""
-        while self._fading and self._fading[0][0] <= now:
+        """Forget what is cached by now, or never will be: little at a time, so that no decision takes long."""
+        for _ in range(_FADING_AT_ONCE):
+            if not self._fading or self._fading[0][0] > now:
+                break
             _, replica, keys = self._fading.popleft()
             if replica in self._replicas:
                 self._expected.drop(replica, keys)
         for known in self._replicas.values():
-            known.lapse(now - self.rules.lapse_s)
+            if known.reserved:
+                known.lapse(now - self.rules.lapse_s)
+
+    def _usual_token_s(self) -> float:
+        return max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S
 
     def _replica(self, name: str) -> _Replica:
         try:

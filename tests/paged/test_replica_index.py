@@ -122,3 +122,14 @@ def test_replicas_are_named_once_and_known():
     for call in (index.clear, index.remove, lambda name: index.store(name, [1]), lambda name: index.drop(name, [1])):
         with pytest.raises(UnknownReplica, match='unknown replica "z"; known are a'):
             call("z")
+
+
+def test_a_restart_point_behind_blocks_that_are_not_there_is_none():
+    index = ReplicaIndex()
+    index.add("a", restart_points=True)
+    index.store("a", FOUR[:2])
+    assert index.depths(FOUR) == {}
+    index.store("a", FOUR[2:3], RESTART)
+    assert index.depths(FOUR) == {}
+    index.store("a", FOUR[:1], RESTART)
+    assert index.depths(FOUR) == {"a": Depth(1, 0)}

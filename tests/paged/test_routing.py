@@ -162,3 +162,29 @@ def test_a_depth_that_was_chosen_by_is_what_is_not_reserved():
     choice = router.choose(prompt(), 0.0)
     assert router.routed(prompt(), "a", 0.0, choice.depth).tokens == 1600 - 99 * 16
     assert choice.depth == Depth(99, 0)
+
+
+def test_what_another_router_sent_counts_once_however_often_it_is_told():
+    router, other = router_of("a"), router_of("a", name="other")
+    made = other.routed(prompt("1"), "a", 0.0)
+    for _ in range(3):
+        router.heard(made, 0.0)
+    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(3.2)
+
+
+def test_routers_that_do_not_tell_one_another_draw_where_one_request_makes_the_difference():
+    chosen = set()
+    for seed in range(20):
+        router = router_of("a", "b", "c", seed=seed, num_untold=3)
+        router.report("b", ReplicaLoad(token_s=0.001, begin_s=0.5), 0.0)
+        router.report("c", ReplicaLoad(token_s=0.001, begin_s=3.0), 0.0)
+        chosen.add(router.choose(prompt(), 0.0).replicas[0])
+    assert chosen == {"a", "b"}
+
+
+def test_what_is_on_the_host_and_was_sent_counts_once():
+    router = router_of("a")
+    router.index.store("a", prompt().keys[:98], 1)
+    router.routed(prompt("1"), "a", 0.0)
+    router.report("a", ReplicaLoad(token_s=0.001, load_s=0.0005, received={"": 1}), 0.0)
+    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 98 * 16) + 0.0005 * 34 * 16)

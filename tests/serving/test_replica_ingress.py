@@ -160,6 +160,13 @@ def test_behind_rays_proxy_an_answer_has_one_id():
     assert b"x-request-id" not in answered(Handle(answer), is_behind_ray=True)[1]
 
 
+@pytest.mark.parametrize(("gpus", "each"), [({}, None), ({"GPU": 4.0}, 2), ({"GPU": 5.0}, 2), ({"GPU": 1.0}, 0.5)])
+def test_replicas_of_one_machine_share_its_gpus(monkeypatch, gpus, each):
+    local = import_module("paged.integrations.ray.local")
+    monkeypatch.setattr(ray, "cluster_resources", lambda: gpus)
+    assert local.resources(2).get("num_gpus") == each
+
+
 def test_the_yaml_of_the_page_names_what_is_built(repository):
     yaml = pytest.importorskip("yaml")
     page = (repository / "docs/scaling.md").read_text(encoding="utf-8")

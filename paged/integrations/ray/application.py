@@ -45,7 +45,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     if not isinstance(ingresses, int) or ingresses < 1:
         raise InvalidConfig(f"ingresses has to be an integer of at least 1; got {ingresses!r}.")
     settings = read_settings(None if config is None else Path(config), args, engine)
-    _must_be_carried(settings, _REFUSED)
+    must_be_carried(settings, _REFUSED)
 
     # It is evaluated where the ingress runs.
     def ingress() -> Any:
@@ -66,7 +66,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def replicas_of(settings: Settings, replicas: Replicas, ingresses: int = 1, **more: Any) -> serve.Application:
     """Replicas alone, which so many ingresses send calls to; `more` are options of Ray's. Raises InvalidConfig."""
-    _must_be_carried(settings, ["kv_events"])
+    must_be_carried(settings)
     router = RequestRouterConfig(
         request_router_class="paged.integrations.ray.router.PrefixRouter",
         request_router_kwargs={"num_untold": ingresses - 1},
@@ -92,8 +92,8 @@ def replicas_of(settings: Settings, replicas: Replicas, ingresses: int = 1, **mo
     return serve.deployment(**{**options, **more})(Replica).bind(settings, policies_of())
 
 
-def _must_be_carried(settings: Settings, refused: Iterable[str]) -> None:
-    """Raise InvalidConfig for one of these settings that is not as usual."""
+def must_be_carried(settings: Settings, refused: Iterable[str] = ("kv_events",)) -> None:
+    """Raise InvalidConfig for one of these settings, of which replicas have none, that is not as usual."""
     usual = Settings()
     for name in refused:
         if getattr(settings, name) != getattr(usual, name):

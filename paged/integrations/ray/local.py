@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 # Ray reads these when it is imported. The last one makes a node's address 127.0.0.1, as on systems where Ray has no clusters.
 _ENVIRONMENT = {
@@ -30,7 +31,7 @@ import ray  # noqa: E402
 from ray import serve  # noqa: E402
 
 from paged.errors import ServerFailed  # noqa: E402
-from paged.integrations.ray.application import Replicas, replicas_of  # noqa: E402
+from paged.integrations.ray.application import Replicas, must_be_carried, replicas_of  # noqa: E402
 from paged.integrations.ray.ingress import Ingress, asking_of  # noqa: E402
 from paged.serving.settings import Settings  # noqa: E402
 
@@ -40,13 +41,13 @@ _STORE_BYTES = 100 * 2**20
 
 
 @contextmanager
-def replicas(settings: Settings, num: int) -> Iterator[Ingress]:
-    """So many replicas on a Ray of their own, and what sends calls to them, until the block ends. Raises InvalidConfig and ServerFailed."""
-    # What an engine cannot begin with, another one cannot, either.
-    application, asking = (
-        replicas_of(settings, Replicas(least=num, most=num), max_constructor_retry_count=1),
-        asking_of(settings),
-    )
+def replicas(settings: Settings, num: int, **more: Any) -> Iterator[Ingress]:
+    """So many replicas on a Ray of their own, and what sends calls to them, until the block ends; `more` are options of their deployment.
+
+    Raises InvalidConfig and ServerFailed.
+    """
+    must_be_carried(settings)
+    asking = asking_of(settings)
     try:
         ray.init(
             address="local",
@@ -59,6 +60,9 @@ def replicas(settings: Settings, num: int) -> Iterator[Ingress]:
         )
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled")
+        # What an engine cannot begin with, another one cannot, either.
+        options = {"max_constructor_retry_count": 1, "ray_actor_options": resources(num), **more}
+        application = replicas_of(settings, Replicas(least=num, most=num), **options)
         try:
             handle = serve.run(application, name=APP, route_prefix=None)
         except RuntimeError:
@@ -67,6 +71,12 @@ def replicas(settings: Settings, num: int) -> Iterator[Ingress]:
     finally:
         # It ends all of its processes, and an engine ends with its replica. Serve's own shutdown would wait for a Ray that died.
         ray.shutdown()
+
+
+def resources(num: int) -> dict[str, float]:
+    """What each of so many replicas may use, of what Ray found here: a core in name, and an equal share of the GPUs."""
+    gpus = ray.cluster_resources().get("GPU", 0)
+    return {"num_cpus": 1, **({"num_gpus": gpus // num or gpus / num} if gpus else {})}
 
 
 def _why() -> str:
