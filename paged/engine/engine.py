@@ -428,9 +428,11 @@ class Engine:
                     self.disk.keep(self._steps.latest, self._clock() - began)
                 elif not before and self.disk.is_loading:
                     self.disk.wait()
+            # One that lists loads is ended at once: then they begin.
+            stays = launched and not len(self._steps.latest.loads)
             ended = []
             # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
-            while self._steps.num_launched > (self.config.scheduling.steps_ahead if launched else 0) or not self._live:
+            while self._steps.num_launched > (self.config.scheduling.steps_ahead if stays else 0) or not self._live:
                 batch = self._steps.finish(self._deliver)
                 if batch is None:
                     break
