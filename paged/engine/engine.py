@@ -449,8 +449,10 @@ class Engine:
         is_launched = steps.launch(self._note_admitted, self.on_logits)
         if disk is not None and is_idle and not is_launched and disk.is_loading:
             disk.wait()
-        # The latest stays out, if steps are taken ahead, unless nobody is left who could need it.
-        while steps.num_outstanding > (self.config.scheduling.steps_ahead if is_launched else 0) or not self._live:
+        # One that lists loads is ended at once: then they begin.
+        stays = is_launched and not len(steps.latest.loads)
+        # The latest stays out, if steps are taken ahead, unless no request is left that could need it.
+        while steps.num_outstanding > (self.config.scheduling.steps_ahead if stays else 0) or not self._live:
             found = steps.finish(self._deliver)
             if found is None:
                 break

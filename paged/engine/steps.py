@@ -236,6 +236,11 @@ class Steps:
         """Batches that have not ended."""
         return len(self._outstanding)
 
+    @property
+    def latest(self) -> Batch:
+        """Of those, the one that was put out last."""
+        return self._outstanding[-1].batch
+
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | FailedBatch | None:
         """The second half: wait for the oldest batch, end it, and `deliver` what became of its requests. None: there is none.
 

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 from paged import Engine, SamplingParams
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedByLayers, UnusableStore
 from paged.storage import StoreStats
-from paged.testing.engine_world import build_engine
-from paged.testing.machines import EngineMachine, run_machine
+from paged.testing.engine_rig import EngineRig, alone
+from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.tiny_model import tiny_model
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
@@ -411,21 +411,25 @@ def test_layers_of_several_kinds_are_refused_by_name(tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_answers_under_pressure_with_a_disk_are_those_without(tmp_path):
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_answers_under_pressure_with_a_disk_are_those_without(tmp_path, steps_ahead):
+    # When blocks come is not the same twice, so that programs are drawn here, and not by Hypothesis, which runs them again.
     loaded = 0
-
-    class Machine(EngineMachine):
-        @staticmethod
-        def build(world):
-            return build_engine(world, disk_cache=tmp_path if world.prefix_caching else None)
-
-        def teardown(self):
-            nonlocal loaded
-            super().teardown()
-            if (disk := self.rig.engine.disk) is not None:
-                disk.store.flush()
-                loaded += disk.stats().loaded
-                self.rig.engine.close()
-
-    run_machine(Machine, few=30, steps=15)
+    for seed in range(20):
+        drawn = random.Random(seed)
+        world = EngineWorld(
+            num_blocks=drawn.randint(6, 12), block_size=drawn.randint(1, 3), host_blocks=drawn.choice([0, 6])
+        )
+        alone_in = alone(build_engine, EngineWorld().ample(1))
+        rig = EngineRig(world, lambda world: build_engine(world, steps_ahead, disk_cache=tmp_path), reference=alone_in)
+        for number in range(8):
+            prompt = [drawn.randrange(2) for _ in range(drawn.randint(1, 9))]
+            rig.add(EngineRequest(id=f"r{number}", prompt=prompt, max_tokens=drawn.randint(1, 6)))
+            rig.step(drawn.randint(1, 4))
+            if drawn.random() < 0.2:
+                rig.abort(f"r{number}")
+        rig.drain()
+        rig.engine.disk.store.flush()
+        loaded += rig.engine.disk.stats().loaded
+        rig.engine.close()
     assert loaded > 5
