@@ -109,7 +109,7 @@ FLAGS: dict[str, Flag] = {
     "--enable-prompt-tokens-details": _granted("usage always says how much of a prompt was cached."),
     "--enable-server-load-tracking": _granted("/load always counts."),
     "--enable-request-id-headers": _granted("every answer has X-Request-Id."),
-    "--enable-force-include-usage": _refused("a stream says its usage to whoever asks by stream_options."),
+    "--enable-force-include-usage": _refused("a stream says its usage to clients that ask by stream_options."),
     "--disable-log-requests": _granted("--log off is the same.", "--log", "off"),
     "--no-enable-log-requests": _granted("--log off is the same.", "--log", "off"),
     "--enable-log-requests": _granted("--log json is the same.", "--log", "json"),
