@@ -22,7 +22,7 @@ SHARES = {
 @pytest.fixture(scope="module")
 def reached(reached_by):
     reached = reached_by(LayerMachine)
-    run_machine(reached.machine, few=100, steps=15)
+    run_machine(reached.machine, few=130, steps=15)
     return reached
 
 

@@ -27,8 +27,8 @@ SCHEDULER_SHARES = {
     0.3: "hit",
     0.2: "switch, computes what nobody knows, void, append",
     0.1: "preempted by recompute, cancel with full blocks, abort in flight, several outstanding, several sampled, none sampled, "
-    "cancel behind another, drafts accepted, drafts rejected, load, fork",
-    0.05: "became paused, several tokens refused, finish",
+    "cancel behind another, drafts accepted, drafts rejected, load",
+    0.05: "became paused, several tokens refused, finish, fork",
     0.02: "a cancel without moves refused, too many outstanding",
     0.01: "preempted by swap, swapped in, shared in flight, follow",
     0.005: "preempted in flight, delivered elsewhere",
