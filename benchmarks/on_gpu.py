@@ -99,6 +99,11 @@ def spread(values: list[float], form: str = ".2f") -> str:
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
+def judged(is_met: bool) -> str:
+    """What a rate comes to; of a stand-in it says nothing."""
+    return "" if DEVICE != "cuda" else "held: " if is_met else "MISSED: "
+
+
 def backends(layers: LayerShape, *, invariant: bool = False) -> Iterator[tuple[str, Any]]:
     """Those that can do such layers on the device, and the reasons of those that cannot, by name."""
     for name in known_backends():
@@ -151,7 +156,7 @@ def attention() -> Rows:
     shapes = [(4, 2, 16)] if SMALL else [(8, 2, 64), (32, 8, 128), (9, 3, 64)]
     lengths = [5, 16, 17, 40] if SMALL else [5, 16, 17, 63, 64, 65, 500, 2049]
     steps = {"decode": [1] * len(lengths), "prefill": [min(each, 300) for each in lengths]}
-    found: dict[str, str] = {}
+    left_out: dict[str, set[str]] = {}
     worst: dict[str, float] = {}
     for heads, kv_heads, size in shapes:
         for dtype, bound in TOLERANCES.items():
@@ -169,15 +174,19 @@ def attention() -> Rows:
                     truth = reference.attend(queries, truth_pool, 0, reference.prepare(step, truth_pool), options)
                     for name, backend in backends(there):
                         if isinstance(backend, str):
-                            found[name] = f"not tried: {backend}"
+                            left_out.setdefault(name, set()).add(f"not tried with {dtype}: {backend}")
                             continue
                         its = backend.attend(queries.to(DEVICE), pool, 0, backend.prepare(step, pool), options).cpu()
                         error = (its.double() - truth.double()).abs() / (bound * (1 + truth.double().abs()))
                         worst[name] = max(worst.get(name, 0.0), float(error.max()))
-    found |= {
-        name: f"{'held' if value <= 1 else 'MISSED'}: at most {value:.2f} of the bound" for name, value in worst.items()
+    verdicts = {
+        name: [f"{'held' if value <= 1 else 'MISSED'}: at most {value:.2f} of the bound"]
+        for name, value in worst.items()
     }
-    return sorted(found.items())
+    return [
+        (name, "; ".join(verdicts.get(name, []) + sorted(left_out.get(name, ()))))
+        for name in sorted({*worst, *left_out})
+    ]
 
 
 def small_model() -> LoadedModel:
@@ -295,11 +304,12 @@ def model_of_8b() -> Rows:
     rows, length, outputs = (4, 16, 8) if SMALL else (64, 256, 64)
     prompts = prompts_of(model, rows, length)
     found: Rows = []
-    answers = {}
+    answers, rates = {}, {0: 0.0, 1: 0.0}
     for ahead in (0, 1, 0, 1):
         config = {"num_blocks": 4 * rows * (length + outputs) // 16, "block_size": 16, "max_sequences": rows}
         engine = Engine(model, **config, steps_ahead=ahead, batch_invariant=False)
         seconds, answers[ahead] = served(engine, prompts, outputs)
+        rates[ahead] = max(rates[ahead], rows * outputs / seconds)
         stats = engine.stats()
         found.append(
             (
@@ -307,7 +317,9 @@ def model_of_8b() -> Rows:
                 f"{rows * outputs / seconds:,.0f} output tokens/s; the host's share {stats.host_s / (stats.host_s + stats.model_s):.1%}",
             )
         )
-        del engine
+        engine.close()
+    gain = rates[1] / rates[0]
+    found.append(("one step ahead, of none ahead, the better of two each", f"{judged(gain >= 1)}{gain:.2f}"))
     same = sum(a == b for a, b in zip(answers[0], answers[1], strict=True))
     found.append(
         ("the same tokens one step ahead", f"{'held' if same == rows else 'MISSED'}: {same} of {rows} answers")
@@ -352,9 +364,11 @@ def copies() -> Rows:
         "one pinned copy to the host": lambda: flat.copy_(pages.on_device[:num_pages]),
         "one pinned copy from the host": lambda: pages.on_device[:num_pages].copy_(flat),
     }
-    found = [
-        (name, f"{spread([number_of_bytes / each / 1e9 for each in timed(way, 5)])} GB/s") for name, way in ways.items()
-    ]
+    rates = {name: [number_of_bytes / each / 1e9 for each in timed(way, 5)] for name, way in ways.items()}
+    found = [(name, f"{spread(each)} GB/s") for name, each in rates.items()]
+    for way in ("to", "from"):
+        share = median(rates[f"pages {way} the host"]) / median(rates[f"one pinned copy {way} the host"])
+        found.append((f"{way} the host, of the pinned copy's rate", f"{judged(share >= 0.5)}{share:.2f}"))
     is_same = bool((pages.on_device[:num_pages].cpu() == before).all())
     return [("bytes there and back", "held: equal" if is_same else "MISSED: they differ"), *found]
 
@@ -374,6 +388,7 @@ def decode() -> Rows:
     copied = 2 * number_of_bytes / median(timed(lambda: target.copy_(source), 10))
     queries = torch.randn(rows, heads, size, device=DEVICE).to(dtype)
     found: Rows = [("a copy", f"{copied / 1e9:,.0f} GB/s read and written")]
+    best = 0.0
     for name, backend in backends(layers):
         if isinstance(backend, str) or name == "reference":
             found.append((name, "not tried: " + (backend if isinstance(backend, str) else "it reads slot by slot")))
@@ -385,10 +400,11 @@ def decode() -> Rows:
                 backend.attend(queries, pool, layer, plan, LayerOptions(size**-0.5))
 
         rates = [num_layers * number_of_bytes / each for each in timed(every_layer, 10)]
+        best = max(best, median(rates) / copied)
         found.append(
             (name, f"{spread([each / 1e9 for each in rates], ',.0f')} GB/s, {median(rates) / copied:.2f} of the copy")
         )
-    return found
+    return [*found, ("the best of them, of the copy's rate", f"{judged(best >= 0.5)}{best:.2f}")]
 
 
 PARTS = {
@@ -396,8 +412,8 @@ PARTS = {
     "pressure": Part(pressure, 90, "tokens equal; bits are promised on a processor alone"),
     "copies": Part(copies, 45, "half of a pinned copy's rate"),
     "decode": Part(decode, 45, "half of a copy's rate"),
-    "8 billion parameters": Part(model_of_8b, 150, "one step ahead no slower"),
-    "beside transformers": Part(beside_transformers, 90, "no more tokens/s than ours"),
+    "8 billion parameters": Part(model_of_8b, 125, "one step ahead no slower"),
+    "beside transformers": Part(beside_transformers, 80, "tokens/s of the same requests, to hold ours above against"),
 }
 
 

@@ -30,7 +30,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def api() -> str:
-    """Every public name of `paged`, where it is defined."""
+    """Every public class and function of `paged`, where it is defined."""
     found: dict[str, list[str]] = {}
     for name in sorted(paged.__all__):
         value = getattr(paged, name)

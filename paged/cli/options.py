@@ -66,7 +66,7 @@ TensorParallel = Annotated[int, Option(min=1, help="Devices over which the model
 LinkGbps = Annotated[float | None, Option("--link-gbps", metavar="GB/S", help="Gigabytes a second, one way, that the link between devices reaches.", show_default="as measured, or by the device's sheet (docs/hardware.md)", rich_help_panel=_DEVICE)]
 LinkUs = Annotated[float | None, Option("--link-us", metavar="µS", help="Microseconds of a message on that link beside its bytes.", show_default="as measured; PCIe 12, NVLink 5", rich_help_panel=_DEVICE)]
 MemoryShare = Annotated[float, Option(help="Of the device's memory, what may be used.", rich_help_panel=_DEVICE)]
-PricePerHour = Annotated[float | None, Option(help="Of all devices together; gives the cost per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]
+PricePerHour = Annotated[float | None, Option(help="Of a replica, all of its devices together; gives the cost per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]
 
 Blocks = Annotated[str | None, Option(metavar="N[,…]", help="Device blocks; of a model whose layers are of several kinds, pages.", show_default="what the device has left; 26,000 without one", rich_help_panel=_POOL)]
 BlockSize = Annotated[int | None, Option(min=1, help="Tokens a block.", show_default="16, or 32 where layers of several kinds want it", rich_help_panel=_POOL)]

@@ -41,8 +41,6 @@ SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64)
 
 SHIPPED_NAME = "paged"
 
-SHIPPED_NAME = "paged"
-
 _LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Where it listens", "Who may ask", "How much", "How long", "What it says"
 
 

@@ -45,7 +45,7 @@ def test_the_pictures_of_the_readme_are_drawn_from_what_is_committed(monkeypatch
     assert all(len(table) > 4 for id, table in look.tables.items() if id != "e")
 
 
-def test_the_commands_of_the_readme_exist(page, fences, text_of):
+def test_the_commands_of_the_readme_exist(page, fences, text_of, options_of):
     makefile = text_of("Makefile")
     commands = [line.split("#")[0].split() for block in fences(page, "sh") for line in block.splitlines()]
     assert ["make", "demo"] in commands
@@ -59,6 +59,7 @@ def test_the_commands_of_the_readme_exist(page, fences, text_of):
             assert "paged.integrations.vllm.Scheduler" in arguments
         else:
             subcommands.add((*takewhile(lambda argument: argument.islower() and argument.isalpha(), arguments),))
+            assert {each for each in arguments if each.startswith("--")} <= options_of(arguments[0])
     for subcommand in subcommands:
         assert run([*subcommand, "--help"]) == 0
 

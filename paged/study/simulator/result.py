@@ -161,10 +161,9 @@ def merged(results: Sequence[SimulationResult], router: str, left_out: int) -> S
     # What was left out of the trace is rejected once.
     counts["rejected"] -= (num - 1) * left_out
     makespan, computed, prompts = first.makespan_s, counts["computed_tokens"], counts["prompt_tokens"]
-    cost = None
-    if first.cost_per_million_tokens is not None:
-        cost = sum((each.cost_per_million_tokens or 0.0) * each.output_tokens for each in results)
-        cost /= counts["output_tokens"]
+    # Each replica is paid for until the last token of all, with outputs or without.
+    spent = [each.cost_per_million_tokens * each.output_tokens for each in results if each.cost_per_million_tokens]
+    cost = num * max(spent) / counts["output_tokens"] if spent else None
     moved = (counts["swapped_out_blocks"] + counts["swapped_in_blocks"]) * first.block_size
     return msgspec.structs.replace(
         first,
