@@ -465,9 +465,9 @@ class Engine:
 
     def close(self) -> None:
         """End what runs the model, the processes of other ranks included: a step that runs is waited for, and taken back. A disk cache writes what it
-        has taken. No call but this one does anything from then on; those that would raise EngineClosed. An engine without a reference
-        closes itself."""
-        with self.turns.beside("close"):
+        has taken. From then on requests that live can be aborted; what would need the model raises EngineClosed. An engine without a
+        reference closes itself. Raises EngineInUse within a callback, and while another thread calls the engine."""
+        with self.turns.alone("close"):
             self._steps.close()
             if isinstance(self.worker, TensorParallelWorker):
                 self.worker.ranks.end("its engine was closed")

@@ -65,7 +65,7 @@ class Steps:
 
     content_is_lost  copies have failed: no block is known to hold what the manager thinks
     on_ran(batch, seconds)
-                     called once a batch has run, and before it ends; None: nothing is called
+                     called once a batch has run and was sampled from, and before it ends; None: nothing is called
     """
 
     def __init__(
@@ -148,12 +148,11 @@ class Steps:
         except BaseException:
             self.content_is_lost |= out.launched.lost_content
             raise
-        if self.on_ran is not None:
-            self.on_ran(out.batch, ran.computed - ran.began)
         self._model_s += ran.computed - ran.began
         self._host_s += ran.sampled - ran.computed
         if ran.tokens is not None:
             out.sampled = _Sampled(ran.tokens, None, ran.computed)
+            self._note_ran(out, ran)
             return None
         began, asked, samples = self._clock(), out.launched.asked, out.batch.samples
         _tell(out, ran)
@@ -167,7 +166,13 @@ class Steps:
         values = np.zeros(len(samples), np.int32) if counts is not None else out.launched.by_row(tokens)
         self._executor.keep(out.launched, values)
         self._host_s += self._clock() - began
+        self._note_ran(out, ran)
         return None
+
+    def _note_ran(self, out: _Out, ran: Ran) -> None:
+        """Call `on_ran`: only now it is known that its logits are numbers, and with them the K and V that it wrote."""
+        if self.on_ran is not None:
+            self.on_ran(out.batch, ran.computed - ran.began)
 
     def _chosen(
         self,
@@ -275,6 +280,8 @@ class Steps:
                 out = self._outstanding.pop()
                 try:
                     has_begun = self._executor.drop(out.launched)
+                    # Its copies may have failed while it was waited for.
+                    self.content_is_lost |= out.launched.lost_content
                     if not has_begun or out.launched.lost_content:
                         self._inputs.take_back(out.launched.step)
                     self._scheduler.cancel(out.batch, moved=has_begun)

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import Engine, SamplingParams
-from paged.errors import EngineClosed
+from paged.errors import EngineClosed, EngineInUse
 from paged.testing.device_trace import traced
 from paged.testing.tiny_model import tiny_model
 
@@ -161,13 +161,13 @@ def test_ctrl_c_while_a_step_is_waited_for_costs_no_token():
 
 
 def test_a_closed_engine_has_no_thread_holds_nothing_and_says_so():
-    before = threads_of_models()
+    before = set(threads_of_models())
     engine = engine_with_requests()
     engine.step()
-    assert len(threads_of_models()) == len(before) + 1
+    (its,) = set(threads_of_models()) - before
     engine.close()
     engine.close()
-    assert threads_of_models() == before
+    assert not its.is_alive()
     for call in (engine.step, lambda: engine.add_request([1])):
         with pytest.raises(EngineClosed, match=r"the engine was closed"):
             call()
@@ -176,7 +176,7 @@ def test_a_closed_engine_has_no_thread_holds_nothing_and_says_so():
     assert engine.manager.device.num_used == 0 and engine.check() == []
 
 
-def test_the_thread_of_an_engine_that_nobody_has_ends():
+def test_the_thread_of_an_engine_without_a_reference_ends():
     before = threads_of_models()
     engine = engine_with_requests()
     engine.step()
@@ -185,3 +185,77 @@ def test_the_thread_of_an_engine_that_nobody_has_ends():
     gc.collect()
     thread.join(SOON_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("params", [SIX, SamplingParams(max_tokens=6, ignore_eos=True, logprobs=1)])
+def test_what_a_step_wrote_counts_as_content_only_once_it_was_sampled_from(params):
+    engine, seen = engine_with_requests(params, steps_ahead=0), []
+    worker, has_failed = engine.worker, []
+    logits, read = worker.logits, worker.read
+
+    def broken(run):
+        def runs(*arguments):
+            found = run(*arguments)
+            if has_failed:
+                return found
+            has_failed.append(True)
+            return found * float("nan") if run is logits else found._replace(logits=found.logits * float("nan"))
+
+        return runs
+
+    worker.logits, worker.read = broken(logits), broken(read)
+    engine._steps.on_ran = lambda batch, seconds: seen.append(batch.number)
+    engine.step()
+    assert has_failed and seen == []
+    drained(engine)
+    assert seen
+
+
+def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
+    before = signal(SIGINT, default_int_handler)
+    try:
+        engine = engine_with_requests()
+        begin, result = engine.worker.begin, engine._steps._executor.result
+        is_awaited, has_come = threading.Event(), threading.Event()
+
+        def read(launched):
+            if launched.step.number == 2:
+                is_awaited.set()
+                # The interrupt comes here, and the copies fail after it.
+                assert has_come.wait(SOON_S)
+            return result(launched)
+
+        def begins(step):
+            if step.number == 2:
+                assert is_awaited.wait(SOON_S)
+                os.kill(os.getpid(), SIGINT)
+                assert is_taken_back.wait(SOON_S)
+                raise RuntimeError("the copy failed")
+            return begin(step)
+
+        is_taken_back = threading.Event()
+        drop = engine._steps._executor.drop
+
+        def drops(launched):
+            is_taken_back.set()
+            return drop(launched)
+
+        executor = engine._steps._executor
+        engine.worker.begin, executor.result, executor.drop = begins, read, drops
+        with pytest.raises(KeyboardInterrupt):
+            drained(engine)
+        assert {each.finish_reason for each in engine.step()} == {"error"}
+        assert not engine._steps.content_is_lost and engine.check() == []
+    finally:
+        signal(SIGINT, before)
+
+
+def test_an_engine_is_not_closed_within_a_callback():
+    engine = engine_with_requests()
+
+    def closes(*_):
+        engine.close()
+
+    engine.on_batch = closes
+    with pytest.raises(EngineInUse):
+        drained(engine)
