@@ -95,7 +95,7 @@ class AsyncEngine:
                 await asyncio.shield(self._call(lambda: self.engine.forget([request_id])))
 
     async def abort(self, request_id: str) -> None:
-        """End a request; the task that asked gets its last output. Raises InvalidRequest where nobody waits for such a request."""
+        """End a request; the task that asked gets its last output. Raises InvalidRequest where no task waits for such a request."""
         queue = self._queues.get(request_id)
         if queue is None:
             raise InvalidRequest(f'no task waits for a request "{request_id}".')
@@ -160,7 +160,7 @@ class AsyncEngine:
         return self.engine.step(), self.engine.has_unfinished
 
     async def _fail(self, error: Exception) -> None:
-        """A step raised: nobody can be answered."""
+        """A step raised: no request can be answered."""
         self._has_work.clear()
         waiting = dict(self._queues)
         await self._call(lambda: self.engine.forget(list(waiting)))

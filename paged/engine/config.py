@@ -33,7 +33,7 @@ from paged.scheduler import Costs
 
 PREFIX = "PAGED_"
 DISK_CACHE_GB = 10.0
-"""Where nobody says how much a disk cache may hold."""
+"""What a disk cache may hold by default."""
 _FLOATS = ("float32", "bfloat16", "float16")
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZES = "Text may have k, m, g or t behind it for powers of 1,000, or K, M, G or T for powers of 1,024."

@@ -32,7 +32,7 @@ def checked_text(prompt: str) -> str:
 
 def shown(value: object) -> str:
     """As Python writes it, cut short."""
-    # Python refuses to write an integer of thousands of digits, and nobody would read a list of a million stop ids.
+    # Python refuses to write an integer of thousands of digits, and a list of a million stop ids is not worth reading.
     try:
         text = repr(value)
     except ValueError:

@@ -579,7 +579,7 @@ class Engine:
         self._undelivered.add(news)
 
     def _deliver_one(self, output: Output, now: float, news: list[EngineOutput]) -> None:
-        """What became of a sequence; it is told in `news`."""
+        """What became of a sequence; `news` gets it."""
         live = self._live.get(output.id)
         if self._is_of_a_search(output) or live is None:
             return

@@ -30,8 +30,8 @@ class Ran(NamedTuple):
     """What came of a step of T tokens, k of which are sampled after; times of the clock.
 
     token_ids  int32 [T], drafts that were filled in among them
-    tokens     int32 [k], what was sampled; None: whoever reads it samples from `logits`, float32 [k, vocabulary], and keeps that;
-               of one and the other one is there
+    tokens     int32 [k], what was sampled where it ran; None: it is sampled from `logits`, float32 [k, vocabulary], where the result is read;
+               just one of the two is there
     read       what else was read of the tokens `of_prompts` and `of_states`, bool [T], None: of none
     began, computed, sampled
                when its copies began, when its logits were there, and its samples
@@ -51,7 +51,7 @@ class Ran(NamedTuple):
 class Launched:
     """A step that was launched, and how each of its rows is sampled.
 
-    samples       its tokens are sampled where it runs; else by whoever reads its logits
+    samples       its tokens are sampled where it runs; else where its result is read
     num_threads   as many threads as the caller has
     has_begun     its tables were taken in and its copies made, or some of them
     lost_content  the copies failed: what the pool holds is not known
@@ -114,7 +114,7 @@ class Executor(Protocol):
 
     def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
         """Put out a step. It waits for nothing, and raises nothing of what becomes of the step. `asked` says how each of its rows is
-        sampled; with `samples` that is done where the step runs, for rows of which nobody reads anything or changes logits."""
+        sampled; with `samples` that is done where the step runs, for rows whose logits are neither read nor changed."""
 
     def result(self, launched: Launched) -> Ran:
         """What came of a step, once all before it have been read; waits for it. Raises what its copies, its forward pass and its samples raised."""

@@ -6,7 +6,7 @@
     waiting                 □■■■■■■■■■■     enters at step 14
 
 Requests enter in order, when seats, memory and budget suffice, and stay for as long as their outputs are taken to be. Not foreseen are
-preemptions, prefix hits, requests that pass others, batches that let nobody join, and those that come later.
+preemptions, prefix hits, requests that pass others, batches that no request joins, and those that come later.
 """
 
 from __future__ import annotations

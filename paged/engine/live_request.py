@@ -63,7 +63,7 @@ class LiveSequence:
         found[place] = self.request.alternatives(ids, values, ranks)
 
     def read_state(self, position: int, state: Any) -> None:
-        """Nobody asks for it."""
+        """The answer is not wanted any more."""
         raise AssertionError("answers that are drawn do not ask for hidden states")
 
     def add_plain(self, tokens: list[int], now: float) -> str:

@@ -53,7 +53,7 @@ class _Sampled(NamedTuple):
 
 
 class _Out:
-    """A batch that is out, and its step; `sampled` None: nobody has read that."""
+    """A batch that is out, and its step; `sampled` None: it was not read yet."""
 
     def __init__(self, batch: Batch, launched: Launched, on_logits: OnLogits | None) -> None:
         self.batch, self.launched, self.on_logits = batch, launched, on_logits
@@ -228,7 +228,7 @@ class Steps:
         return tokens[is_kept], counts
 
     def _choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """As RowSampling; raises _NotChosen, so that it is told from what a callback raises."""
+        """As RowSampling; raises _NotChosen, so that it differs from what a callback raises."""
         if not len(places):
             return np.empty(0, np.int32)
         try:

@@ -24,7 +24,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     values    None: it takes none. Otherwise those that are granted; () where all are refused
     becomes   the options that it stands for; empty where nothing is to be done
     granted   a flag without a value is granted
-    why       for whoever is refused, or wonders
+    why       for the message, and for readers
     """
 
     values: tuple[str, ...] | None = None

@@ -45,7 +45,7 @@ class Worker:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        # By group, int32 [rows, columns] or [rows, columns, pages]; what no step has told of is stale.
+        # By group, int32 [rows, columns] or [rows, columns, pages]; what no step has named is stale.
         self._tables: list[NDArray[np.int32]] = []
         # What steps sampled, int32 [n] each, by number.
         self._sampled: dict[int, NDArray[np.int32]] = {}

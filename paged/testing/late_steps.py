@@ -18,7 +18,7 @@ from paged.testing.late_worker import Blocks, LateWorker
 
 
 class DeviceLost(Exception):
-    """The stand-in device failed, as it was told to."""
+    """The stand-in device failed, as it was asked to."""
 
 
 class LateExecutor(LocalExecutor):
