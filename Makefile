@@ -58,10 +58,11 @@ lint: $(STAMP) ## check format, habits, types and who imports whom
 	@$(BIN)/lint-imports
 
 # The rooms alone: no model, no server, no program of ours is started.
-check: export PAGED_EXAMPLES ?= 30
-check: lint ## the inner loop of a change (90 seconds): lint, and the tests of memory, scheduler and attention with few examples
-	@$(BIN)/python -m pytest -n auto --dist worksteal tests/acceptance tests/block_manager tests/scheduler tests/attention \
-		tests/properties/test_state_machines.py $(PYTEST)
+check: lint ## the inner loop of a change (two minutes): lint, the tests of memory, scheduler and attention, and some new examples of two machines
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal tests/acceptance tests/block_manager tests/scheduler tests/attention \
+		tests/properties/test_found_programs.py $(PYTEST)
+	@$(BIN)/python -c 'from paged.testing.machines import ManagerMachine, SchedulerMachine, run_machine; \
+		[run_machine(machine, few=few, steps=15) for machine, few in ((ManagerMachine, 200), (SchedulerMachine, 100))]'
 
 docs: $(STAMP) ## build the site of all pages and an API reference in build/site; fails for a link that leads nowhere
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
