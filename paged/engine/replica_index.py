@@ -65,7 +65,7 @@ def key_of(digest: bytes) -> int:
 class ReplicaIndex:
     """Masks by block and tier, of which bit i is that of the replica in slot i.
 
-    A slot is given up with what it had, so that forgetting a replica takes no time; its bits go with a later sweep.
+    A slot is given up with what it had, so that forgetting a replica takes no time; its bits go with a later sweep, and then it is used again.
     """
 
     def __init__(self) -> None:
@@ -73,12 +73,15 @@ class ReplicaIndex:
         self._slots: dict[str, int] = {}
         self._live = 0
         self._next = 0
+        # Slots that have no bits, and those whose bits are to be swept.
+        self._free: list[int] = []
+        self._gone: list[int] = []
         self._masks: tuple[dict[int, int], ...] = ({}, {}, {})
         self._num: dict[int, int] = {}
         self._num_gone = 0
 
     def __len__(self) -> int:
-        """Blocks that anybody has on the device."""
+        """Blocks that any replica has on the device."""
         return len(self._masks[DEVICE])
 
     def __contains__(self, replica: str) -> bool:
@@ -116,10 +119,11 @@ class ReplicaIndex:
         if place == RESTART:
             self.by_restart_points.add(replica)
         for key in keys:
-            before = masks.get(key)
-            # One integer serves all blocks that one replica alone has.
-            masks[key] = bit if before is None else before | bit
-            num += 1
+            before = masks.get(key, 0)
+            if not before & bit:
+                # One integer serves all blocks that one replica alone has.
+                masks[key] = before | bit if before else bit
+                num += 1
         self._num[slot] += num
 
     def drop(self, replica: str, keys: Iterable[int], place: int = DEVICE) -> None:
@@ -136,7 +140,7 @@ class ReplicaIndex:
                     masks[key] = before ^ bit
 
     def apply(self, replica: str, events: Iterable[Event]) -> None:
-        """Take in what a replica's memory told (`BlockManager.take_events`), in order. Raises UnknownReplica."""
+        """Take in what a replica's memory says (`BlockManager.take_events`), in order. Raises UnknownReplica."""
         for event in events:
             if isinstance(event, Stored):
                 self.store(replica, map(key_of, event.hashes), _TIERS[event.tier])
@@ -226,15 +230,19 @@ class ReplicaIndex:
             raise UnknownReplica(replica, self._slots) from None
 
     def _take_slot(self, replica: str) -> None:
-        slot = self._slots[replica] = self._next
-        self._next += 1
+        if not self._free:
+            self._free.append(self._next)
+            self._next += 1
+        slot = self._slots[replica] = self._free.pop()
         self._live |= 1 << slot
         self._num[slot] = 0
 
     def _give_slot(self, replica: str) -> None:
         slot = self._slot(replica)
         self._live ^= 1 << slot
-        self._num_gone += self._num.pop(slot)
+        num = self._num.pop(slot)
+        (self._gone if num else self._free).append(slot)
+        self._num_gone += num
         if self._num_gone > max(_LEAST_SWEPT, sum(self._num.values())):
             self._sweep()
 
@@ -247,7 +255,8 @@ class ReplicaIndex:
                     masks[key] = mask
                 else:
                     del masks[key]
-        self._num_gone = 0
+        self._free += self._gone
+        self._gone, self._num_gone = [], 0
 
 
 def _bits(mask: int) -> Iterable[int]:

@@ -6,16 +6,17 @@
     replica 0   90 %     0.8 s    0.1 s     0.9 s        few tokens to compute, behind others
     replica 1    0 %     0.0 s    1.0 s     1.0 s        least loaded: 0 is chosen, and 1 once more wait at 0
 
-What a replica reports is old: so what this router sent since then counts as reserved, and what others sent is told by
-them (`heard`), or taken to be alike. No clock, no network: times and random numbers are handed in.
+What a replica reports is old: so what this router sent since then counts as reserved. What others sent they report
+(`heard`), or it is taken to be alike. No clock, no network: times and random numbers are handed in.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -50,7 +51,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     begin_s      in how many seconds a request that came now would begin (`forecast`, in seconds)
     token_s      seconds that a prompt token takes; 0: not known yet
-    load_s       seconds that a token takes from the host to the device
     num_running  sequences that run
     num_free     places of those that are free
     turn_s       seconds by which each request that waits lets the next one begin later
@@ -62,7 +62,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     begin_s: float = 0.0
     token_s: float = 0.0
-    load_s: float = 0.0
     num_running: int = 0
     num_free: int = 0
     turn_s: float = 0.0
@@ -95,7 +94,7 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
     running_s     seconds that a running sequence counts for
     settle_s      after which a replica has received what was sent, and its events are known
-    lapse_s       after which what was sent is taken to be begun, whatever is reported
+    lapse_s       after which what was sent is taken to be begun, whatever is reported, and a request to have ended or never to have been sent
     num_untold    other routers that send to these replicas and do not tell this one
     """
 
@@ -127,11 +126,12 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     depth: Depth
 
 
-class _Sent(msgspec.Struct, gc=False):
-    """A reservation that counts, and since when."""
+class _Sent(msgspec.Struct, frozen=True, gc=False):
+    """A reservation that counts, since when, and what of its prompt is noted."""
 
     made: Reservation
     since: float
+    keys: Keys = ()
 
 
 class _Replica:
@@ -143,6 +143,8 @@ class _Replica:
         self.num_sent = 0
         self.reserved = 0
         self._sent: dict[tuple[str, int], _Sent] = {}
+        # Of each key that is noted, how many requests have it.
+        self.num_noted: Counter[int] = Counter()
 
     def wait_s(self, tenant: str, tokens: int, token_s: float, now: float, times: int) -> float:
         """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
@@ -173,6 +175,17 @@ class _Replica:
         sent = self._sent.pop((router, number), None)
         if sent is not None:
             self.reserved -= sent.made.tokens
+
+    def withdraw(self, keys: Keys) -> list[int]:
+        """Take back the notes of a request, and return the keys that no other one has."""
+        num_noted, gone = self.num_noted, []
+        for key in keys:
+            if (num := num_noted[key]) > 1:
+                num_noted[key] = num - 1
+            else:
+                del num_noted[key]
+                gone.append(key)
+        return gone
 
     def reported(self, load: ReplicaLoad, now: float, settle_s: float) -> None:
         """Take a report in, and settle what it counts."""
@@ -215,8 +228,8 @@ class Router:
         self.index = ReplicaIndex() if index is None else index
         self._draw = draw
         self._replicas: dict[str, _Replica] = {}
-        # Of each request that is not completed: its replica, the number of its reservation, and what of its prompt is noted below.
-        self._by_id: dict[str, tuple[str, int, Keys]] = {}
+        # Requests that are not completed, the oldest first.
+        self._by_id: dict[str, _Sent] = {}
         # What was sent and is not cached yet; and when each note of it goes, in order.
         self._expected = ReplicaIndex()
         self._fading: deque[tuple[float, str, Keys]] = deque()
@@ -239,7 +252,7 @@ class Router:
         if replica in self.index:
             self.index.remove(replica)
         del self._replicas[replica]
-        self._by_id = {id: known for id, known in self._by_id.items() if known[0] != replica}
+        self._by_id = {id: known for id, known in self._by_id.items() if known.made.replica != replica}
 
     def report(self, replica: str, load: ReplicaLoad, now: float) -> None:
         """Take in what a replica reports. Raises UnknownReplica."""
@@ -248,8 +261,8 @@ class Router:
     def choose(self, prompt: Prompt, now: float, candidates: Sequence[str] | None = None) -> Choice:
         """Rank replicas for a request, `candidates` or all; those that are full come last. Nothing is reserved (`routed`).
 
-        The first one's expected first token is later than the earliest one by `bound_s` at most, and by what other routers may have
-        sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
+        The first one's expected first token is at most `bound_times` · the earliest + `bound_s`, and later than that by what other routers
+        may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
         """
         rules, names = self.rules, list(self._replicas) if candidates is None else candidates
         if not names:
@@ -257,41 +270,46 @@ class Router:
         self._fade(now)
         depths, sent = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
         size, times = self.block_size, 1 + rules.num_untold
-        ranked: list[tuple[bool, float, float, float, str]] = []
+        ranked: list[tuple[int, float, float, float, str]] = []
         earliest = math.inf
         for name in names:
             replica = self._replica(name)
             load = replica.load
             token_s = load.token_s or self._usual_token_s()
-            device, host = depths.get(name, NO_DEPTH)
-            if name in sent and (more := _SPARSE[sent[name].device - 1]) > device:
-                device, host = more, max(0, device + host - more)
-            tokens = prompt.num_tokens - (device + host) * size
-            compute = tokens * token_s + host * size * load.load_s
+            depth = max(sum(depths.get(name, NO_DEPTH)), _SPARSE[sent[name].device - 1] if name in sent else 0)
+            tokens = prompt.num_tokens - depth * size
+            compute = tokens * token_s
             wait = replica.wait_s(prompt.tenant, tokens, token_s, now, times)
             expected = wait + compute
             score = expected + rules.spared * compute + rules.running_s * load.num_running
-            ranked.append((load.is_full, score, expected, compute, name))
+            ranked.append((2 * load.is_full, score, expected, compute, name))
             if expected < earliest and not load.is_full:
                 earliest = expected
         within = earliest * rules.bound_times + rules.bound_s
-        # Those that are expected too late come after the others.
-        ranked = [(last or when > within, score, when, compute, name) for last, score, when, compute, name in ranked]
+        # Those that are expected too late come after the others, and before those that are full.
+        ranked = [(last + (when > within), score, when, compute, name) for last, score, when, compute, name in ranked]
         ranked.sort()
         self._draw_first(ranked)
         _, _, expected, _, best = ranked[0]
         return Choice([each[-1] for each in ranked], expected, depths.get(best, NO_DEPTH))
 
     def routed(self, prompt: Prompt, replica: str, now: float, depth: Depth = NO_DEPTH) -> Reservation:
-        """Note that a request was sent to a replica, which had so much of it. Returns what other routers may be told. Raises UnknownReplica."""
+        """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
         known, keys = self._replica(replica), sparse(prompt.keys)
+        self.completed(prompt.id, now)
         known.num_sent += 1
         tokens = max(1, prompt.num_tokens - sum(depth) * self.block_size)
         made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens)
         known.reserve(made, now)
         self._expected.store(replica, keys)
-        self._by_id[prompt.id] = replica, made.number, keys
+        known.num_noted.update(keys)
+        self._by_id[prompt.id] = _Sent(made, now, keys)
         return made
+
+    def replica_of(self, id: str) -> str | None:
+        """Where a request was sent that is not completed; None for others."""
+        known = self._by_id.get(id)
+        return None if known is None else known.made.replica
 
     def heard(self, made: Reservation, now: float) -> None:
         """Count what another router has sent; of a replica that is not known, nothing. One that was heard counts once."""
@@ -302,30 +320,34 @@ class Router:
         """Note that a request that was sent has ended; of one that is not known, nothing."""
         known = self._by_id.pop(id, None)
         if known is not None:
-            replica, number, keys = known
-            self._replicas[replica].settle(self.name, number)
-            self._fading.append((now + self.rules.settle_s, replica, keys))
+            self._replicas[known.made.replica].settle(self.name, known.made.number)
+            self._fading.append((now + self.rules.settle_s, known.made.replica, known.keys))
 
-    def _draw_first(self, ranked: list[tuple[bool, float, float, float, str]]) -> None:
-        """Move one of those that cannot be told from the first to the front: other routers see the same loads, and are not to choose the same."""
-        is_late, score, _, compute, _ = ranked[0]
+    def _draw_first(self, ranked: list[tuple[int, float, float, float, str]]) -> None:
+        """Move one of those that differ too little from the first to the front: other routers see the same loads, and are not to choose the same."""
+        rank, score, _, compute, _ = ranked[0]
         untold = self.rules.num_untold
         most = score + compute * untold / (1 + untold)
-        num = next((i for i, each in enumerate(ranked) if each[0] != is_late or each[1] > most), len(ranked))
+        num = next((i for i, each in enumerate(ranked) if each[0] != rank or each[1] > most), len(ranked))
         if num > 1:
             ranked.insert(0, ranked.pop(int(self._draw() * num)))
 
     def _fade(self, now: float) -> None:
         """Forget what is cached by now, or never will be: little at a time, so that no decision takes long."""
+        before = now - self.rules.lapse_s
+        # They were chosen and never sent, or run for long.
+        for id, sent in list(islice(self._by_id.items(), _FADING_AT_ONCE)):
+            if sent.since <= before:
+                self.completed(id, now)
         for _ in range(_FADING_AT_ONCE):
             if not self._fading or self._fading[0][0] > now:
                 break
             _, replica, keys = self._fading.popleft()
             if replica in self._replicas:
-                self._expected.drop(replica, keys)
+                self._expected.drop(replica, self._replicas[replica].withdraw(keys))
         for known in self._replicas.values():
             if known.reserved:
-                known.lapse(now - self.rules.lapse_s)
+                known.lapse(before)
 
     def _usual_token_s(self) -> float:
         return max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S

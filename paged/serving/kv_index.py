@@ -39,7 +39,7 @@ class IndexHit(NamedTuple):
 
 
 class _Block(msgspec.Struct, frozen=True, gc=False):
-    """What was told of a block. `tokens` are int32."""
+    """What an event says of a block. `tokens` are int32."""
 
     parent: BlockHash | None
     tokens: bytes
@@ -82,10 +82,12 @@ class KvIndex:
                 self._remove(event.medium or MEDIA["device"], event.block_hashes)
             elif isinstance(event, AllBlocksCleared):
                 self._held, self._blocks, self._restarts = {}, {}, None
-            elif isinstance(event, RestartPointStored):
-                self._restarts = (self._restarts or set()) | set(event.block_hashes)
-            elif isinstance(event, RestartPointRemoved):
-                self._restarts = (self._restarts or set()) - set(event.block_hashes)
+            elif isinstance(event, RestartPointStored | RestartPointRemoved):
+                if self._restarts is None:
+                    self._restarts = set()
+                is_stored = isinstance(event, RestartPointStored)
+                # In place: there may be as many as blocks, and an event for each.
+                (self._restarts.update if is_stored else self._restarts.difference_update)(event.block_hashes)
         self.next_seq, self.missing = seq + 1, range(0)
         return True
 

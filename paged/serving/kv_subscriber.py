@@ -32,8 +32,12 @@ class KvSubscriber:
         self._sub.set_hwm(0)
         self._sub.subscribe(topic)
         self._connections = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._sub.connect(endpoint)
         self._dealer: zmq.Socket[bytes] | None = None
+        try:
+            self._sub.connect(endpoint)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def __enter__(self) -> KvSubscriber:
         return self

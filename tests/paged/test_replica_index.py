@@ -98,6 +98,23 @@ def test_blocks_of_replicas_that_are_gone_are_swept():
     assert len(index) < 130_000 and index.depths([7]) == {"b": Depth(1, 0)}
 
 
+def test_blocks_that_are_stored_twice_count_once():
+    index = index_of("a")
+    for _ in range(2):
+        index.store("a", range(60_000))
+    index.clear("a")
+    assert len(index) == 60_000, "too few for a sweep"
+
+
+def test_masks_do_not_grow_with_what_was_cleared():
+    index = index_of("a")
+    for number in range(30):
+        index.store("a", range(20_000) if number % 2 else ())
+        index.clear("a")
+    index.store("a", [7])
+    assert index._masks[DEVICE][7] < 1 << 10
+
+
 def test_a_host_tier_counts_behind_the_device():
     index = index_of("a")
     index.store("a", FOUR[:1])

@@ -5,9 +5,12 @@ A stand-in answers call by call as its program says: messages, an error that Ray
 
 import asyncio
 import json
+import os
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,10 +24,12 @@ with warnings.catch_warnings():
     import ray.serve
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from paged.errors import InvalidConfig
+from paged.errors import InvalidConfig, ServerFailed
 from paged.integrations.ray import asked, build, ingress as ingresses
 from paged.integrations.ray.application import INGRESS, REPLICA
 from paged.integrations.ray.ingress import Ingress, asking_of
+from paged.integrations.ray.replica import Replica
+from paged.integrations.ray.router import PrefixRouter
 from paged.serving.settings import Settings
 
 REPORT = {"at": 1.0, "load": None, "block_size": 16, "max_model_len": 100}
@@ -50,13 +55,14 @@ class Handle:
 
     def __init__(self, *programs):
         self._programs = list(programs)
-        self.num_cancelled = 0
+        self.num_cancelled, self.waited = 0, []
 
     def options(self, **_):
         return self
 
     def remote(self, sent):
         self.sent, self._program = sent, self._programs.pop(0)
+        self.waited.append(sent.waited)
         return self
 
     def cancel(self):
@@ -152,6 +158,60 @@ def test_what_is_not_finished_when_the_server_has_to_end_is_told_so():
         Handle([TAKEN, BEGUN, start(b"text/event-stream"), piece(b"data: 1\n\n", True), "never"]), ends=True
     )
     assert b'"code":"shutdown"' in found[2] and found[2].endswith(b"data: [DONE]\n\n")
+
+
+def test_a_request_that_is_sent_again_has_waited_longer():
+    handle = Handle([DIED], WHOLE)
+    answered(handle, clock=count().__next__)
+    assert handle.waited[0] < handle.waited[1]
+
+
+@pytest.mark.parametrize("program", [[], [TAKEN], [TAKEN, BEGUN, ENDED]])
+def test_a_replica_that_ends_without_an_answer_is_an_error(program):
+    status, _, body = answered(Handle(program))
+    assert status == 500 and b"without its answer" in body
+
+
+def test_a_stream_that_is_cut_ends_with_an_error():
+    stream = [TAKEN, BEGUN, start(b"text/event-stream"), piece(b"data: 1\n\n", True), ENDED]
+    assert b"without its answer" in answered(Handle(stream))[2]
+
+
+def test_a_ray_that_does_not_begin_is_one_error_and_replicas_share_the_cores(monkeypatch):
+    def init(**_):
+        raise RuntimeError("no room")
+
+    local = import_module("paged.integrations.ray.local")
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(local, "usable_cores", lambda: 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    with pytest.raises(ServerFailed, match="Ray did not begin: no room"), local.replicas(SETTINGS, 2):
+        pass
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(("waiting", "begun", "found"), [(1, 0, (4.0, 0)), (0, 0, (0.0, 3)), (1, 1, (0.0, 3))])
+def test_a_replica_whose_engine_leaves_requests_waiting_beside_free_places_is_short_of_memory(waiting, begun, found):
+    as_it_is = {"max_sequences": 8, "policy": "fcfs", "block_size": 16, "max_model_len": 100}
+    ready = SimpleNamespace(**as_it_is, kv_endpoint=None, kv_replay_endpoint=None)
+    figures = SimpleNamespace(waiting=waiting, token_s=0.001)
+    engine = SimpleNamespace(state="ready", figures=figures, num_begun=begun, num_alive=5, ready=ready)
+    gate = SimpleNamespace(all=SimpleNamespace(num=1, has_room=lambda *_, **__: True), queued={})
+    front = SimpleNamespace(engine=engine, gate=gate, clock=lambda: 1.0, forecast=lambda _: [0.0, 4.0, 5.0])
+    load = Replica.record_routing_stats(SimpleNamespace(_front=front))["load"]
+    assert (load["begin_s"], load["num_free"]) == found
+
+
+def test_where_replicas_cannot_be_ranked_ray_gets_all_of_them():
+    def ranked(*_):
+        return ["gone"]
+
+    router = SimpleNamespace(_routing=SimpleNamespace(ranked=ranked))
+    there = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats={}) for name in "xy"]
+    request = SimpleNamespace(args=(), metadata=SimpleNamespace(internal_request_id="1"))
+    found = asyncio.run(PrefixRouter.choose_replicas(router, there, request))
+    assert found == [[each] for each in there]
 
 
 def test_behind_rays_proxy_an_answer_has_one_id():

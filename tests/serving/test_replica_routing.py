@@ -19,12 +19,13 @@ from paged import LayerGroup
 from paged.cli import app
 from paged.engine.routing import ReplicaLoad
 from paged.errors import UnsupportedRay
-from paged.integrations.ray import needed
+from paged.integrations.ray import needed, routing as replica_routing
 from paged.integrations.ray.asked import Asked, Prompt
-from paged.integrations.ray.routing import Report, Routing, note
+from paged.integrations.ray.routing import Report, Routing, longest_noted, note
 from paged.integrations.ray.scaling import LOAD, by_load
 from paged.serving.front import Call
 from paged.serving.kv_events import KvEventPublisher
+from paged.serving.kv_subscriber import KvSubscriber
 
 from .tiny_engine import TinyEngine  # noqa: TID252
 
@@ -76,6 +77,7 @@ def test_one_that_takes_no_requests_comes_last_until_it_reports_again():
 
 def test_the_latest_report_counts_whether_ray_or_an_answer_brought_it():
     routing, busy = Routing(), ReplicaLoad(token_s=0.001, begin_s=9.0)
+    routing.ranked("a", asked(1, 2), {"n1": {}, "n2": {}})
     note("n1", told(5.0, busy))
     assert sent(routing, {"n1": told(1.0), "n2": told(1.0)}) == {"n2": 8}
     assert sent(routing, {"n1": told(6.0), "n2": told(6.0, busy)}) == {"n1": 8}
@@ -87,6 +89,43 @@ def test_a_replica_that_is_gone_is_forgotten_with_its_requests():
     assert routing.ranked("b", asked(1, 2), {"y": told()}) == ["y"]
     routing.completed("r0")
     assert sent(routing, {"x": told(1.0), "y": told(2.0)})["x"] > 0
+
+
+def test_one_that_went_before_it_reported_is_ranked_no_more():
+    routing = Routing()
+    assert len(routing.ranked("a", asked(1, 2), {"x": told(), "y": {}})) == 2
+    assert routing.ranked("b", asked(1, 2), {"x": told()}) == ["x"]
+
+
+def test_what_a_replica_says_that_is_gone_is_passed_over():
+    routing, before = Routing(), longest_noted()
+    for stats in ({"n3": told(), "n4": told()}, {"n3": told()}):
+        routing.ranked("a", asked(1, 2), stats)
+    note("n4", {**told(), "max_model_len": 10**12})
+    assert longest_noted() == before
+
+
+def test_an_address_that_is_none_is_said_once_and_tried_again(monkeypatch, caplog):
+    class Subscriber(KvSubscriber):
+        def __init__(self, *where):
+            tried.append(where)
+            super().__init__(*where)
+
+    async def run():
+        Routing().ranked("a", asked(1, 2), {"x": told(kv_endpoint="nowhere", kv_replay_endpoint="nowhere")})
+        for _ in range(1000):
+            if len(tried) > 2:
+                return
+            await asyncio.sleep(0.01)
+
+    tried = []
+    monkeypatch.setattr(replica_routing, "KvSubscriber", Subscriber)
+    monkeypatch.setattr(replica_routing, "_AGAIN_S", 0.01)
+    asyncio.run(run())
+    assert len(tried) > 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "events of a replica cannot be read at nowhere: Invalid argument (addr='nowhere')"
+    ]
 
 
 def test_tokens_that_no_replica_takes_are_sent_to_one_which_says_so():

@@ -22,7 +22,7 @@ def build(args: dict[str, Any]) -> Any:
     Raises UnsupportedRay, InvalidConfig, naming the setting, and OSError where the file cannot be read.
     """
     must_fit()
-    # Not before: whoever starts a Ray of its own sets it up first.
+    # Not before: `paged serve --replicas` sets a Ray of its own up first.
     from paged.integrations.ray.application import build as build_with_ray
 
     return build_with_ray(args)

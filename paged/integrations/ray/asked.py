@@ -21,7 +21,7 @@ TAKEN, BEGUN, ENDED = "paged.taken", "paged.begun", "paged.ended"
 
 
 class Prompt:
-    """What a router is told of a prompt: its token ids, int32, and the namespace in which its content is found."""
+    """What a router knows of a prompt: its token ids, int32, and the namespace in which its content is found."""
 
     def __init__(self, tokens: np.ndarray, namespace: tuple[str | None, None, None] | None) -> None:
         self.tokens = tokens
@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Asked:
-    """A call on its way to a replica. `waited` is how many seconds ago it came; `prompt` is for the router, and is not sent: None where nothing
+    """A call on its way to a replica. `waited` is how many seconds before it is sent it came; `prompt` is for the router, and is not sent: None where nothing
     is to be computed."""
 
     call: Call

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -145,8 +146,7 @@ class Ingress:
         if call.path in ("/v1/completions", "/v1/chat/completions"):
             is_long = len(call.body) > INLINE_CHARS
             prompt = await asyncio.to_thread(self._prompt_of, call) if is_long else self._prompt_of(call)
-        waited = self._clock() - call.arrived
-        return Asked(call, scope["method"], scope["query_string"], list(scope["headers"]), waited, prompt)
+        return Asked(call, scope["method"], scope["query_string"], list(scope["headers"]), 0.0, prompt)
 
     def _prompt_of(self, call: Call) -> Prompt | None:
         """The first prompt of a body; None where it has none, which a replica will say."""
@@ -172,6 +172,8 @@ class Ingress:
                     async for messages in news:
                         for message in messages:
                             await answer.take(message)
+                # Where it was not ended, the replica did not end it.
+                await answer.fail(ApiError(500, "the replica ended this request without its answer.", kind=SERVER))
                 return
             except _NotTaken:
                 raise unavailable("no replica takes requests at the moment.", AGAIN_S, "no_replica") from None
@@ -187,12 +189,12 @@ class Ingress:
 
     async def _messages(self, sent: Asked) -> AsyncGenerator[list[dict[str, Any]], None]:
         """What a replica answers. Raises _NotTaken, RayError and RayServeException."""
-        response = self._answer.remote(sent)
+        response = self._answer.remote(replace(sent, waited=self._clock() - sent.call.arrived))
         news, is_over = aiter(response), False
         try:
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    first = await anext(news)
+                    first: list[dict[str, Any]] = await anext(news, [])
             except TimeoutError:
                 raise _NotTaken from None
             yield first

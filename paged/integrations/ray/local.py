@@ -1,7 +1,7 @@
 """Replicas on this machine alone: a Ray of our own, which begins with the server and ends with it.
 
 The server's process listens and has the ingress; Ray's proxy and an ingress of Ray's are not started. Ray listens on
-loopback alone, to who has a token that no file has, tells nobody how it is used, and shows no dashboard.
+loopback alone, to clients that have a token which is in no file. It sends no statistics of use, and shows no dashboard.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ must_fit()
 
 import ray  # noqa: E402
 from ray import serve  # noqa: E402
+from ray.exceptions import RayError  # noqa: E402
 
 from paged.errors import ServerFailed  # noqa: E402
 from paged.integrations.ray.application import Replicas, must_be_carried, replicas_of  # noqa: E402
 from paged.integrations.ray.ingress import Ingress, asking_of  # noqa: E402
+from paged.model.threads import usable_cores  # noqa: E402
 from paged.serving.settings import Settings  # noqa: E402
 
 APP = "paged"
@@ -48,18 +50,13 @@ def replicas(settings: Settings, num: int, **more: Any) -> Iterator[Ingress]:
     """
     must_be_carried(settings)
     asking = asking_of(settings)
+    # Ray's processes inherit it. Where it is not set, Ray gives each replica as many threads as it has cores in name: one.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num)))
     try:
-        ray.init(
-            address="local",
-            num_cpus=num,
-            object_store_memory=_STORE_BYTES,
-            include_dashboard=False,
-            configure_logging=True,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled")
+        try:
+            _begin(num)
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            raise ServerFailed(f"Ray did not begin: {error}") from error
         # What an engine cannot begin with, another one cannot, either.
         options = {"max_constructor_retry_count": 1, "ray_actor_options": resources(num), **more}
         application = replicas_of(settings, Replicas(least=num, most=num), **options)
@@ -71,6 +68,21 @@ def replicas(settings: Settings, num: int, **more: Any) -> Iterator[Ingress]:
     finally:
         # It ends all of its processes, and an engine ends with its replica. Serve's own shutdown would wait for a Ray that died.
         ray.shutdown()
+
+
+def _begin(num: int) -> None:
+    """Start Ray, and Serve on it, for so many replicas. Raises what Ray raises."""
+    ray.init(
+        address="local",
+        num_cpus=num,
+        object_store_memory=_STORE_BYTES,
+        include_dashboard=False,
+        configure_logging=True,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location="Disabled")
 
 
 def resources(num: int) -> dict[str, float]:

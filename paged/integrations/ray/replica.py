@@ -147,14 +147,16 @@ class Replica:
             self._front.engine.must_take()
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What routers are told, as a Report's fields."""
+        """What routers hear of it, as a Report's fields."""
         front, ready = self._front, self._front.engine.ready
         now, report = front.clock(), Report(at=front.clock())
         if front.engine.state == "ready" and ready is not None:
             figures, gate, forecast = front.engine.figures, front.gate, front.forecast(now)
             num_waiting = gate.all.num
             num_running = front.engine.num_alive - num_waiting
-            num_free = max(0, ready.max_sequences - front.engine.num_alive)
+            # Requests that the engine leaves waiting beside free places: memory is short, and the forecast says until when.
+            is_short = figures is not None and min(num_waiting, figures.waiting - front.engine.num_begun) > 0
+            num_free = 0 if is_short else max(0, ready.max_sequences - front.engine.num_alive)
             load = ReplicaLoad(
                 # The engine's forecast is some steps old; that places are free is known now.
                 begin_s=0.0 if num_free else begins(num_waiting, forecast),
@@ -171,7 +173,7 @@ class Replica:
         return dict(msgspec.to_builtins(report))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray's autoscaling is told."""
+        """What Ray's autoscaling goes by."""
         return {LOAD: float(self._front.engine.num_alive)}
 
     async def __del__(self) -> None:

@@ -31,11 +31,11 @@ class PrefixRouter(RequestRouter):
         asked = pending_request.args[0] if pending_request.args else None
         try:
             names = self._routing.ranked(pending_request.metadata.internal_request_id, asked, stats)
+            return [[by_name[name]] for name in names]
         except Exception:
             # Ray would let the request wait for ever: a replica of another version may report what is not understood.
             logging.getLogger("ray.serve").exception("replicas could not be ranked")
-            names = list(by_name)
-        return [[by_name[name]] for name in names]
+            return [[each] for each in candidate_replicas]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """A replica took it."""

@@ -19,6 +19,7 @@ from threading import Thread
 from typing import Any
 
 import msgspec
+import zmq
 
 from paged.engine.replica_index import DEVICE, HOST, RESTART
 from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
@@ -38,6 +39,8 @@ from paged.serving.kv_wire import (
 
 _SILENCE_S = 1.0
 """After which a publisher is asked whether it has said anything."""
+_AGAIN_S = 5.0
+"""After which a publisher is tried again whose address was none."""
 _PLACES = {None: DEVICE, MEDIA["device"]: DEVICE, MEDIA["host"]: HOST}
 _MOST_TOKENS = 2**31
 _FULL = ReplicaLoad(is_full=True)
@@ -45,7 +48,7 @@ _FULL = ReplicaLoad(is_full=True)
 
 class Report(msgspec.Struct, frozen=True):
     """What a replica reports, at a moment of its own clock: its load, None while it takes no requests, the size of its blocks and the longest
-    sequence, in tokens, and where its events are published and told again."""
+    sequence, in tokens, and where its events are published and repeated."""
 
     at: float
     load: ReplicaLoad | None = None
@@ -56,17 +59,19 @@ class Report(msgspec.Struct, frozen=True):
 
 
 _noted: dict[str, dict[str, Any]] = {}
-"""By replica, the report that its latest answer in this process had: Ray's are up to some seconds old."""
+"""By replica that a router knows, the report that its latest answer in this process had, or nothing: Ray's are up to some seconds old."""
 
 
 def note(replica: str, report: dict[str, Any]) -> None:
-    """Have routers of this process know what a replica reported with an answer."""
-    _noted[replica] = report
+    """Have routers of this process know what a replica reported with an answer. One that is gone is passed over."""
+    if replica in _noted:
+        _noted[replica] = report
 
 
 def longest_noted() -> int:
     """Tokens of a sequence, as the replicas have it that have answered; while none has, more than there can be."""
-    return max((report["max_model_len"] for report in _noted.values()), default=0) or _MOST_TOKENS
+    # Routers may add replicas meanwhile, in a thread of Ray's.
+    return max((report.get("max_model_len", 0) for report in list(_noted.values())), default=0) or _MOST_TOKENS
 
 
 class Routing:
@@ -79,8 +84,6 @@ class Routing:
         self._router: Router | None = None
         # Of each replica, when its latest report was made.
         self._seen: dict[str, float] = {}
-        # Of requests that were sent and have not ended.
-        self._replica_of: dict[str, str] = {}
         self._readers: dict[str, _Reader] = {}
 
     def ranked(self, request_id: str, asked: Any, stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -91,33 +94,29 @@ class Routing:
             return random.sample(list(stats), len(stats))
         router.completed(request_id, now)
         prompt = _prompt(request_id, asked, router.block_size)
-        choice = router.choose(prompt, now)
+        choice = router.choose(prompt, now, list(stats))
         # At once: others that come before Ray has sent it are to count it.
         router.routed(prompt, choice.replicas[0], now, choice.depth)
-        self._replica_of[request_id] = choice.replicas[0]
         return choice.replicas
 
     def routed(self, request_id: str, asked: Any, replica: str) -> None:
         """A replica took a request: it may be another than the best, which was full."""
         router, now = self._router, self._clock()
-        if router is None or replica not in router.replicas or self._replica_of.get(request_id) == replica:
-            return
-        router.completed(request_id, now)
-        router.routed(_prompt(request_id, asked, router.block_size), replica, now)
-        self._replica_of[request_id] = replica
+        if router is not None and replica in router.replicas and router.replica_of(request_id) != replica:
+            router.routed(_prompt(request_id, asked, router.block_size), replica, now)
 
     def completed(self, request_id: str) -> None:
         """A request has ended."""
-        self._replica_of.pop(request_id, None)
         if self._router is not None:
             self._router.completed(request_id, self._clock())
 
     def _see(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
         """Take in which replicas there are, and what is new of them."""
-        for name in self._seen.keys() - stats.keys():
+        added = [] if self._router is None else self._router.replicas
+        for name in {*added, *self._seen} - stats.keys():
             self._forget(name)
-        for name, told in stats.items():
-            found = max(told, _noted.get(name, {}), key=lambda each: each.get("at", 0.0))
+        for name, reported in stats.items():
+            found = max(reported, _noted.setdefault(name, {}), key=lambda each: each.get("at", 0.0))
             if found and found["at"] > self._seen.get(name, 0.0):
                 self._report(name, msgspec.convert(found, Report))
                 self._seen[name] = found["at"]
@@ -164,8 +163,8 @@ class Routing:
 
     def _misfits(self, name: str, block_size: int) -> None:
         reader = self._readers[name]
-        if not reader.is_told:
-            reader.is_told = True
+        if not reader.has_warned:
+            reader.has_warned = True
             logging.warning(
                 "replica %s has blocks of %d tokens, others of %d: what it has cached is not known.",
                 name,
@@ -176,7 +175,7 @@ class Routing:
     def _forget(self, name: str) -> None:
         reader = self._readers.pop(name, None)
         _noted.pop(name, None)
-        del self._seen[name]
+        self._seen.pop(name, None)
         if reader is not None:
             reader.stop()
         if self._router is not None and name in self._router.replicas:
@@ -188,8 +187,8 @@ class _Reader:
 
     def __init__(self, report: Report, apply: Callable[[EventBatch], None]) -> None:
         self.endpoint = report.kv_endpoint
-        # Whether it was said that its blocks are of another size.
-        self.is_told = False
+        # Of blocks of another size, or of its address.
+        self.has_warned = False
         self._replay_endpoint = report.kv_replay_endpoint
         self._apply = apply
         self._loop = asyncio.get_running_loop()
@@ -201,15 +200,29 @@ class _Reader:
         self._is_stopping = True
 
     def _read(self) -> None:
-        with KvSubscriber(self.endpoint, self._replay_endpoint) as subscriber:
-            while not self._is_stopping and not self._loop.is_closed():
-                try:
-                    found = subscriber.take(_SILENCE_S)
-                except EventsLost:
-                    # All is asked for again.
-                    continue
-                for _, batch in found:
-                    self._loop.call_soon_threadsafe(self._hand_on, batch)
+        while not self._is_stopping and not self._loop.is_closed():
+            try:
+                with KvSubscriber(self.endpoint, self._replay_endpoint) as subscriber:
+                    self._hand_over(subscriber)
+            except zmq.ZMQError as error:
+                if not self.has_warned:
+                    self.has_warned = True
+                    logging.warning("events of a replica cannot be read at %s: %s", self.endpoint, error)
+                time.sleep(_AGAIN_S)
+            except RuntimeError:
+                # The loop was closed meanwhile.
+                return
+
+    def _hand_over(self, subscriber: KvSubscriber) -> None:
+        """Read until there is no reader any more. Raises ZMQError, and RuntimeError where the loop is closed."""
+        while not self._is_stopping and not self._loop.is_closed():
+            try:
+                found = subscriber.take(_SILENCE_S)
+            except EventsLost:
+                # All is asked for again.
+                continue
+            for _, batch in found:
+                self._loop.call_soon_threadsafe(self._hand_on, batch)
 
     def _hand_on(self, batch: EventBatch) -> None:
         if not self._is_stopping:

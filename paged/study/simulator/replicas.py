@@ -1,7 +1,7 @@
-"""Replicas: each a scheduler and a pool of its own, and a router that says whose the next request is.
+"""Replicas: each a scheduler and a pool of its own, and a router that says which of them the next request goes to.
 
 Those of a dense model run on their own. Data-parallel ranks of a model with experts share these, so they step together: a step ends when the
-slowest has, and who has no request computes a token of nobody. As vLLM has both.
+slowest has, and a rank without requests computes a token of no request. As vLLM has both.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from paged.study.simulator.routers import ROUTERS, Balancer, Exact, Routing
 from paged.study.simulator.simulation import Simulation, Step
 from paged.study.traces import Trace
 
-_OF_NOBODY = StepWork(
+_OF_NO_REQUEST = StepWork(
     computed_tokens=1.0, context_tokens=1.0, attended_pairs=1.0, decode_rows=1.0, decode_context=1.0, rows=1.0
 )
 
@@ -93,7 +93,7 @@ class Replicas:
         while self._arrivals.are_left or any(rank.scheduler.has_unfinished for rank in self.ranks):
             busy = [place for place, rank in enumerate(self.ranks) if rank.scheduler.has_unfinished]
             if not busy:
-                # Nobody is here: skip to when somebody comes.
+                # No request is here: skip to when the next one comes.
                 now_s = self._arrivals.next_s()
                 for rank in self.ranks:
                     rank.now_s = max(rank.now_s, now_s)
@@ -102,11 +102,11 @@ class Replicas:
                 self._deliver(min(self.ranks[place].seen_s for place in busy))
                 yield from self._together()
             else:
-                # Whoever is furthest behind, so that who comes is told apart by what runs at about that time.
+                # The one that is furthest behind, so that a request is routed by what runs at about the time at which it comes.
                 place = min(busy, key=lambda place: self.ranks[place].now_s)
                 rank = self.ranks[place]
                 self._deliver(rank.seen_s)
-                # Others may be behind it then: who comes meanwhile is dealt when all are there.
+                # Others may be behind it then: requests that come meanwhile are routed when all are there.
                 step = None if rank.skip_ahead() else rank.run_step()
                 if step is not None:
                     self._stepped(place, step)
@@ -117,7 +117,7 @@ class Replicas:
         """A step of all ranks."""
         assert self._step is not None, "ranks that step together are timed by a model on a device"
         batches = [rank.scheduler.schedule(rank.now_s) for rank in self.ranks]
-        works = [_OF_NOBODY if batch.is_empty else rank.work_of(batch) for rank, batch in zip(self.ranks, batches)]
+        works = [_OF_NO_REQUEST if batch.is_empty else rank.work_of(batch) for rank, batch in zip(self.ranks, batches)]
         if all(batch.is_empty for batch in batches):
             for rank, batch in zip(self.ranks, batches):
                 rank.nothing_ran(batch)
@@ -199,7 +199,7 @@ class Replicas:
         return first.router.index
 
     def report(self, tell: Callable[[Exact, float], None], at: float) -> None:
-        """Have each ingress told something, after the delay."""
+        """Have each ingress hear something, after the delay."""
         for each in self._balancers:
             if isinstance(each, Exact):
                 self.send(at + self.routing.delay_s, lambda now, to=each: tell(to, now))  # type: ignore[misc]

@@ -41,7 +41,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """A trace on its way through a scheduler that nobody else uses. Request i of the trace has the id str(i)."""
+    """A trace on its way through a scheduler of its own. Request i of the trace has the id str(i)."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Simulation:
         """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
         while self.arrivals.are_left or self.scheduler.has_unfinished:
             if not self.scheduler.has_unfinished:
-                # Nobody is here: skip to when somebody comes.
+                # No request is here: skip to when the next one comes.
                 self.now_s = max(self.now_s, self.arrivals.next_s())
             self.deliver(self.seen_s)
             step = self.advance()
@@ -106,7 +106,7 @@ class Simulation:
                 yield step
 
     def advance(self) -> Step | None:
-        """Run the next step, and before it those in which nothing is to be decided; None where nobody can run. Raises SimulationStuck."""
+        """Run the next step, and before it those in which nothing is to be decided; None where no request can run. Raises SimulationStuck."""
         before, skipped = self.num_skipped, self.skip_ahead()
         if skipped:
             self.deliver(self.seen_s)
@@ -120,7 +120,7 @@ class Simulation:
         return self._fast_forward() if self._may_skip else 0.0
 
     def run_step(self) -> Step | None:
-        """Run the next step alone; None where nobody can run. Raises SimulationStuck."""
+        """Run the next step alone; None where no request can run. Raises SimulationStuck."""
         batch = self.scheduler.schedule(self.now_s)
         if batch.is_empty:
             self.nothing_ran(batch)
@@ -183,7 +183,7 @@ class Simulation:
         requests = self._numbers_of(first.ids)[: first.num_samples]
         written = first.seq_lens[: first.num_samples] - self._prompt_tokens[requests]
         if self._any_ends_early and len(requests):
-            # The step in which somebody stops is to be seen.
+            # The step in which a request stops is to be seen.
             allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
             if allowed < 2:
                 return 0.0
