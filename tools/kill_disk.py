@@ -247,8 +247,13 @@ def main(arguments: list[str] | None = None) -> None:
     print(page)
     if asked.out is not None:
         asked.out.write_text(page)
-    num_spoiled, num_missed = (sum(each) for each in zip(*spoiled.values(), strict=True))
-    sys.exit(int(bool(killed.wrong or killed.lost or num_missed < num_spoiled)))
+    sys.exit(int(is_wrong(killed, spoiled)))
+
+
+def is_wrong(killed: Killed, spoiled: dict[str, tuple[int, int]]) -> bool:
+    """Whether a byte was wrong, a block lost, the limit passed, or a spoiled object read."""
+    are_missed = all(tried == missed for tried, missed in spoiled.values())
+    return killed.wrong > 0 or killed.lost > 0 or killed.most_over > 0 or not are_missed
 
 
 def page_of(killed: Killed, spoiled: dict[str, tuple[int, int]]) -> str:

@@ -1,34 +1,39 @@
 """Whose blocks are whose, bit by bit: the identity of an engine's KV, by which a store keeps others' apart.
 
-Names say little: two folders may hold one model, and one folder two. So it is made of the configuration, of all weights
-as they are in memory, of how blocks are laid out, and of the K and V that a trial gives: another processor, kernel or
-library that rounds otherwise gives others.
+Names say little: two folders may hold one model, and one folder two. So it is made of the configuration, of all bytes
+of all weights as they are in memory, of how blocks are laid out, of the processor, of the versions of paged, torch and
+transformers, and of the K and V that a trial gives: a kernel that rounds otherwise gives others.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 
+from paged import __version__
 from paged.attention import StepTokens
+from paged.attention.native.build import processor
 from paged.model.runner import Runner
 
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
-_SAMPLED = 4096
-"""Bytes of a tensor that are hashed, beside the sum of all its words."""
+_THREADS = 8
+"""That hash, at most: a copy of a tensor each, where it lies on a device or is not contiguous."""
 
 
 def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
-    """32 bytes, and what they stand for in words. Writes the first page of the pool, and zeroes it again: nobody may
-    hold it.
+    """32 bytes, and what they stand for in words. Writes the first page of the pool, and zeroes it again: no row may
+    hold it. Costs a SHA-256 of all weights, a second or less for 650 MB.
 
-    Where answers depend on what else is in a batch, so does K and V, and the trial's is left out."""
+    Where answers depend on what else is in a batch, so do K and V, and the trial's are left out."""
     model, pool = runner.model, runner.pool
     config = getattr(model.module, "config", None)
     fields = {} if config is None else config.to_dict()
@@ -43,11 +48,15 @@ def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
         "backend": runner.backend.name,
         "device": model.device.type,
         "batch_invariant": batch_invariant,
+        "processor": _processor(model.device),
+        "versions": {"paged": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }
     digest = sha256(json.dumps(said, sort_keys=True, default=str).encode())
-    for name, tensor in _tensors(model.module):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_fingerprint(tensor))
+    tensors = list(_tensors(model.module))
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        for (name, tensor), its in zip(tensors, threads.map(_digest, [each for _, each in tensors]), strict=True):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(its)
     if batch_invariant:
         digest.update(_trial(runner))
     return (
@@ -67,16 +76,15 @@ def _tensors(module: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.inference_mode()
-def _fingerprint(tensor: Tensor) -> bytes:
-    """The sum of all words, which any change of one shows, and some bytes as they are, which show an exchange of
-    several."""
+def _digest(tensor: Tensor) -> bytes:
+    """The SHA-256 of all bytes of a tensor."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if not len(flat):
-        return b""
-    word = next(each for each in (torch.int32, torch.int16, torch.uint8) if len(flat) % each.itemsize == 0)
-    total = int(flat.view(word).sum(dtype=torch.int64))
-    sample = flat[:: max(1, len(flat) // _SAMPLED)].cpu().numpy().tobytes()
-    return total.to_bytes(8, "little", signed=True) + sha256(sample).digest()
+    return sha256(flat.cpu().numpy().data).digest()
+
+
+def _processor(device: torch.device) -> str:
+    """What computes: the processor and its instructions, and the accelerator, if there is one."""
+    return f"{processor()}\n{torch.cuda.get_device_name(device)}" if device.type == "cuda" else processor()
 
 
 def _trial(runner: Runner) -> bytes:

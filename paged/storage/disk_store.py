@@ -49,7 +49,7 @@ _BATCH_BYTES, _BATCH_BLOCKS = 64 * 2**20, 256
 """Of a transaction."""
 _IDLE_S = 1.0
 """Between two looks at what other processes wrote."""
-_GRACE_S = 60.0
+_GRACE_NS = 60 * 10**9
 """An object without a row that is younger may be another process's, whose row is on its way."""
 _SWEEP_S = 0.02
 """Between two folders of a sweep."""
@@ -58,6 +58,9 @@ _READERS, _LARGE_BYTES = 4, 2**17
 """Of a read of large blocks: while one waits for the disk, others hash."""
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 """Of a read: the process's trouble, not the object's."""
+
+_Opened = tuple[Index, int, set[bytes]]
+"""An index, the number that this model has in it, and the names of this model's objects."""
 
 
 class _Taken(NamedTuple):
@@ -98,8 +101,8 @@ class DiskStore:
         self._identity = sha256(VERSION.to_bytes(4, "little") + identity).digest()
         folder = Folder(Path(path))
         try:
-            index = _opened(folder)
-            self._writer = _Writer(folder, index, self._identity, words, limit_bytes, object_bytes, queue_bytes)
+            opened = _opened(folder, self._identity, words)
+            self._writer = _Writer(folder, opened, self._identity, limit_bytes, object_bytes, queue_bytes)
         except BaseException:
             folder.close()
             raise
@@ -123,7 +126,8 @@ class DiskStore:
 
     def read(self, keys: Sequence[bytes], into: Blocks) -> int:
         """As BlockStore.read; several at once, as far as they are large."""
-        run = map if into.shape[1] < _LARGE_BYTES else self._readers.map
+        is_open = self._end.alive
+        run = self._readers.map if is_open and into.shape[1] >= _LARGE_BYTES else map
         are_whole = list(run(self._read_one, keys, into))
         count = are_whole.index(False) if False in are_whole else len(keys)
         self._writer.count(read=count)
@@ -160,16 +164,17 @@ class DiskStore:
     def close(self) -> None:
         """As BlockStore.close; waits at most ten seconds."""
         self._end()
+        self._readers.shutdown(wait=False)
 
     def _name(self, key: bytes) -> bytes:
         """The key of an object: one model's blocks lie where no other model's can."""
         return sha256(self._identity + key).digest()
 
 
-def _opened(folder: Folder) -> Index:
-    """The index of a folder; a new one where it is broken. Raises UnusableStore."""
+def _opened(folder: Folder, identity: bytes, words: str) -> _Opened:
+    """The index of a folder, a new one where it is broken. Raises UnusableStore."""
     try:
-        return Index(folder.index)
+        return _read(folder, identity, words)
     except FutureIndex as error:
         raise UnusableStore(
             folder.path, f"its index is of form {error}, newer than this paged; name another folder"
@@ -181,9 +186,20 @@ def _opened(folder: Folder) -> Index:
         # The sweep finds what lies there.
         for name in ("", "-wal", "-shm"):
             Path(f"{folder.index}{name}").unlink(missing_ok=True)
-        return Index(folder.index)
+        return _read(folder, identity, words)
     except (sqlite3.Error, OSError) as error:
         raise UnusableStore(folder.path, f"its index cannot be used: {error}") from error
+
+
+def _read(folder: Folder, identity: bytes, words: str) -> _Opened:
+    """Open an index. Raises sqlite3.Error and FutureIndex."""
+    index = Index(folder.index)
+    try:
+        model = index.model(identity, words)
+        return index, model, index.new_keys(model)
+    except BaseException:
+        index.close()
+        raise
 
 
 class _Writer:
@@ -195,18 +211,16 @@ class _Writer:
     def __init__(
         self,
         folder: Folder,
-        index: Index,
+        opened: _Opened,
         identity: bytes,
-        words: str,
         limit_bytes: int,
         object_bytes: int,
         queue_bytes: int,
     ) -> None:
-        self._folder, self._index, self._identity = folder, index, identity
+        self._folder, self._identity = folder, identity
+        self._index, self._model, self.held = opened
         self._limit_bytes, self._object_bytes, self._queue_bytes = limit_bytes, object_bytes, queue_bytes
         self._most_in_batch = min(_BATCH_BLOCKS, max(1, min(_BATCH_BYTES, limit_bytes) // object_bytes))
-        self._model = index.model(identity, words)
-        self.held = index.new_keys(self._model)
         self._queue: deque[_Taken] = deque()
         self._queued: set[bytes] = set()
         self._uses: deque[tuple[int, bytes]] = deque(maxlen=_MOST_USES)
@@ -218,7 +232,7 @@ class _Writer:
         self._is_stopping = self._is_busy = self._is_flushing = False
         self._unswept = folder.shards()
         self._has_swept = False
-        self._grace_s = 0.0 if folder.is_alone else _GRACE_S
+        self._grace_ns = 0 if folder.is_alone else _GRACE_NS
         self._thread = Thread(target=self._run, name="paged-disk-cache", daemon=True)
 
     def start(self) -> None:
@@ -304,9 +318,9 @@ class _Writer:
                 break
             try:
                 self._turn()
-            except (OSError, sqlite3.Error):
-                # A folder that is gone, full or locked: what is in memory goes on without it, and the next turn tries
-                # again.
+            except Exception:
+                # A folder that is gone, full or locked, most often, or no memory: what is in memory goes on without it,
+                # and the next turn tries again. Were the thread to end, its blocks would wait for ever.
                 self._changed.acquire()
                 self._changed.wait_for(lambda: self._is_stopping, 0.05)
                 self._changed.release()
@@ -315,8 +329,8 @@ class _Writer:
         self._folder.close()
 
     def _turn(self) -> None:
-        """Do some of what there is to do. Raises OSError and sqlite3.Error, with nothing left undone that would be
-        tried again at once."""
+        """Do some of what there is to do. Raises OSError, sqlite3.Error and the like, with nothing left undone that
+        would be tried again at once."""
         misses = [self._misses.popleft() for _ in range(len(self._misses))]
         uses = [self._uses.popleft() for _ in range(len(self._uses))]
         with self._changed:
@@ -336,18 +350,16 @@ class _Writer:
             self._queued.difference_update(taken.key for taken in batch)
             self.count(written=len(written), failed=len(batch) - len(written))
         if not batch:
-            self.held.update(self._index.new_keys(self._model))
-            self._sweep()
+            try:
+                self.held.update(self._index.new_keys(self._model))
+            finally:
+                self._sweep()
 
     def _write(self, batch: list[_Taken], written: list[bytes]) -> None:
         """Write blocks, each whole or not at all; then the index has them. Adds to `written` what is there, whatever is
         raised."""
         try:
-            gone = self._index.make_room(self._limit_bytes, len(batch) * self._object_bytes)
-            self.held.difference_update(gone)
-            for name in gone:
-                self._folder.drop(name)
-            self.count(evicted=len(gone))
+            self._make_room(len(batch) * self._object_bytes)
             for name, block in batch:
                 write_object(self._folder.new(name), self._identity, name, block)
             for name, _ in batch:
@@ -363,13 +375,13 @@ class _Writer:
                 self.held.update(written)
 
     def _sweep(self) -> None:
-        """Find objects without a row in one more folder: what a process that was killed had not told the index, or all,
-        if the index was lost."""
+        """Find objects without a row in one more folder: those of a process that was killed before it wrote the row, or
+        all, if the index was lost. The limit holds from then on: it may be smaller than that of the last process."""
         shard, names = next(self._unswept, (None, []))
         if shard is None:
             self._has_swept = True
             return
-        found, before = list[Row](), time.time() - self._grace_s
+        found = list[Row]()
         for text in names:
             path = shard / text
             try:
@@ -385,12 +397,21 @@ class _Writer:
                 continue
             except OSError:
                 continue
-            if its.st_mtime <= before:
-                found.append(Row(name, self._index.model(header.identity, ""), its.st_size, its.st_mtime_ns))
+            now = time.time_ns()
+            is_young = now - self._grace_ns < its.st_mtime_ns <= now
+            if not is_young:
+                # One of the future is of a clock that was wrong.
+                used = min(its.st_mtime_ns, now)
+                found.append(Row(name, self._index.model(header.identity, ""), its.st_size, used))
         if found:
             self._index.add(found)
             self.held.update(row.key for row in found if row.model == self._model)
-            gone = self._index.make_room(self._limit_bytes, 0)
-            self.held.difference_update(gone)
-            for name in gone:
-                self._folder.drop(name)
+        self._make_room(0)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Evict what has to go for so many bytes more."""
+        gone = self._index.make_room(self._limit_bytes, num_bytes)
+        self.held.difference_update(gone)
+        for name in gone:
+            self._folder.drop(name)
+        self.count(evicted=len(gone))

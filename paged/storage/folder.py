@@ -19,9 +19,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paged.errors import UnusableStore
+from paged.storage.object_file import sync_object
 
 _MARKER, _FORM = "paged-kv-cache", "paged KV cache, form "
 _VERSION = 1
+_NEW_MARKER = f"{_MARKER}.new"
+_OPENING = {"lock", _MARKER, _NEW_MARKER}
+"""What lies in a folder whose first opening was killed. What else is ours comes behind a whole marker."""
 _LOCK_S = 10.0
 """For other processes that open the folder."""
 KEY_BYTES = 32
@@ -49,21 +53,28 @@ class Folder:
 
     def _begin(self) -> None:
         marker, objects, writing = self.path / _MARKER, self.path / "objects", self.path / "writing"
-        if not marker.exists():
-            marker.write_text(f"{_FORM}{_VERSION}\n")
+        if not _has_text(marker):
+            new = self.path / _NEW_MARKER
+            new.write_text(f"{_FORM}{_VERSION}\n")
+            sync_object(new)
+            new.rename(marker)
         objects.mkdir(mode=0o700, exist_ok=True)
         writing.mkdir(mode=0o700, exist_ok=True)
         self.is_alone = not _remove_dead(writing)
         name = uuid.uuid4().hex
         self._lock_path, self._writing = writing / f"{name}.lock", writing / name
         self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._writing.mkdir(mode=0o700)
-        # That files can be renamed is seen here, not at the first block.
-        probe = self._writing / "probe"
-        probe.touch()
-        probe.rename(self._writing / "renamed")
-        (self._writing / "renamed").unlink()
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._writing.mkdir(mode=0o700)
+            # That files can be renamed is seen here, not at the first block.
+            probe = self._writing / "probe"
+            probe.touch()
+            probe.rename(self._writing / "renamed")
+            (self._writing / "renamed").unlink()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def index(self) -> Path:
@@ -126,9 +137,10 @@ def _check(path: Path) -> None:
     if not os.access(path, os.W_OK | os.X_OK):
         raise UnusableStore(path, "it cannot be written")
     marker = path / _MARKER
-    if not marker.exists():
-        # What an opening that was killed had made.
-        if others := sorted(set(os.listdir(path)) - {"lock"}):
+    # In this order: a process that opens it now writes the marker before all else.
+    others = sorted(set(os.listdir(path)) - _OPENING)
+    if not _has_text(marker):
+        if others:
             raise UnusableStore(path, f'it is not a KV cache of paged: "{others[0]}" lies there; name an empty folder')
         return
     text = marker.read_text(errors="replace").strip()
@@ -137,6 +149,11 @@ def _check(path: Path) -> None:
         raise UnusableStore(path, f"its file {_MARKER} is not paged's; name an empty folder")
     if int(version) != _VERSION:
         raise UnusableStore(path, f"its form is {version}; this version of paged reads {_VERSION}; name another folder")
+
+
+def _has_text(marker: Path) -> bool:
+    """Whether a marker is there. An empty one is not: a process was killed before it wrote it."""
+    return marker.exists() and marker.read_bytes().strip() != b""
 
 
 @contextmanager

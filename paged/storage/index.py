@@ -55,7 +55,7 @@ class Row(NamedTuple):
 class Index:
     """The index of a folder. One thread uses it. Calls raise sqlite3.Error; each is one transaction.
 
-    Raises FutureIndex.
+    Raises FutureIndex, and sqlite3.DatabaseError for a file that is broken anywhere.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,6 +69,9 @@ class Index:
             self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             if version < _SCHEMA_VERSION:
                 self._db.executescript(_SCHEMA)
+            # Of all pages: a broken one would make each write fail, from the first that meets it on.
+            if (problem := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(problem)
         except BaseException:
             self._db.close()
             raise

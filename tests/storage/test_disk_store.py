@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -106,7 +107,9 @@ def test_two_processes_on_one_folder_find_what_the_other_wrote_while_both_run(op
     other.flush()
     write(other, keys_of("b", 1))
     other.flush()
-    while not other.look_up(keys):
+    for _ in range(6000):
+        if other.look_up(keys):
+            break
         # It looks when it has nothing to write.
         time.sleep(0.01)
     assert read(other, keys) == 3
@@ -185,6 +188,60 @@ def test_a_lost_or_broken_index_is_made_anew_of_the_objects(open_store, folder, 
     assert read(again, keys[: again.look_up(keys)]) == 3
 
 
+@pytest.mark.parametrize("page", range(8))
+def test_an_index_of_which_one_page_is_broken_is_made_anew(open_store, folder, page):
+    store, keys = open_store(), keys_of("a", 3)
+    write(store, keys)
+    store.close()
+    index = folder / "index.sqlite"
+    data = bytearray(index.read_bytes())
+    assert len(data) == 8 * 4096
+    data[page * 4096 : (page + 1) * 4096] = b"\xa5" * 4096
+    index.write_bytes(data)
+    again = open_store()
+    again.flush()
+    assert read(again, keys[: again.look_up(keys)]) == 3
+    write(again, keys_of("b", 1))
+    again.flush()
+    assert (again.stats().written, again.stats().failed) == (1, 0)
+
+
+def test_an_index_without_tables_is_made_anew(open_store, folder):
+    store, keys = open_store(), keys_of("a", 3)
+    write(store, keys)
+    store.close()
+    with sqlite3.connect(folder / "index.sqlite") as index:
+        index.execute("DROP TABLE objects")
+    index.close()
+    again = open_store()
+    again.flush()
+    assert again.look_up(keys) == 3
+
+
+def test_an_object_of_the_future_is_found_again_and_goes_in_its_turn(open_store, folder):
+    store, keys = open_store(), keys_of("a", 3)
+    write(store, keys)
+    store.close()
+    (folder / "index.sqlite").unlink()
+    for path in folder.glob("objects/*/*"):
+        os.utime(path, (2**34, 2**34))
+    again = open_store(blocks=4)
+    again.flush()
+    assert again.look_up(keys) == 3
+    write(again, keys_of("b", 4))
+    again.flush()
+    assert (again.look_up(keys), again.look_up(keys_of("b", 4))) == (0, 4)
+
+
+def test_a_smaller_limit_holds_from_the_start_on(open_store, folder):
+    store = open_store()
+    write(store, keys_of("a", 9))
+    store.close()
+    again = open_store(blocks=4)
+    again.flush()
+    assert (len([*folder.glob("objects/*/*")]), again.stats().held, again.stats().evicted) == (4, 4, 5)
+
+
 def test_what_is_no_object_of_ours_is_swept_away(open_store, folder):
     open_store().close()
     for name, data in (("00" * 32, b"junk"), ("not a key", b"junk")):
@@ -233,6 +290,39 @@ def test_a_disk_that_is_full_loses_what_cannot_be_written_and_goes_on(open_store
     write(store, keys_of("a", 2))
     store.flush()
     assert read(store, keys_of("a", 2)) == 2
+
+
+def test_a_writer_without_memory_loses_what_it_cannot_write_and_goes_on(open_store, monkeypatch):
+    store, keys = open_store(), keys_of("a", 2)
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paged.storage.disk_store.write_object", fail)
+        write(store, keys)
+        for _ in range(6000):
+            if store.stats().failed == 2:
+                break
+            time.sleep(0.01)
+    assert (store.stats().failed, store.stats().queued) == (2, 0)
+    write(store, keys)
+    store.flush()
+    assert read(store, keys) == 2
+
+
+def test_a_closed_store_leaves_no_thread_and_a_late_read_of_it_is_no_error(folder):
+    size, keys, before = 2**17, keys_of("a", 4), set(threading.enumerate())
+    store = DiskStore(folder, limit_bytes=10**7, block_bytes=size, identity=IDENTITY)
+    store.write(keys, lambda places: np.zeros((len(places), size), np.uint8))
+    store.flush()
+    into = np.empty((4, size), np.uint8)
+    assert store.read(keys, into) == 4
+    store.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert set(threading.enumerate()) <= before
+    assert store.read(keys, into) == 4
 
 
 def test_a_limit_below_one_block_is_refused_with_numbers(folder):
@@ -285,6 +375,39 @@ def test_a_folder_that_is_not_ours_is_refused_and_left_as_it_is(open_store, fold
         open_store()
     assert caught.value.folder == folder
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("names", [["paged-kv-cache"], ["paged-kv-cache.new"], ["paged-kv-cache", "lock"]])
+def test_a_folder_whose_first_opening_was_killed_is_opened(open_store, folder, names):
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    store = open_store()
+    write(store, keys_of("a", 2))
+    store.close()
+    assert read(open_store(), keys_of("a", 2)) == 2
+
+
+def test_an_empty_marker_beside_others_files_is_refused(open_store, folder):
+    make_others(folder)
+    (folder / "paged-kv-cache").touch()
+    with pytest.raises(UnusableStore, match=r'"thesis.txt" lies there'):
+        open_store()
+
+
+def test_a_refusal_leaves_no_file_open_and_no_lock(open_store, folder, monkeypatch):
+    open_store().close()
+
+    def fail(*_):
+        raise OSError(95, "Operation not supported")
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.rename", fail)
+        with pytest.raises(UnusableStore, match="Operation not supported"):
+            open_store()
+    assert os.listdir("/proc/self/fd") == before
+    assert [*(folder / "writing").iterdir()] == []
 
 
 def test_another_users_folder_is_refused(open_store, folder, monkeypatch):

@@ -5,7 +5,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from kill_disk import Killed, is_wrong
+
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("field", ["wrong", "lost", "most_over"])
+def test_each_fault_that_is_counted_makes_the_campaign_fail(field):
+    killed = Killed()
+    assert not is_wrong(killed, {"flip": (3, 3)})
+    assert is_wrong(killed, {"flip": (3, 2)})
+    setattr(killed, field, 1)
+    assert is_wrong(killed, {"flip": (3, 3)})
 
 
 def test_no_kill_loses_a_written_block_and_no_spoiled_object_is_read(tmp_path):
@@ -17,6 +31,8 @@ def test_no_kill_loses_a_written_block_and_no_spoiled_object_is_read(tmp_path):
     assert rows["processes killed"] == "30"
     assert int(rows["blocks read afterwards"].replace(",", "")) > 100
     assert (rows["of those with a wrong byte"], rows["of those lost"]) == ("0", "0")
+    over = "most objects over the limit, once those were found that the index did not know"
+    assert rows[over] == "0"
     spoiled = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|$", page.read_text(), re.M)
     assert len(spoiled) == 9 and all(tried == missed for _, tried, missed in spoiled)
     assert sum(int(tried) for _, tried, _ in spoiled) == 1000
