@@ -102,9 +102,20 @@ class Engine:
         open_store: OpenStore | None = None,
         **options: Any,
     ) -> None:
-        self.config = config = EngineConfig.of(model, **options)
+        self.config = EngineConfig.of(model, **options)
         self._clock = clock
-        given, ranks = _loaded(config)
+        given, ranks = _loaded(self.config)
+        try:
+            self._set_up(given, ranks, open_store)
+        except BaseException:
+            # A caller may keep the error, and with it the ranks.
+            if ranks is not None:
+                ranks.end("its engine could not be made")
+            raise
+
+    def _set_up(self, given: LoadedModel, ranks: Ranks | None, open_store: OpenStore | None) -> None:
+        """Make all that runs requests on a model, and on its ranks. Raises as the constructor."""
+        config, clock = self.config, self._clock
         its_kv = config.memory
         self.model, kv_dtype = with_kv_dtype(given, its_kv.kv_cache_dtype, its_kv.kv_cache_dtype_skip_layers)
         longest = _longest(config.model.max_model_len, self.model.max_length)

@@ -15,7 +15,7 @@ from paged.errors import BrokenCheckpoint, UnsupportedModel
 from paged.model.hook import ATTENTION, register
 from paged.model.loading import DTYPES, LoadedModel, as_loaded, config_of, silenced
 from paged.model.parallel.layers import join_ranks
-from paged.model.parallel.split import Part, Sizes, config_of_part, slice_of
+from paged.model.parallel.split import Part, Sizes, config_of_part, slice_of, whole_shape
 from paged.model.parallel.sums import Sums
 from paged.model.quantised.files import Header, TensorFiles
 from paged.model.quantised.reading import renamed
@@ -34,8 +34,8 @@ class Wanted(NamedTuple):
 def load_part(wanted: Wanted, join: Callable[[str], Sums]) -> LoadedModel:
     """Load it. `join` is called once the weights are read, with their digest, and gives the way to the other ranks, whose trial run this one's is part of.
 
-    The digest is of the configuration, of the files' headers and of all weights that each rank has whole. Raises CheckpointNotFound, BrokenCheckpoint and
-    UnsupportedModel, and what `join` raises."""
+    The digest is of the configuration, of the files' headers, sizes and times of modification, before and after they are read, and of all weights that
+    each rank has whole. Raises CheckpointNotFound, BrokenCheckpoint and UnsupportedModel, and what `join` raises."""
     config = config_of(wanted.folder)
     register()
     with silenced():
@@ -61,27 +61,24 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
         torch.float32 if wanted.device.type == "cpu" else config.dtype or torch.float32
     )
     files = TensorFiles(wanted.folder)
+    sizes = Sizes.of(config)
     # What else is in the files is ignored, as transformers does.
     found = {key: name for name, key, _, joined in renamed(module, files) if joined is None}
     digest = hashlib.sha256((wanted.folder / "config.json").read_bytes())
-    _note_headers(digest, files)
+    _note_files(digest, files)
     for key in sorted(dict(module.named_parameters(remove_duplicate=False))):
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if key not in found:
             raise BrokenCheckpoint(f"{wanted.folder}: weights that are missing: {key}.")
-        weight, is_whole = _weight(files, found[key], key, Sizes.of(config), wanted.part)
-        parameter = module.get_parameter(key)
-        if weight is None:
-            weight = torch.zeros(parameter.shape)
-        elif is_whole and not key.endswith("proj.bias"):
+        shape = tuple(module.get_parameter(key).shape)
+        _check_shape(files.headers[found[key]], key, whole_shape(key, shape, sizes), wanted.folder)
+        its = slice_of(key, sizes, wanted.part)
+        weight = torch.zeros(shape) if its is None else files.read(found[key], its)
+        if its == () and not key.endswith("proj.bias"):
             digest.update(key.encode() + weight.contiguous().view(torch.uint8).numpy().tobytes())
-        if weight.shape != parameter.shape:
-            raise BrokenCheckpoint(
-                f"{wanted.folder}: weights of another shape: rank {wanted.part.rank}'s part of {key} has {list(weight.shape)}; "
-                f"{list(parameter.shape)} is wanted."
-            )
         _put(module, key, weight.to(dtype))
+    _note_files(digest, files)
     if config.tie_word_embeddings:
         module.lm_head.weight = module.model.embed_tokens.weight
     return module, digest.hexdigest()
@@ -99,21 +96,12 @@ def _compute_buffers(module: Any, folder: Path) -> None:
         raise UnsupportedModel(f"{folder}: {lost[0]} of a split model is not known how to compute.")
 
 
-def _weight(files: TensorFiles, name: str, key: str, sizes: Sizes, part: Part) -> tuple[Tensor | None, bool]:
-    """A rank's part of a weight, None for nothing, and whether every rank has all of it."""
-    its = slice_of(key, sizes, part)
-    if its is None:
-        return None, False
-    _check_shape(files.headers[name], key, its, files.folder)
-    return files.read(name, its), its == ()
-
-
-def _check_shape(header: Header, key: str, its: tuple[slice, ...], folder: Path) -> None:
-    """Raise BrokenCheckpoint where a part would end behind the weight; more rows than there should be show on the last rank."""
-    if len(header.shape) < len(its) or any(
-        each.stop is not None and each.stop > size for each, size in zip(its, header.shape, strict=False)
-    ):
-        raise BrokenCheckpoint(f"{folder}: weights of another shape: {key} has {list(header.shape)}.")
+def _check_shape(header: Header, key: str, wanted: tuple[int, ...], folder: Path) -> None:
+    """Raise BrokenCheckpoint where the weight as a whole has another shape: parts could be cut from it, and would be wrong."""
+    if header.shape != wanted:
+        raise BrokenCheckpoint(
+            f"{folder}: weights of another shape: {key} has {list(header.shape)}; {list(wanted)} is wanted."
+        )
 
 
 def _put(module: nn.Module, key: str, weight: Tensor) -> None:
@@ -121,10 +109,15 @@ def _put(module: nn.Module, key: str, weight: Tensor) -> None:
     setattr(module.get_submodule(path), name, nn.Parameter(weight, requires_grad=False))
 
 
-def _note_headers(digest: Any, files: TensorFiles) -> None:
+def _note_files(digest: Any, files: TensorFiles) -> None:
+    """Add all headers, and each file's size and time of modification. Ranks are on one machine and see the same ones.
+    Each rank reads other parts of a weight that is split, so that its bytes cannot be compared."""
     for name in files:
         header = files.headers[name]
         digest.update(f"{name} {header.file.name} {header.shape} {header.dtype}\n".encode())
+    for file in sorted({each.file for each in files.headers.values()}):
+        stat = file.stat()
+        digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
 
 
 def _read_generation_config(module: Any, folder: Path) -> None:

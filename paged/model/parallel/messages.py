@@ -1,6 +1,6 @@
 """What rank 0 and another rank say to each other, over a pair of sockets.
 
-Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, which nobody answers; at any time Failed
+Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, which have no answer; at any time Failed
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Read(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """Everybody has read the same."""
+    """All ranks have read the same weights."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The part is ready. `free`: bytes on the device that are free then, None where nobody says."""
+    """The part is ready. `free`: bytes on the device that are free then, None where that is not known."""
 
     free: int | None
 

@@ -116,7 +116,7 @@ def _end_with_rank_0() -> None:
 def main() -> None:
     """Serve rank 0 over the socket that the command line names."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Rank 0 is told to end, and ends this process.
+        # These signals are rank 0's, which ends this process.
         signal.signal(number, signal.SIG_IGN)
     Thread(target=_end_with_rank_0, daemon=True).start()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), is_rank=True)

@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 
 from paged.base.uninterrupted import Uninterrupted
 from paged.base.words import counted, short_cause
-from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed
+from paged.errors import InvalidConfig, PagedError, PagedWarning, RanksDiffer, RanksFailed
 from paged.model.free_memory import free_bytes
 from paged.model.hook import register
 from paged.model.load_check import check_answers
@@ -38,6 +38,7 @@ LIMIT_S = 60.0
 LOAD_LIMIT_S = 1800.0
 """To import torch, and to read its part of the weights."""
 _AT_A_TIME_S = 0.25
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 class Ranks:
@@ -54,16 +55,17 @@ class Ranks:
         self._channels: list[Channel] = []
         self._store: Any = None
         self._device = torch.device("cpu")
-        # Whoever forgets it ends them, and so does the interpreter's end.
+        # They end when nothing refers to this object any more, and when the interpreter ends.
         self._close = weakref.finalize(self, _end, self._processes, self._channels)
         for rank in range(1, ranks):
             self._start(rank)
 
     def end(self, why: str) -> None:
-        """End them all; whoever goes on is told why."""
+        """End them all; calls from then on raise RanksFailed, which says why."""
         if self._why is None:
             self._why = f"A model that is split over {self.count} ranks cannot go on: {why}."
-        self._close()
+        with Uninterrupted():
+            self._close()
 
     @property
     def process_ids(self) -> list[int]:
@@ -71,8 +73,9 @@ class Ranks:
         return [each.pid for each in self._processes]
 
     def load(self, folder: Path, dtype: str, device: torch.device) -> LoadedModel:
-        """Load a model's parts, and return rank 0's. Raises as `load_part`, RanksDiffer, and RanksFailed."""
-        with self.guarded():
+        """Load a model's parts, and return rank 0's. An interrupt ends all ranks. Raises as `load_part`, RanksDiffer,
+        and RanksFailed."""
+        with self.guarded(interruptible=True):
             register()
             with silenced():
                 check_answers(config_of(folder), folder)
@@ -91,38 +94,41 @@ class Ranks:
             return model
 
     def make(self, asked: Make, ours: Callable[[], Runner]) -> Runner:
-        """Have each rank make a pool and a runner on it, and return rank 0's, which `ours` makes: how a model runs may be tried, by all ranks together.
-        Raises what `ours` raises, and RanksFailed."""
-        self.send(asked)
-        with self.guarded():
+        """Have each rank make a pool and a runner on it, and return rank 0's, which `ours` makes: how a model runs may
+        be tried, by all ranks together. An interrupt ends all ranks. Raises what `ours` raises, and RanksFailed."""
+        with self.guarded(interruptible=True):
+            self.send(asked)
             runner = ours()
             self._answers(Made, LOAD_LIMIT_S)
             return runner
 
     def send(self, message: Any) -> None:
-        """To each rank. Raises RanksFailed."""
-        with self.guarded():
-            for channel in self._channels:
-                channel.send(message, self.limit_s)
+        """To each rank, inside the guard of what the message asks for."""
+        for channel in self._channels:
+            channel.send(message, self.limit_s)
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Whatever is raised inside, where ranks wait for each other, ends them all: they would not be at the same place again. It becomes RanksFailed, with
-        what the others say, unless it is a typed error of loading. An interrupt waits for the end. Rank 0 has as many threads inside as the others."""
+    def guarded(self, *, interruptible: bool = False) -> Iterator[None]:
+        """End all ranks on any error inside: ranks that wait for each other would not be at the same place again.
+
+        What a connection or torch raises becomes RanksFailed, with what the other ranks say. A typed error, or too
+        little memory, stays as it is where all ranks have it; so does any other error. An interrupt waits for the end
+        of the block, unless it is `interruptible`. Rank 0 has as many threads inside as the others."""
         if self._why is not None:
             raise RanksFailed(f"{self._why} Make a new engine.")
-        with Uninterrupted(), THREADS.at_most(self.threads):
+        with nullcontext() if interruptible else Uninterrupted(), THREADS.at_most(self.threads):
             try:
                 yield
             except BaseException as error:
-                self._fail(error)
+                with Uninterrupted():
+                    self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """End all ranks, and raise the error, or what follows from it."""
         is_lost = isinstance(error, _LOST) or isinstance(error.__cause__, _LOST)
         causes = [str(error)] if isinstance(error, _Lost) else self._causes() if is_lost else []
-        # What all ranks fail with is an error of what they were asked.
-        is_shared = bool(causes) and all(type(error).__name__ in each for each in causes)
+        name = _shared_name(error)
+        is_shared = name is not None and bool(causes) and all(name in each for each in causes)
         cause = "; ".join(causes) or short_cause(error)
         self._why = f"A model that is split over {self.count} ranks cannot go on: {cause}."
         self._close()
@@ -204,6 +210,16 @@ class _Lost(Exception):
 _LOST = (_Lost, OSError, EOFError, RuntimeError)
 
 
+def _shared_name(error: BaseException) -> str | None:
+    """A word by which other ranks name the same error, if all may have it: a typed error, or too little memory.
+
+    None for others: where one rank waits too long for another, both raise RuntimeError, and that is the ranks' own."""
+    if isinstance(error, PagedError | torch.OutOfMemoryError):
+        return type(error).__name__
+    # The RuntimeError of torch's allocator on a CPU, which has no class of its own.
+    return _CPU_ALLOCATOR if _CPU_ALLOCATOR in str(error) else None
+
+
 def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> None:
     for channel in channels:
         channel.end.close()
@@ -217,29 +233,32 @@ def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> N
 
 
 def load_split(folder: Path, ranks: int, *, dtype: str, device: str) -> tuple[LoadedModel, Ranks]:
-    """Load a checkpoint folder over so many ranks; `dtype` and `device` as of `load_model`. Returns rank 0's part, and the others.
+    """Load a checkpoint folder over so many ranks; `dtype` and `device` as of `load_model`. Returns rank 0's part, and
+    the other ranks.
 
-    Before a rank is started it raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel for a model that is not split, UnevenSplit for a number that
-    does not divide its heads, and InvalidConfig for more ranks than there are GPUs; it warns (PagedWarning) of more ranks than cores. Then RanksFailed,
-    RanksDiffer, and what `load_part` raises."""
+    Before a rank is started it raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel for a model that is not
+    split, UnevenSplit for a number that does not divide its heads, and InvalidConfig for more ranks than there are
+    GPUs; it warns (PagedWarning) of more ranks than cores. Then RanksFailed, RanksDiffer, and what `load_part`
+    raises."""
     check_dtype(dtype)
     where = usable_device(device)
     check_split(config_of(folder), ranks, folder)
     if not torch.distributed.is_available():
         raise InvalidConfig(f"tensor_parallel_size={ranks}: this torch was built without torch.distributed.")
     if where.type == "cuda":
-        if torch.cuda.device_count() < ranks:
+        if (found := torch.cuda.device_count()) < ranks:
             raise InvalidConfig(
-                f"tensor_parallel_size={ranks}: {counted(torch.cuda.device_count(), 'GPU')} can be seen here; each rank takes one."
+                f"tensor_parallel_size={ranks}: {counted(found, 'GPU')} can be seen here; each rank takes one."
             )
         if where.index:
             raise InvalidConfig(f'device="{device}": ranks take the GPUs from 0 on; name "cuda".')
         where = torch.device("cuda", 0)
     if where.type == "cpu" and usable_cores() < ranks:
         warnings.warn(
-            f"tensor_parallel_size={ranks} on {counted(usable_cores(), 'core')}: ranks wait for each other; {usable_cores()} would be faster.",
+            f"tensor_parallel_size={ranks} on {counted(usable_cores(), 'core')}: ranks wait for each other; "
+            f"{usable_cores()} would be faster.",
             PagedWarning,
             stacklevel=3,
         )
-    found = Ranks(ranks)
-    return found.load(folder, dtype, where), found
+    others = Ranks(ranks)
+    return others.load(folder, dtype, where), others

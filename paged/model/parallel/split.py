@@ -11,6 +11,7 @@ KV heads are split, or repeated where there are fewer than ranks. What a rank ha
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import zip_longest
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -137,6 +138,12 @@ def slice_of(key: str, sizes: Sizes, part: Part) -> tuple[slice, ...] | None:
     if kind == "bias":
         return () if part.rank == 0 else None
     return slice(None), columns[layer]
+
+
+def whole_shape(key: str, shape: tuple[int, ...], sizes: Sizes) -> tuple[int, ...]:
+    """The shape of a whole weight or bias, of which a rank's part has `shape`."""
+    whole = slice_of(key, sizes, Part(0, 1)) or ()
+    return tuple(size if each is None or each == slice(None) else each.stop for size, each in zip_longest(shape, whole))
 
 
 def _length(span: tuple[int, int]) -> int:

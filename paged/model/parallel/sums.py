@@ -1,7 +1,7 @@
 """Numbers that all ranks of a split model have parts of: added up, or joined.
 
-A sum is taken in the order of the ranks, on each rank from the same parts, so that it is the same bits whoever sends first and whatever else is
-in the step. Called by one thread of each rank, and by all ranks in the same order.
+A sum is taken in the order of the ranks, on each rank from the same parts, so that it is the same bits whichever rank sends first, and
+whatever else is in the step. Called by one thread of each rank, and by all ranks in the same order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A worker on rank 0 of a split model: what it runs, all ranks run at the same time."""
+"""A worker on rank 0 of a split model: what it runs, all ranks run at the same time.
+
+A message and the work that it asks for are inside one guard. An interrupt between the two would leave the other ranks one step ahead.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ class TensorParallelWorker(Worker):
 
     def begin(self, step: StepInput) -> None:
         """As Worker's, on each rank: copies are each rank's own."""
-        self.ranks.send(Begun(step.encoded()))
         with self.ranks.guarded():
+            self.ranks.send(Begun(step.encoded()))
             super().begin(step)
 
     def logits(self, step: ReadyStep, lengths: NDArray[np.int64] | None = None) -> Tensor:
         """As Worker's."""
-        self._send(step, None, None, lengths)
         with self.ranks.guarded():
+            self._send(step, None, None, lengths)
             return super().logits(step, lengths)
 
     def read(
@@ -40,8 +43,8 @@ class TensorParallelWorker(Worker):
         lengths: NDArray[np.int64] | None = None,
     ) -> Read:
         """As Worker's."""
-        self._send(step, others, stateful, lengths)
         with self.ranks.guarded():
+            self._send(step, others, stateful, lengths)
             return super().read(step, others, stateful, lengths)
 
     def _send(

@@ -17,6 +17,7 @@ import paged.model.parallel.ranks
 from paged import Engine, EngineConfig, SamplingParams
 from paged.engine.memory import memory_for
 from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed, UnevenSplit
+from paged.model.parallel.messages import Join, Run
 from paged.model.parallel.ranks import Ranks, load_split
 from paged.model.threads import usable_cores
 
@@ -167,7 +168,67 @@ def test_a_rank_that_hangs_is_ended_when_its_time_is_up(folder, monkeypatch):
     wait_until_gone(rank)
 
 
+def test_an_interrupt_behind_a_message_leaves_all_ranks_at_the_same_step(roomy, monkeypatch):
+    asked, prompt, messages, interrupts = SamplingParams(max_tokens=6, ignore_eos=True), [5, 6, 7, 8], [], 0
+    want = completion_of(roomy, prompt, asked).token_ids
+    send = Ranks.send
+
+    def interrupted(self, message):
+        send(self, message)
+        messages.append(message)
+        if isinstance(message, Run) and len(messages) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Ranks, "send", interrupted)
+    roomy.add_request(prompt, asked, id="a")
+    live = roomy.live_request("a")
+    while roomy.has_unfinished:
+        try:
+            roomy.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 1
+    assert live.completion().token_ids == want
+
+
+def test_a_runtime_error_of_rank_0_and_of_another_rank_is_a_failure_of_the_ranks(folder):
+    # As when rank 0 is late: what waited for it and what it does next both end in a RuntimeError of torch's.
+    ranks = Ranks(2)
+    ranks.send(Join(0, str(folder), "auto", "no such device"))
+    wait_until_gone(*ranks.process_ids)
+    with pytest.raises(RanksFailed, match="cannot go on: rank 1: RuntimeError: "), ranks.guarded():
+        raise RuntimeError("the connection is closed")
+
+
+def test_an_interrupt_of_a_load_is_not_held_back_and_ends_all_ranks(folder, monkeypatch):
+    processes, held_back = [], []
+
+    def answers_late(self, *_):
+        processes.extend(self.process_ids)
+        signal.raise_signal(signal.SIGINT)
+        held_back.append(True)
+        raise TimeoutError
+
+    monkeypatch.setattr(Ranks, "_answers", answers_late)
+    with pytest.raises(KeyboardInterrupt):
+        load_split(folder, 2, dtype="auto", device="cpu")
+    assert not held_back
+    wait_until_gone(*processes)
+
+
+def test_an_engine_that_cannot_be_made_leaves_no_process_while_its_error_is_kept(folder):
+    before = rank_processes()
+    with pytest.raises(InvalidConfig, match="for each rank") as kept:
+        Engine(folder, tensor_parallel_size=2, num_blocks=10**9)
+    assert kept.value
+    assert rank_processes() <= before
+
+
 def test_an_engine_that_is_forgotten_or_closed_leaves_no_process(folder):
+    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
+    (rank,) = engine.worker.ranks.process_ids
+    engine.close()
+    wait_until_gone(rank)
     engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
     (rank,) = engine.worker.ranks.process_ids
     del engine
@@ -242,6 +303,18 @@ def test_more_memory_than_the_rank_with_the_least_room_has_is_refused(folder, ro
     config = EngineConfig.of(folder, num_blocks=ranks.free // 1000)
     with pytest.raises(InvalidConfig, match="GiB are free on cpu for each rank"):
         memory_for(config, [roomy.model], 128, "auto", ranks=ranks)
+
+
+def rank_processes():
+    """Processes of ranks that this process has started."""
+    found = set()
+    for each in Path("/proc").glob("[0-9]*"):
+        # A process may end in between.
+        with suppress(OSError):
+            parent = int((each / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == os.getpid() and b"paged.model.parallel.rank" in (each / "cmdline").read_bytes():
+                found.add(each.name)
+    return found
 
 
 def wait_until_gone(process):

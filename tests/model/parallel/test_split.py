@@ -1,5 +1,6 @@
 """A model split over ranks gives the logits of the whole one, and what a rank has is a part: here each rank is a thread."""
 
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -183,8 +184,12 @@ def test_codes_are_refused_by_name(checkpoint):
         (lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"][:50]}), "another shape: lm_head"),
         (
             lambda weights: weights.update({"model.norm.weight": torch.ones(3)}),
-            r"rank 1's part of model.norm.weight has \[3\]",
+            r"another shape: model.norm.weight has \[3\]; \[48\] is wanted",
         ),
+        # More than config.json says: a part could be cut from them.
+        (lambda weights: doubled(weights, "model.layers.0.mlp.gate_proj.weight", 0), "another shape: .*gate_proj"),
+        (lambda weights: doubled(weights, "model.layers.0.mlp.down_proj.weight", 1), "another shape: .*down_proj"),
+        (lambda weights: doubled(weights, "model.layers.0.self_attn.o_proj.weight", 1), "another shape: .*o_proj"),
     ],
 )
 def test_weights_that_are_missing_or_of_another_shape_are_named(checkpoint, tmp_path, harm, what):
@@ -193,7 +198,7 @@ def test_weights_that_are_missing_or_of_another_shape_are_named(checkpoint, tmp_
         load_part(Wanted(folder, Part(1, 2), "float32", CPU), lambda _digest: pytest.fail("they were read"))
 
 
-def test_the_digest_is_of_what_each_rank_reads_whole_and_the_same_on_each(checkpoint, tmp_path):
+def test_the_digest_is_of_the_files_and_of_what_each_rank_reads_whole_and_the_same_on_each(checkpoint, tmp_path):
     class Seen(Exception):
         pass
 
@@ -206,8 +211,17 @@ def test_the_digest_is_of_what_each_rank_reads_whole_and_the_same_on_each(checkp
         return str(caught.value)
 
     folder = checkpoint("llama")
-    other = harmed(folder, tmp_path, lambda weights: weights["model.norm.weight"].mul_(2))
-    assert digest_of(folder, 0) == digest_of(folder, 1) != digest_of(other, 1)
+    own = digest_of(folder, 0)
+    assert own == digest_of(folder, 1)
+    # Norms are compared even if the times of two files are the same.
+    time = (folder / "model.safetensors").stat().st_mtime_ns
+    other = harmed(folder, tmp_path / "norm", lambda weights: weights["model.norm.weight"].mul_(2))
+    os.utime(other / "model.safetensors", ns=(time, time))
+    assert own != digest_of(other, 1)
+    # What is split differs in the time alone.
+    other = harmed(folder, tmp_path / "q", lambda weights: weights["model.layers.0.self_attn.q_proj.weight"].mul_(2))
+    os.utime(other / "model.safetensors", ns=(time, time + 1))
+    assert own != digest_of(other, 1)
 
 
 def num_weights(model):
@@ -215,6 +229,10 @@ def num_weights(model):
     linear = [each for each in model.module.modules() if isinstance(each, NativeLinear)]
     tables = [each.weight for each in model.module.modules() if isinstance(each, torch.nn.Embedding)]
     return sum(each.in_features * each.out_features for each in linear) + sum(each.numel() for each in tables)
+
+
+def doubled(weights, name, along):
+    weights[name] = torch.cat([weights[name]] * 2, along)
 
 
 def draw_biases(weights):
