@@ -33,6 +33,7 @@ from paged.model.loading import LoadedModel, load_model
 from paged.model.machine import machine
 from paged.model.model_shape import ModelShape
 from paged.model.random_weights import random_model
+from paged.study.hardware import model_named
 from paged.testing.engine_world import EngineRequest, EngineWorld
 from paged.testing.pressure import Answers, answers_of
 
@@ -40,18 +41,6 @@ RESULTS = Path(__file__).resolve().parent / "results" / "gpu.md"
 DEVICE, SMALL = "cuda", False
 # As the backends' own tests bound them, for values of size 1.
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 2 * 2**-10, torch.bfloat16: 2 * 2**-7}
-LLAMA_8B = ModelShape(
-    name="llama-8b",
-    hidden=4096,
-    layers=32,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=14336,
-    vocab=128256,
-    max_length=8192,
-    source="https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json",
-)
 TINY = ModelShape(
     name="tiny",
     hidden=64,
@@ -276,8 +265,10 @@ def _engine(model: LoadedModel, world: EngineWorld, ahead: int) -> Engine:
 
 
 def big_model() -> LoadedModel:
-    """Llama 3.1's shape of 8 billion parameters with random weights, in bfloat16."""
-    return random_model(TINY if SMALL else LLAMA_8B, dtype="float32" if SMALL else "bfloat16", device=DEVICE)
+    """Llama 3's shape of 8 billion parameters with random weights, in bfloat16."""
+    return random_model(
+        TINY if SMALL else model_named("llama-3-8b"), dtype="float32" if SMALL else "bfloat16", device=DEVICE
+    )
 
 
 def served(engine: Engine, prompts: list[list[int]], outputs: int) -> tuple[float, list[list[int]]]:

@@ -134,7 +134,7 @@ async def asked(ingress: Any, prompt: list[int], num_output: int) -> tuple[float
             found, content = content, b""
             return {"type": "http.request", "body": found, "more_body": False}
         await asyncio.Event().wait()
-        raise AssertionError("nobody leaves")
+        raise AssertionError("no client leaves")
 
     async def send(message: dict[str, Any]) -> None:
         nonlocal first, text, status

@@ -173,9 +173,7 @@ class Engine:
         if memory.disk_cache is None and open_store is None:
             return None
         if isinstance(self.worker, TensorParallelWorker):
-            raise InvalidConfig(
-                "disk_cache and open_store do not go with tensor_parallel_size: a rank has a part of each block."
-            )
+            raise InvalidConfig("open_store does not go with tensor_parallel_size: a rank has a part of each block.")
         if memory.disk_cache is not None and open_store is not None:
             raise InvalidConfig("disk_cache and open_store name two stores of blocks; name one.")
         if not memory.prefix_caching or config.decoding.speculate == "draft":

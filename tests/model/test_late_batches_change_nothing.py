@@ -106,7 +106,7 @@ def engine_ahead(chance, draw_world, spoil=None):
 
 
 def engine_threaded(chance, draw_world):
-    """The same on a thread of the model, whose logits nobody sees: steps run while others are ended and put out."""
+    """The same on a thread of the model, whose logits are not read: steps run while others are ended and put out."""
     conditions, alone, requests = drawn(chance, draw_world)
     engine = build_engine(conditions, steps_ahead=1)
     logits, luck = engine.worker.logits, random.Random(chance.random())

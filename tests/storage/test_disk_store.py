@@ -434,7 +434,7 @@ def test_a_file_system_without_locks_or_rename_is_refused(open_store, monkeypatc
         open_store()
 
 
-def test_a_store_that_nobody_closed_writes_what_it_took_before_its_process_ends(open_store, folder):
+def test_a_store_that_was_not_closed_writes_what_it_took_before_its_process_ends(open_store, folder):
     program = f"""
 from tests.storage.test_disk_store import *
 store = DiskStore({str(folder)!r}, limit_bytes=10**6, block_bytes=BLOCK, identity=IDENTITY)

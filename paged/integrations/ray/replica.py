@@ -30,7 +30,7 @@ from paged.serving.settings import Settings
 from paged.serving.wire import Ready
 
 _AHEAD = 16
-"""Places of the queue over which it is looked how fast it moves."""
+"""Places of the queue over which its speed is measured."""
 
 
 class _Exchange:
