@@ -565,6 +565,31 @@ class PrefixIndex:
                 start += stop - first
         return found
 
+    def loose_end(self, place: int, way: list[Node]) -> Blocks:
+        """The cached blocks at the end of a path that nothing goes on behind, last node first, int64 [n]. `way`: the last node
+        of each of its runs, as `upwards` gave them once; nodes that are nowhere by now are passed over."""
+        pool, parts, child = self.pools[place], [NO_BLOCKS], None
+        for run, at in way:
+            if run.row >= 0:
+                break
+            if not run.length:
+                continue
+            own = -1 if child is None else child.at
+            first = max((offset + 1 for offset, num in run.children.items() if num > (offset == own)), default=0)
+            there, child = run.blocks[place], run
+            if there is not None:
+                if len(there) > at + 1:
+                    break
+                blocks = there[first:][::-1]
+                is_loose = (pool.state[blocks] < 0) & (blocks >= 0)
+                num = len(blocks) if is_loose.all() else int(is_loose.argmin())
+                parts.append(blocks[:num])
+                if num < len(blocks):
+                    break
+            if first:
+                break
+        return np.concatenate(parts)
+
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
         pool, found = self.pools[place], list[Node | None]()
         offsets: dict[Run, dict[int, int]] = {}

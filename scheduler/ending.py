@@ -314,7 +314,11 @@ def end_sequences(
     elif request.status is Status.RUNNING:
         state.running.leave([request.rows[sequence] for sequence in sequences])
     for sequence in sequences:
-        num_output = state.books.num_output(request, sequence)
+        num_output, way = state.books.num_output(request, sequence), []
+        if (session_id := request.request.session_id) is not None and (is_last and sequence == sequences[-1]):
+            state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], state.now)
+        if sentence is None and request.hints and request.rows[sequence] >= 0:
+            way = state.manager.content.way_of(request.rows[sequence])
         if sentence is None:
             state.lengths.note(num_output)
             if state.foresight is not None:
@@ -326,6 +330,8 @@ def end_sequences(
         request.note_ended(num_output)
         if (row := state.unseat(request, sequence, None)) >= 0:
             state.manager.release(row)
+        if way:
+            state.hints.finish(request.hints, way)
     if not is_last:
         return None
     state.books.lift_bound(request)

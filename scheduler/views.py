@@ -296,7 +296,7 @@ def outlook(state: State) -> Outlook:
     if not layout.is_plain:
         # What other groups hold at last is held from the start, of all pages.
         of_all += layout.side_slots(known + left) * num_sequences
-        slots = manager.num_blocks * size // full
+        slots = manager.capacity * size // full
     return Outlook(
         num_sequences=num_sequences,
         held=of_all,
