@@ -316,7 +316,8 @@ def end_sequences(
     for sequence in sequences:
         num_output, way = state.books.num_output(request, sequence), []
         if (session_id := request.request.session_id) is not None and (is_last and sequence == sequences[-1]):
-            state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], state.now)
+            row = -1 if sentence else request.rows[sequence]
+            state.hints.sessions.end(session_id, row, num_output, state.now)
         if sentence is None and (request.hints or state.quotas is not None) and request.rows[sequence] >= 0:
             way = state.manager.content.way_of(request.rows[sequence])
         if sentence is None:

@@ -21,7 +21,7 @@ from paged.block_manager.runs import Blocks, Node
 from .request import Retention
 
 WINDOW = 1000  # gaps of a kind that are remembered
-FEWEST = 20  # gaps from which something is guessed
+FEWEST = 8  # gaps from which something is guessed
 LONGEST = 600.0  # seconds: longer gaps say no more of a session's pace
 PACE = 0.3  # how much the last gap counts in a session's pace
 GUESS = 30.0  # seconds to the next turn, before gaps are known
@@ -30,39 +30,44 @@ PATIENCE = 1800.0  # seconds after which that is so at the earliest
 REMEMBERED = 10_000  # sessions
 
 
+Kind = tuple[str | None, int, int]
+"""Of a gap: what the session waits for, the class of its last outputs, and of its pace; -1: whatever it is."""
+
+
 class Gaps:
-    """The times from the end of a turn to the next one, by what the session waits for and by its pace."""
+    """The times from the end of a turn to the next one, by kind."""
 
     def __init__(self) -> None:
-        # By key, the last gaps in order of time, and sorted.
-        self._last: dict[tuple[str | None, int], tuple[deque[float], list[float]]] = {}
+        # The last gaps of each kind, in order of time and sorted.
+        self._last: dict[Kind, tuple[deque[float], list[float]]] = {}
 
-    def note(self, waits_for: str | None, pace: float | None, gap: float) -> None:
-        for key in {(waits_for, _class_of(pace)), (waits_for, -1)}:
-            last, ordered = self._last.setdefault(key, (deque(), []))
+    def note(self, kind: Kind, gap: float) -> None:
+        for each in dict.fromkeys(_wider(kind)):
+            last, ordered = self._last.setdefault(each, (deque(), []))
             last.append(gap)
             insort(ordered, gap)
             if len(last) > WINDOW:
                 del ordered[bisect_right(ordered, last.popleft()) - 1]
 
-    def left(self, waits_for: str | None, pace: float | None, elapsed: float) -> float:
-        """Return the seconds to the next turn: the median of the gaps like this one that were longer than `elapsed`."""
-        for key in ((waits_for, _class_of(pace)), (waits_for, -1)):
-            _, ordered = self._last.get(key, ((), []))
+    def left(self, kind: Kind, elapsed: float) -> float:
+        """Return the seconds to the next turn: the median of gaps of this kind that were longer than `elapsed`."""
+        for each in _wider(kind):
+            _, ordered = self._last.get(each, ((), []))
             at = bisect_right(ordered, elapsed)
             if len(ordered) - at >= FEWEST:
                 return ordered[(at + len(ordered)) // 2] - elapsed
-        # Long ago: as long again (Lindy).
+        # As long again as it took (Lindy).
         return max(elapsed, GUESS)
 
-    def latest(self, waits_for: str | None) -> float:
+    def latest(self, kind: Kind) -> float:
         """Return the seconds after which a turn is no more expected."""
-        _, ordered = self._last.get((waits_for, -1), ((), []))
+        _, ordered = self._last.get(_wider(kind)[-1], ((), []))
         return max(PATIENCE, ordered[int(LATEST * len(ordered))]) if len(ordered) >= FEWEST else PATIENCE
 
 
-def _class_of(pace: float | None) -> int:
-    return -1 if pace is None else int(math.log2(pace))
+def _wider(kind: Kind) -> tuple[Kind, Kind, Kind]:
+    waits_for, outputs, _ = kind
+    return kind, (waits_for, outputs, -1), (waits_for, -1, -1)
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -91,6 +96,7 @@ class Session:
         self.waits_for: str | None = None
         self.retention = Retention()
         self.pace: float | None = None
+        self.num_output = 0
         self.ended_at: float | None = None
         self.until: float | None = None
         # The last node of each run that its last turn left, the last run first; and how many these are.
@@ -99,6 +105,12 @@ class Session:
         self.retained: Retained | None = None
         # By place, whether anything can be taken there.
         self.is_loose = [True, True]
+
+    @property
+    def kind(self) -> Kind:
+        # Long answers are read, or worked on, for longer. Classes of double length, from 64 tokens on.
+        outputs = min(max(self.num_output.bit_length() - 7, 0), 5)
+        return self.waits_for, outputs, -1 if self.pace is None else int(math.log2(self.pace))
 
 
 class Sessions:
@@ -121,19 +133,20 @@ class Sessions:
             session = self.by_id[session_id] = Session(session_id)
         if not session.live and session.ended_at is not None:
             gap = max(0.0, now - session.ended_at)
-            self._gaps.note(session.waits_for, session.pace, gap)
+            self._gaps.note(session.kind, gap)
             shown = min(max(gap, 1.0), LONGEST)
             session.pace = shown if session.pace is None else session.pace ** (1 - PACE) * shown**PACE
         session.live += 1
 
-    def end(self, session_id: str, row: int, now: float) -> None:
-        """Note that a turn has ended; -1: it has no row, or did not finish, so what its last turn left stays."""
+    def end(self, session_id: str, row: int, num_output: int, now: float) -> None:
+        """Note that a turn of so many outputs has ended. Row -1: it has no row, or did not finish, so what its last turn left stays."""
         session = self.by_id[session_id]
         session.live -= 1
         if row < 0 or not (way := self._content.way_of(row)):
             return
         self.now = max(self.now, now)
         session.way, session.ended_at, session.is_loose = way, now, [True, True]
+        session.num_output = num_output
         session.num_blocks = sum(at + 1 for _, at in way)
         self.by_id.move_to_end(session_id)
         self.retain(session)
@@ -141,7 +154,7 @@ class Sessions:
     def retain(self, session: Session) -> None:
         """Retain what the session's last turn left, from now on, as its retention says; what was retained is so no more."""
         before, lasts = session.retained, session.retention.lasts
-        until = self.now + (self._gaps.latest(session.waits_for) if lasts is None else lasts)
+        until = self.now + (self._gaps.latest(session.kind) if lasts is None else lasts)
         session.until = until if until < math.inf else None
         session.retained = None
         if spans := self._content.spans_of(session.way):
@@ -165,7 +178,7 @@ class Sessions:
         """Return the seconds to its next turn; None: one is there, or none was."""
         if session.live or session.ended_at is None:
             return None
-        return self._gaps.left(session.waits_for, session.pace, max(0.0, now - session.ended_at))
+        return self._gaps.left(session.kind, max(0.0, now - session.ended_at))
 
     def reach(self, now: float) -> None:
         self.now = max(self.now, now)
