@@ -16,7 +16,7 @@ import msgspec
 
 from paged.block_manager import Memory
 from paged.block_manager.pool import NO_BLOCKS, Retained
-from paged.block_manager.runs import Blocks, Node
+from paged.block_manager.runs import HOST, Blocks, Node
 
 from .request import Retention
 
@@ -223,6 +223,8 @@ class Sessions:
             blocks = self._content.loose_end(place, session.way)
             session.is_loose[place] = len(blocks) > 0
             if len(blocks):
+                # What leaves the device may come to the host.
+                session.is_loose[HOST] = True
                 chosen.append(blocks)
                 num_blocks -= len(blocks)
         for number, blocks in enumerate(reversed(chosen)):
