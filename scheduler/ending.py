@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import Tokens, int64_array, tokens_below
 from paged.base.growing import ones, rising_from
-from paged.block_manager.runs import Node
+from paged.block_manager import Node
 from paged.errors import InvalidTokens, WrongTokens
 
 from .batch import Batch, Left, Output, Outputs, Ticket

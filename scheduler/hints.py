@@ -13,8 +13,7 @@ import numpy as np
 
 from paged.base.arguments import checked_level, is_integer, is_real, token_array
 from paged.base.words import counted
-from paged.block_manager import Memory
-from paged.block_manager.runs import Blocks, Node, Run, Span, first_of
+from paged.block_manager import Blocks, Memory, Node, Run, Span, first_of
 from paged.errors import InvalidConfig, InvalidHint, InvalidNamespace, InvalidTokens
 
 from .request import RequestState, Retention, request_root
@@ -62,7 +61,7 @@ class HintOutcome(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, eq=False, gc=False):
-    key: object
+    key: tuple[str, object]
     tenant: str | None
     until: float
     blocks: Blocks
@@ -84,31 +83,28 @@ class Hints:
     def carry_out(self, hint: Hint, request: RequestState | None, now: float) -> HintOutcome:
         """Carry out a validated hint; `request`: the live one that it is of."""
         self.sessions.reach(now)
-        if request is not None and hint.action != "prefetch":
-            return self._defer(hint, request)
         session = None if hint.session is None else self.sessions.by_id.get(hint.session)
         if hint.session is not None and session is None:
             return HintOutcome("missing", f'no session "{hint.session}" is known.')
+        if hint.action == "unpin":
+            return self._unpin(_key_of(hint))
         if session is not None and hint.action in ("retain", "end"):
             return self._of_session(hint, session)
-        way: list[Node] = []
         if session is not None:
-            way, wanted = session.way, session.num_blocks * self._size
-            key, spans = session.id.encode(), self._content.spans_of(way)
-        else:
-            if request is not None:
-                tokens, root = request.first_tokens, request.root
-            else:
-                tokens, root = hint.tokens, request_root(hint.salt, hint.adapter, hint.extra_key)
-            spans, key, wanted = self._content.confirmed(tokens, root), root + tokens.tobytes(), len(tokens)
-            wanted -= wanted % self._size
-            if spans:
-                way = self._content.way_to(spans)
-        return self._of_content(hint, spans, way, (key,), wanted)
+            session.is_loose = [True, True]
+            spans, way, wanted = self._content.spans_of(session.way), session.way, session.num_blocks * self._size
+            return self._of_content(hint, spans, way, wanted)
+        if request is not None and hint.action != "prefetch":
+            request.hints = (*request.hints, hint)
+            return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes.')
+        if request is not None and request.live_rows:
+            return HintOutcome("accepted", f'"{request.id}" has been admitted, and holds it.')
+        tokens, root = (hint.tokens, _root_of(hint)) if request is None else (request.first_tokens, request.root)
+        spans = self._content.confirmed(tokens, root)
+        wanted = len(tokens) - len(tokens) % self._size
+        return self._of_content(hint, spans, self._content.way_to(spans) if spans else [], wanted)
 
-    def _of_content(self, hint: Hint, spans: list[Span], way: list[Node], key: object, wanted: int) -> HintOutcome:
-        if hint.action == "unpin":
-            return self._unpin(key)
+    def _of_content(self, hint: Hint, spans: list[Span], way: list[Node], wanted: int) -> HintOutcome:
         if not spans:
             return HintOutcome("missing", "no full block of it is in the cache.")
         if hint.action == "retain":
@@ -122,16 +118,15 @@ class Hints:
             return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
         if self._manager.sides is not None:
             return HintOutcome("rejected", f"content of layers of several kinds cannot be the object of {hint.action}.")
-        return self._pin(hint, spans, key, wanted) if hint.action == "pin" else self._prefetch(way, spans, wanted)
+        return self._pin(hint, spans, wanted) if hint.action == "pin" else self._prefetch(way, spans, wanted)
 
     def _of_session(self, hint: Hint, session: Session) -> HintOutcome:
         if hint.action == "end":
             num = self.sessions.let_go(session)
-            self._unpin((session.id.encode(),))
+            self._unpin(_key_of(hint))
             if session.live:
-                return HintOutcome(
-                    "clipped", f"{counted(session.live, 'turn')} of it live; only what was left goes.", num
-                )
+                reason = f"{counted(session.live, 'turn')} of it live; what the last one left goes next."
+                return HintOutcome("clipped", reason, num * self._size)
             self.sessions.forget(session)
             return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
         session.waits_for = hint.waits_for
@@ -147,20 +142,13 @@ class Hints:
             return HintOutcome("clipped", f"{num:,} of {wanted:,} tokens are in the cache, and {what}.", num)
         return HintOutcome("accepted", f"{num:,} tokens are {what}.", num)
 
-    def _defer(self, hint: Hint, request: RequestState) -> HintOutcome:
-        if hint.action in ("unpin", "end"):
-            return HintOutcome("rejected", f"{hint.action} is not of a request that lives.")
-        request.hints = (*request.hints, hint)
-        return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes.')
-
     def finish(self, hints: Sequence[Hint], way: list[Node]) -> None:
         """Carry out what was deferred until a request finished, which left this way."""
         for hint in hints:
-            spans = self._content.spans_of(way)
-            self._of_content(hint, spans, way, (hint.request,), 0)
+            self._of_content(hint, self._content.spans_of(way), way, 0)
 
-    def _pin(self, hint: Hint, spans: list[Span], key: object, wanted: int) -> HintOutcome:
-        here, _ = self._content.split(spans)
+    def _pin(self, hint: Hint, spans: list[Span], wanted: int) -> HintOutcome:
+        (here, _), key = self._content.split(spans), _key_of(hint)
         num = sum(stop - first for _, first, stop in here)
         if not num:
             return HintOutcome("missing", "no full block of it is on the device; prefetch it first.")
@@ -180,7 +168,7 @@ class Hints:
         self.next_end = min(self.next_end, pin.until)
         return self._done(here, wanted, "pinned")
 
-    def _unpin(self, key: object) -> HintOutcome:
+    def _unpin(self, key: tuple[str, object]) -> HintOutcome:
         gone = [pin for pin in self.pins if pin.key == key]
         self.pins = [pin for pin in self.pins if pin.key != key]
         for pin in gone:
@@ -223,7 +211,7 @@ class Hints:
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
     def pinned_of(self, session_id: str) -> int:
-        return sum(len(pin.blocks) for pin in self.pins if pin.key == (session_id.encode(),))
+        return sum(len(pin.blocks) for pin in self.pins if pin.key == ("session", session_id))
 
     def _until(self, lasts: float | None) -> float:
         return math.inf if lasts is None else self.sessions.now + lasts
@@ -236,6 +224,16 @@ class Hints:
             if not refs[pin.blocks].all():
                 found.append(f"2: blocks of pin {pin.key!r} are not held.")
         return found + self.sessions.violations(sessions)
+
+
+def _root_of(hint: Hint) -> bytes:
+    return request_root(hint.salt, hint.adapter, hint.extra_key)
+
+
+def _key_of(hint: Hint) -> tuple[str, object]:
+    if hint.tokens is not None:
+        return "tokens", _root_of(hint) + hint.tokens.tobytes()
+    return ("session", hint.session) if hint.request is None else ("request", hint.request)
 
 
 class Quotas:
@@ -287,7 +285,7 @@ def checked_hint(hint: Any) -> Hint:
         if hint.tokens is None:
             return hint
         tokens = token_array(hint.tokens)
-        request_root(hint.salt, hint.adapter, hint.extra_key)
+        _root_of(hint)
     except (InvalidConfig, InvalidNamespace, InvalidTokens) as error:
         raise InvalidHint(str(error)) from None
     if not len(tokens):

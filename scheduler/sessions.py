@@ -14,9 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paged.block_manager import Memory
-from paged.block_manager.pool import NO_BLOCKS, Retained
-from paged.block_manager.runs import HOST, Blocks, Node
+from paged.block_manager import HOST, NO_BLOCKS, Blocks, Memory, Node, Retained
 
 from .request import Retention
 
