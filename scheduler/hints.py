@@ -7,6 +7,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from paged.base.arguments import is_integer, token_array
@@ -241,22 +242,26 @@ def checked_hint(hint: Any) -> Hint:
     """Return the hint with its tokens as int32 [n]. Raises InvalidHint."""
     if not isinstance(hint, Hint):
         raise InvalidHint(f"a Hint is needed; got {hint!r}.")
+    fields = {name: getattr(hint, name) for name in hint.__struct_fields__}
     try:
-        hint = msgspec.convert(msgspec.structs.asdict(hint), Hint)
-        tokens = None if hint.tokens is None else token_array(hint.tokens).copy()
-        _ = hint.root
-    except (msgspec.ValidationError, InvalidNamespace, InvalidTokens) as error:
-        raise InvalidHint(f"{hint}: {error}") from None
-    targets = [name for name in ("session", "request", "tokens") if getattr(hint, name) is not None]
+        own = msgspec.convert({n: v.item() if isinstance(v, np.generic) else v for n, v in fields.items()}, Hint)
+        tokens = None if own.tokens is None else token_array(own.tokens).copy()
+        _ = own.root
+    except msgspec.ValidationError as error:
+        what, _, name = str(error).partition(" - at `$.")
+        raise InvalidHint(f"{name[:-1]}: {what[0].lower()}{what[1:]}; got {fields[name[:-1]]!r}.") from None
+    except (InvalidNamespace, InvalidTokens) as error:
+        raise InvalidHint(str(error)) from None
+    targets = [name for name in ("session", "request", "tokens") if getattr(own, name) is not None]
     if len(targets) != 1:
         raise InvalidHint(f"a hint is of one session, request or tokens; got {' and '.join(targets) or 'none'}.")
     if tokens is not None and not len(tokens):
         raise InvalidHint("tokens are empty; at least one is needed.")
-    if hint.action == "end" and hint.session is None:
+    if own.action == "end" and own.session is None:
         raise InvalidHint(f"end is of a session; got {targets[0]}.")
-    if hint.lasts is not None and not math.isfinite(hint.lasts):
-        raise InvalidHint(f"lasts has to be a finite time above 0, or None; got {hint.lasts!r}.")
-    return msgspec.structs.replace(hint, tokens=tokens)
+    if own.lasts is not None and not math.isfinite(own.lasts):
+        raise InvalidHint(f"lasts has to be a finite time above 0, or None; got {own.lasts!r}.")
+    return msgspec.structs.replace(own, tokens=tokens)
 
 
 def checked_cap(name: str, value: Any, most: int) -> Any:
