@@ -61,6 +61,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """What is declared of a setting beside its default: the annotation has the first lines, `fields_of` adds the last one.
 
     help         a sentence
+    when         a sentence: what it is changed for
     usually      what a default of None stands for
     least, most  of a number; of a float `above` is a limit that it may not reach
     choices      of text
@@ -74,6 +75,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     help: str
+    when: str = ""
     usually: str = "none"
     least: int | None = None
     most: int | None = None
@@ -109,17 +111,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def _wrong(self, value: Any, more: str = "") -> InvalidConfig:
-        what = self.what or _KINDS[self.kind][0]
-        if self.choices:
-            what = f'"{", ".join(self.choices[:-1])}" or "{self.choices[-1]}"'.replace(", ", '", "')
-        elif self.most is not None:
-            what += f" from {self.least} to {self.most if self.most != 2**64 - 1 else '2^64 - 1'}"
-        elif self.least is not None:
-            what += f" of at least {self.least}"
-        elif self.above is not None:
-            what += f" above {self.above}"
         got = f'"{value}"' if isinstance(value, str) and len(value) < 80 else shown(value)
-        return InvalidConfig(f"{self.name} has to be {what}; got {got}.{more}")
+        return InvalidConfig(f"{self.name} has to be {self.takes}; got {got}.{more}")
 
     def parsed(self, text: str) -> Any:
         """The value that text stands for; what stands for none is left to `checked`. Raises InvalidConfig for a number that is none."""
@@ -135,8 +128,43 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own name, and vLLM's."""
-        return (self.name, *self.vllm)
+        """Its own name, and vLLM's others."""
+        return tuple(dict.fromkeys((self.name, *self.vllm)))
+
+    @property
+    def takes(self) -> str:
+        """Its values, in words: "an integer of at least 1". Messages, help and docs/configuration.md have the same ones."""
+        if self.choices:
+            return f'"{", ".join(self.choices[:-1])}" or "{self.choices[-1]}"'.replace(", ", '", "')
+        return (self.what or _KINDS[self.kind][0]) + self.limits
+
+    @property
+    def limits(self) -> str:
+        """The range of a number, "" without one."""
+        if self.most is not None:
+            return f" from {self.least} to {self.most if self.most != 2**64 - 1 else '2^64 - 1'}"
+        if self.least is not None:
+            return f" of at least {self.least}"
+        return "" if self.above is None else f" above {self.above}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Its spellings on a command line, without a letter; none where it has no option. Of a flag --on/--off."""
+        if self.flag == "":
+            return ()
+        spelled = [self.flag or f"--{self.name}", *(f"--{name}" for name in self.vllm)]
+        names = [*dict.fromkeys(name.replace("_", "-") for name in spelled)]
+        if self.kind is bool:
+            names = [f"{name}/{self.turns_off or name.replace('--', '--no-')}" for name in names]
+        return tuple(names)
+
+    def shown(self, default: Any) -> str:
+        """A default, as help and docs/configuration.md have it."""
+        if default in (None, "", ()):
+            return self.usually
+        if isinstance(default, bool):
+            return "yes" if default else "no"
+        return f"{default:,}" if isinstance(default, int) and self.name != "port" else f"{default}"
 
 
 @cache
@@ -234,15 +262,15 @@ class ModelConfig(Config, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "The model"
 
-    model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", usually="embedded", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
-    backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.")] = "auto"
-    batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else is running.", turns_off="--fast")] = True
-    dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.")] = "auto"
-    quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", letter="-q", choices=QUANTIZATIONS)] = None
-    quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.")] = False
-    device: Annotated[str, Field(help="cpu, or cuda.")] = "cpu"
-    tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral, Qwen 2 and 3 and Gemma, of floats.", least=1, letter="-tp")] = 1
-    max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", usually="what model and memory allow", least=1)] = None
+    model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", when="To run a model of your own.", usually="embedded", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel", vllm=("model",))] = None
+    backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.", when="To compare backends, or to look for a fault in one.")] = "auto"
+    batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else runs.", when="Turn it off for speed, where an answer may depend on the batch.", turns_off="--fast")] = True
+    dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.", when="bfloat16 or float16 halve the memory of float32.", vllm=("dtype",))] = "auto"
+    quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", when="When weights are too large, or decoding on a CPU is too slow. Answers change a little.", letter="-q", choices=QUANTIZATIONS, vllm=("quantization",))] = None
+    quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.", when="When the vocabulary is large beside the model.")] = False
+    device: Annotated[str, Field(help="cpu, or cuda.", when="To compute on a GPU.")] = "cpu"
+    tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral, Qwen 2 and 3 and Gemma, of floats.", when="When one process cannot hold the model, or cores or GPUs are idle.", least=1, letter="-tp", vllm=("tensor_parallel_size",))] = 1
+    max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", when="To refuse longer requests.", usually="what model and memory allow", least=1, vllm=("max_model_len",))] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,16 +286,16 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "Memory"
 
-    num_blocks: Annotated[int | None, Field(help="Device blocks; pages where layers are of several kinds.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
-    kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
-    kv_cache_dtype: Annotated[str, Field(help="How K and V are stored. auto: in the model's dtype; int8, int4: in so many bits, with a scale a token and head; a dtype of floats has to be the model's. States and latents stay in the model's.", choices=(*KV_DTYPES, *_FLOATS), rule=_kv_dtype)] = AUTO
-    kv_cache_dtype_skip_layers: Annotated[tuple[str, ...], Field(help="Layers whose K and V stay in the model's dtype beside others in int8 or int4: sliding_window, chunk, or numbers of layers.", rule=_skipped, what='"sliding_window", "chunk" or numbers of layers', metavar="LAYERS")] = ()
-    block_size: Annotated[int, Field(help="Tokens a block.", least=1)] = 16
-    host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", least=0)] = 0
-    prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
-    host_caching: Annotated[bool, Field(help="Keep in host blocks what leaves the device; it comes back on a hit.")] = False
-    disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, of this process and of those after it (docs/tiers.md).", metavar="FOLDER", rule=_folder, what="a folder")] = None
-    disk_cache_gb: Annotated[float | None, Field(help="What lies there at most, in units of 1,000,000,000 bytes.", usually="10", above=0, metavar="GB", what="a finite number")] = None
+    num_blocks: Annotated[int | None, Field(help="Device blocks; pages where layers are of several kinds.", when="When the number has to be exact, as in a test.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
+    kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", when="First of all: the more it is, the more sequences run side by side.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
+    kv_cache_dtype: Annotated[str, Field(help="How K and V are stored. auto: in the model's dtype; int8, int4: in so many bits, with a scale a token and head; a dtype of floats has to be the model's. States and latents stay in the model's.", when="When memory is short, and answers may change a little.", choices=(*KV_DTYPES, *_FLOATS), rule=_kv_dtype, vllm=("kv_cache_dtype",))] = AUTO
+    kv_cache_dtype_skip_layers: Annotated[tuple[str, ...], Field(help="Layers whose K and V stay in the model's dtype beside others in int8 or int4: sliding_window, chunk, or numbers of layers.", when="When fewer bits in all layers change answers too much.", rule=_skipped, what='"sliding_window", "chunk" or numbers of layers', metavar="LAYERS", vllm=("kv_cache_dtype_skip_layers",))] = ()
+    block_size: Annotated[int, Field(help="Tokens a block.", when="Smaller: less memory is lost in last blocks, and more of a prefix is shared. Larger: shorter tables.", least=1, vllm=("block_size",))] = 16
+    host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", when="When requests are preempted, and the host has memory to spare.", least=0)] = 0
+    prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", when="Turn it off to measure without hits.", vllm=("enable_prefix_caching",))] = True
+    host_caching: Annotated[bool, Field(help="Keep evicted blocks in host blocks; a hit brings them back.", when="When prefixes return after they left the device. It needs host_blocks.")] = False
+    disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, also after the process has ended (docs/tiers.md).", when="When prefixes return after a restart.", metavar="FOLDER", rule=_folder, what="a folder")] = None
+    disk_cache_gb: Annotated[float | None, Field(help="The most that the disk cache holds, in units of 1,000,000,000 bytes.", when="When the disk has less to spare, or more.", usually="10", above=0, metavar="GB", what="a finite number")] = None
 
     @property
     def keeps_below(self) -> bool:
@@ -293,14 +321,14 @@ class SchedulingConfig(Config, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "Steps"
 
-    policy: Annotated[Any, Field(help="Who decides; `paged policies` lists them.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
-    tenant_weights: Annotated[Any | None, Field(help="Shares of tenants by name, under a policy that is fair between them; of those not named: 1.", flag="")] = None
-    max_tokens_per_step: Annotated[int, Field(help="Token budget of a step.", least=1, vllm=("max_num_batched_tokens",))] = 256
-    max_sequences: Annotated[int, Field(help="Sequences in a step.", least=1, vllm=("max_num_seqs",))] = 32
-    max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", usually="what the step has room for", least=1)] = None
-    costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", usually="the usual ones", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
-    steps_ahead: Annotated[int, Field(help="0, or 1: the model has a thread of its own, and a step is put out before the one before it is ended; answers come a step later.", least=0, most=1)] = 0
-    max_retries: Annotated[int, Field(help="How often a step that ran out of memory is tried again before its requests end with an error.", least=0)] = 2
+    policy: Annotated[Any, Field(help="Who decides which request runs; `paged policies` lists them.", when="When requests have deadlines or tenants, or to compare.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
+    tenant_weights: Annotated[Any | None, Field(help="Shares of tenants by name, under a policy that is fair between them; of those not named: 1.", when="When tenants are to get unequal shares.", flag="", what="weights above 0 by tenant")] = None
+    max_tokens_per_step: Annotated[int, Field(help="Token budget of a step.", when="Larger: prompts are computed sooner. Smaller: shorter steps, so that running answers do not stall.", least=1, vllm=("max_num_batched_tokens",))] = 256
+    max_sequences: Annotated[int, Field(help="Sequences in a step.", when="Larger: more tokens a second in all. Smaller: each answer is faster.", least=1, vllm=("max_num_seqs",))] = 32
+    max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", when="When one long prompt keeps others from their first tokens.", usually="what the step has room for", least=1)] = None
+    costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", when="When copies are faster or slower on your machine beside computing.", usually="built-in figures", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
+    steps_ahead: Annotated[int, Field(help="1: the model has a thread of its own and a step is launched before the last one has ended; answers come a step later.", when="When the time between steps counts: on a GPU, or with cores to spare.", least=0, most=1)] = 0
+    max_retries: Annotated[int, Field(help="Tries of a step that runs out of memory, after the first, before its requests end with an error.", when="0 to see the first failure.", least=0)] = 2
 
 
 class DecodingConfig(Config, frozen=True, kw_only=True):
@@ -308,10 +336,10 @@ class DecodingConfig(Config, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "Drafts and draws"
 
-    seed: Annotated[int, Field(help="Of requests that name none, with their id.", least=0, most=2**64 - 1)] = 0
-    speculate: Annotated[str | None, Field(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", usually="no drafts", choices=("lookup", "lookahead", "draft"))] = None
-    num_drafts: Annotated[int | None, Field(help="Drafts of a sequence and step at most.", usually="6, for lookahead 12", least=1)] = None
-    draft_model: Annotated[Any | None, Field(help="A smaller checkpoint of the same tokens, for --speculate draft; its K and V lie in the same blocks.", usually="the one that ships", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
+    seed: Annotated[int, Field(help="Seed of requests that name none; their ids go into it.", when="To draw other answers.", least=0, most=2**64 - 1, vllm=("seed",))] = 0
+    speculate: Annotated[str | None, Field(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", when="When few sequences run at a time, or answers repeat their prompts.", usually="no drafts", choices=("lookup", "lookahead", "draft"))] = None
+    num_drafts: Annotated[int | None, Field(help="Drafts of a sequence and step at most.", when="Fewer when many drafts are wrong, more when most are right.", usually="6, for lookahead 12", least=1)] = None
+    draft_model: Annotated[Any | None, Field(help="A smaller checkpoint of the same tokens, for --speculate draft; its K and V lie in the same blocks.", when="When the target model is one of your own.", usually="the one that ships", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
