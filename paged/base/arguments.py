@@ -164,7 +164,7 @@ def _has_negative(tokens: Tokens) -> bool:
     """Whether any of these token ids, int32 [n], n ≥ 1, is negative."""
     if len(tokens) > _FEW:
         return bool(tokens.min() < 0)
-    # The highest byte of a token id is below 128, which is told of bytes faster than a small array is reduced.
+    # The highest byte of a token id is below 128; bytes are checked faster than a small array is reduced.
     return not tokens.tobytes()[_HIGHEST_BYTE::4].isascii()
 
 

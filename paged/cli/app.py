@@ -116,7 +116,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _status_of(problem: BaseException) -> int:
-    """The exit status after what a user can get wrong, which is told. Raises what is a bug of ours."""
+    """Print a user's mistake in one line, and return the exit status. Raises what is a bug of ours."""
     if isinstance(problem, BrokenPipeError):
         # The reader (head, less) has gone.
         _forget_output()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FAILED = 1
 
 # fmt: off
-System = Annotated[str | None, typer.Option(help="What the assistant is told first.")]
+System = Annotated[str | None, typer.Option(help="A system message, before the first question.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int | None, typer.Option(help="Of every answer's draws.", show_default="one of each answer's number")]

@@ -25,7 +25,7 @@ TARGETS_MISSED = 1
 CORES = os.cpu_count() or 1
 
 _TRACE_HELP = (
-    "A file: Azure CSV, Mooncake JSON Lines, or our own schema in either (docs/traces.md); told apart by content. "
+    "A file: Azure CSV, Mooncake JSON Lines, or our own schema in either (docs/traces.md); recognised by their content. "
     f"Or the name of an excerpt that ships with paged: {', '.join(sorted(EXCERPTS))}. Or `synthetic:…`, as in "
     "synthetic:poisson,rate=2,requests=1000,lengths=sharegpt."
 )

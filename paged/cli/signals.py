@@ -31,7 +31,7 @@ _latest = signal.SIGINT
 
 
 def end_at_once() -> None:
-    """From now on a signal ends the process where it is. Signals that this process was told to ignore (nohup, a shell's `&`) stay ignored."""
+    """From now on a signal ends the process where it is. Signals that this process ignores already (nohup, a shell's `&`) stay ignored."""
     _on_signals(dict.fromkeys(ENDING, _end))
 
 

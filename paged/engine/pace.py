@@ -41,7 +41,7 @@ class Pace:
             return 0.0, 0.0
         spread = self._n * self._xx - self._x * self._x
         if spread <= 1e-9 * self._n * self._xx:
-            # All steps alike: what is a step's and what a token's cannot be told.
+            # All steps alike: their time cannot be divided between step and tokens.
             return 0.0, self._y / self._x
         each = (self._n * self._xy - self._x * self._y) / spread
         step = (self._y - each * self._x) / self._n

@@ -269,7 +269,7 @@ def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
 
 
 def as_api_error(error: PagedError) -> ApiError:
-    """What a client is told of it."""
+    """The error as a client gets it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RefusedByEngine):

@@ -60,7 +60,7 @@ MORE = 64
 MOST_FAILED = 3
 """Steps in a row that may raise before the process gives up, and a new one is to begin."""
 READ, MOST_READ = "inproc://read", 32
-"""Where the engine's thread is told that a form has been read; fewer wait for it than forms are kept, so that none is read twice."""
+"""Where the engine's thread hears that a form has been read; fewer wait for it than forms are kept, so that none is read twice."""
 READER_STACK_BYTES = 256 * 2**20
 """As form_probe.STACK_BYTES, which needs llguidance."""
 UNRECOVERABLE = 70
@@ -369,7 +369,7 @@ def ready(engine: Engine, publisher: KvEventPublisher | None = None) -> Ready:
 def main() -> None:
     """Begin as standard input says, and serve until it ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The front is told to end, and ends this process when its requests have.
+        # The front gets the signal to end, and ends this process when its requests have ended.
         signal.signal(number, signal.SIG_IGN)
     beginning = msgspec.json.decode(sys.stdin.buffer.readline(), type=Beginning)
     if beginning.says_json:

@@ -15,7 +15,7 @@ OVERLOADED, SERVER, TIMEOUT = "overloaded_error", "server_error", "timeout_error
 
 
 class ApiError(PagedError):
-    """What a client is told instead of an answer.
+    """An error that a client gets instead of an answer.
 
     status, kind (its `type`), code, param  as OpenAI's interface has them
     retry_after                seconds after which to come again; None: nothing is said

@@ -21,12 +21,12 @@ from paged.serving.errors import overloaded
 from paged.serving.settings import Settings, Tenant
 
 EARLY_S = 0.01
-"""Who comes so much before his time has waited as told: a client counts from the moment when it is told, and a timer may be a little early."""
+"""A client may come this much before its time: it counts from the moment when it reads the answer, and a timer may be a little early."""
 LAPSE_S = 10.0
-"""For so long after his time a place is kept for who does not come; longer for who was told to wait long."""
+"""Seconds after its time for which a client's place is kept; more for a client that had to wait long."""
 MOST_KEPT = 10_000
 MOST_ALIKE = 512
-"""Places beside the first for clients that cannot be told apart, all in all: one that asks every second, whatever it is told, looks like many."""
+"""Places beside the first for clients that look alike, in all: one that asks every second, whatever the answer, looks like many."""
 LEAST_WAIT_S = 0.5
 SPARE = 1.15
 """Places pass before a promised one for each place that is promised already: were all promised, each delay would turn a client away."""
@@ -104,7 +104,7 @@ class Gate:
         is_kept = mine is not None and now >= mine[0].due - EARLY_S
         has_room = all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, crowd})
         if mine is not None and is_kept:
-            # He takes it, or is told another time.
+            # The client takes it, or gets another time.
             self._give_up(key, mine[0])
         if has_room and (is_kept or not self._is_too_long(num, forecast)):
             self._count(tenant, num, tokens)

@@ -38,7 +38,7 @@ def _go_on() -> None:
 class Journal:
     """The last `buffer_steps` batches, numbered from 0 on, and what all of them add up to.
 
-    `restart_points`: what is told is of a model in which prompts begin behind these alone, also while there is none.
+    `restart_points`: the events are of a model in which prompts begin behind these alone, also while there is none.
 
     `breathe` is called again and again while a summary is made, which takes about two microseconds a block.
     """

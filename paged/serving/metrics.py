@@ -231,7 +231,7 @@ class Metrics:
         }
 
     def _make_requests(self) -> None:
-        """What is told of each request."""
+        """The figures of each request."""
         finished = "Requests that ended, by how."
         self._finished = {
             reason: self._series(Counter, "vllm:request_success", finished, ("finished_reason", reason))

@@ -32,7 +32,7 @@ MOST_BYTES = 16 * 2**20
 
 _BEGINNING = b'{"time":"'
 _NOT_YET_OR_NO_MORE = {"engine_starting", "shutdown"}
-"""Codes of a request that came before the engine had begun, or after the server was told to end: neither is the server's failure."""
+"""Codes of a request that came before the engine had begun, or after the signal to end: neither is the server's failure."""
 
 
 class HasFileno(Protocol):
@@ -140,7 +140,7 @@ class RequestLog:
             self._lines.clear()
 
     def _run(self) -> None:
-        told = 0
+        reported = 0
         while True:
             with self._changed:
                 while not (self._lines or self._is_closed):
@@ -155,12 +155,14 @@ class RequestLog:
                     self._lost += 1
                     continue
                 lost = self._lost
-                if lost == told or self._lines:
+                if lost == reported or self._lines:
                     continue
             # All has been written that waited: it works again.
-            said = Said(_moment(self._clock()), "warning", f"{lost - told} lines of this log were lost.", lost - told)
+            said = Said(
+                _moment(self._clock()), "warning", f"{lost - reported} lines of this log were lost.", lost - reported
+            )
             if self._put(_encoded(said)):
-                told = lost
+                reported = lost
 
     def _put(self, line: bytes) -> bool:
         """Write a line, and wait as long as that takes; whether it could be written."""

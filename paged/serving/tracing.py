@@ -34,7 +34,7 @@ class Traces:
 
     def __init__(self, endpoint: str, *, model_name: str = "paged", exporter: SpanExporter | None = None) -> None:
         url = checked_url(endpoint)
-        # The whole of it is looked for first, so that a part that is missing is said by the name that is wanted.
+        # Look for all parts first, so that the message names the missing one by the extra that brings it.
         for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
             import_with_extra(module, "serving.tracing.Traces")
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -127,7 +127,7 @@ class _Life:
 
 
 class Watcher:
-    """Told by the engine's caller what comes, what a step did and what ended; asked for a Snapshot, or one request's Story.
+    """The engine's caller says what comes, what a step did and what ended; asked for a Snapshot, or one request's Story.
 
     engine  whose public side is read; `Engine.on_batch` gives the batch that `stepped` wants
     clock   seconds, the one that `now` is read from

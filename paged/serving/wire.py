@@ -75,7 +75,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     groups         of a model whose layers are of several kinds; else empty
     rotary_limit   tokens that are computed of a sequence whose prompt has no more; None: as many as of any
     kv_endpoint, kv_replay_endpoint
-                   where KV events are published and told again; None: nowhere
+                   where KV events are published and repeated; None: nowhere
     """
 
     block_size: int
@@ -162,7 +162,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
 
     begun     requests that were let in for the first time
     tokens    computed in it
-    sent      when it was told
+    sent      when it was sent
     figures   now and then
     """
 

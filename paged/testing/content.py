@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 POISON = -1
-"""The content of a slot that nobody may read: never written, given back, or half written."""
+"""The content of a slot that may not be read: never written, given back, or half written."""
 
 
 def typed(value: object) -> tuple[object, ...]:

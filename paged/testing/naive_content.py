@@ -8,7 +8,7 @@ from paged.testing.naive_pool import Block, NaivePool, Node
 
 
 class NaiveContent:
-    """Both tiers of the naive model, and what is asked of content alone."""
+    """Both tiers of the naive model, and questions about content alone."""
 
     def __init__(
         self,

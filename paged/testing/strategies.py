@@ -97,7 +97,7 @@ class Wish:
         )
 
     def engine_request(self, id: str, world: EngineWorld, able: Capabilities) -> EngineRequest:
-        """What is asked of an engine of it."""
+        """The part of it that an engine gets."""
         is_drawn = able.seeds and self.temperature > 0
         return EngineRequest(
             id=id,
@@ -260,7 +260,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
 
 
 def manager_worlds() -> st.SearchStrategy[ManagerWorld]:
-    """A few blocks, with and without a host tier, a cache, and somebody who reads its events."""
+    """A few blocks, with and without a host tier, a cache, and a reader of its events."""
     return st.builds(
         ManagerWorld,
         num_blocks=st.integers(3, 12),

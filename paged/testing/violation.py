@@ -15,12 +15,12 @@ class ShortRepr:
     """A dataclass that prints as the line to type again: its first two fields, and what is not as usual."""
 
     def __repr__(self) -> str:
-        told = [
+        shown = [
             f"{each.name}={getattr(self, each.name)!r}"
             for place, each in enumerate(fields(self))  # type: ignore[arg-type]
             if place < 2 or getattr(self, each.name) != each.default
         ]
-        return f"{type(self).__name__}({', '.join(told)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Violation(AssertionError):
         self.program = program
 
 
-def told(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     """What a subject raised that it may not raise, and where, as one sentence of a violation."""
     frames = extract_tb(error.__traceback__)[-4:]
     way = " < ".join(f"{frame.name} line {frame.lineno}" for frame in reversed(frames))
