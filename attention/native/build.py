@@ -115,8 +115,8 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    told = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
-    return "\n".join([platform.machine(), *dict.fromkeys(told)])
+    named = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
+    return "\n".join([platform.machine(), *dict.fromkeys(named)])
 
 
 def has_instructions(*names: str) -> bool:
@@ -149,7 +149,7 @@ def _loaded(folder: Path, stem: str) -> ctypes.CDLL | None:
             if _is_whole(kept):
                 return ctypes.CDLL(str(kept))
         except OSError:
-            # Nobody may read it, or it needs a library that is gone.
+            # It may be unreadable, or need a library that is gone.
             continue
     return None
 

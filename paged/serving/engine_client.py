@@ -27,7 +27,7 @@ from paged import POLICIES
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
 from paged.serving.settings import Settings
-from paged.serving.wire import Abort, Add, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped, Told
+from paged.serving.wire import Abort, Add, Answered, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped
 
 MOST_TRIES = 2
 """Engines that a request is given to."""
@@ -330,7 +330,7 @@ class EngineClient:
                 held = self._held.pop(message.id, None)
                 if held is not None:
                     held.inbox.fail(RefusedByEngine(message.error, message.kind))
-            elif isinstance(message, Told):
+            elif isinstance(message, Answered):
                 answer = self._questions.get(message.number)
                 if answer is not None and not answer.done():
                     answer.set_result(message.answer)

@@ -41,6 +41,7 @@ from paged.serving.watching import Watcher
 from paged.serving.wire import (
     Abort,
     Add,
+    Answered,
     Ask,
     Beginning,
     Failed,
@@ -49,7 +50,6 @@ from paged.serving.wire import (
     Refused,
     Stepped,
     ToEngine,
-    Told,
     received,
 )
 
@@ -245,7 +245,7 @@ class EngineServer:
         else:
             with suppress(UnknownRequest):
                 answer = msgspec.json.encode(self._watcher.story(asked.id))
-        self._send(Told(asked.number, answer))
+        self._send(Answered(asked.number, answer))
 
     def _note_batch(self, batch: Batch) -> None:
         """A batch ran."""

@@ -13,7 +13,7 @@ from paged.scheduler import POLICIES, Costs
 
 VARIABLE = "PAGED_VLLM"
 HOST_TIER = "paged.integrations.vllm.host_tier"
-"""The module path by which vLLM is told to take our connector."""
+"""The module path of our connector, for vLLM's options."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
