@@ -1,9 +1,9 @@
-"""What an engine is made from: one struct, whether it comes from Python, a command line, the environment or a file.
+"""The configuration of an engine: one struct, made from Python, a command line, the environment or a file.
 
     arguments  >  PAGED_… of the environment  >  [engine] of a TOML file  >  defaults
 
-A field is declared once, with its rule and its help: keywords, options, variables and keys of a file are made from that. They are flat
-names, of vLLM's spelling too; the struct has them in groups, so that each reader takes a small one.
+A field is declared once, with its rule and its help. Keywords, options, variables and keys of a file are made from that. Their names are flat,
+ours or vLLM's; the struct has them in groups, so that each reader takes a small one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from paged.scheduler import Costs
 
 PREFIX = "PAGED_"
 DISK_CACHE_GB = 10.0
-"""What a disk cache may hold by default."""
+"""Size limit of a disk cache by default, in units of 1,000,000,000 bytes."""
 _FLOATS = ("float32", "bfloat16", "float16")
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZES = "Text may have k, m, g or t behind it for powers of 1,000, or K, M, G or T for powers of 1,024."
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-# By kind: what its values are, and the value that a given one stands for, None where it stands for none.
+# By kind: its values in words, and a function from a given value to the one to keep, None where it is refused.
 _KINDS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("an integer", lambda value: int(value) if is_integer(value) else None),
     float: (
@@ -58,18 +58,18 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """What is declared of a setting beside its default: the annotation has the first lines, `fields_of` adds the last one.
+    """The declaration of a setting, without its default: the annotation has the first lines, `fields_of` adds the last one.
 
     help         a sentence
-    when         a sentence: what it is changed for
-    usually      what a default of None stands for
-    least, most  of a number; of a float `above` is a limit that it may not reach
+    when         a sentence: when to change it
+    usually      the meaning of a default of None, in words
+    least, most  limits of a number, which it may reach; `above` is one that a float may not reach
     choices      of text
-    rule, what   in place of these: the value that a given one stands for (None: that would not do), and in words what would
+    rule, what   in place of these: a function from the given value to the one to keep (None: refused), and the accepted values in words
     vllm         vLLM's names for it
-    flag         its option, where that is not its name; "" for none. `letter` is a short one beside it, `turns_off` one that turns it off
-    variable     of the environment, beside PAGED_… of an engine's
-    metavar      what stands for a value in the help, and the `panel` there
+    flag         its option, where that is not the name; "" for none. `letter` is a short one beside it, `turns_off` one that turns it off
+    variable     an environment variable, beside PAGED_… of an engine's setting
+    metavar      the word for a value in the help, and the `panel` there
     name, kind, is_optional, group
                  kind: int, float, bool, str, tuple or Any; group: the field that has it, "" for none
     """
@@ -96,7 +96,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
 
     def checked(self, value: Any) -> Any:
-        """The value, of Python's own kinds. Raises InvalidConfig with name, value, and what would do."""
+        """Return the value as Python's own kind. Raises InvalidConfig with the name, the value, and what the setting takes."""
         if value is None and self.is_optional:
             return None
         found = (self.rule or _KINDS[self.kind][1])(value)
@@ -115,7 +115,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return InvalidConfig(f"{self.name} has to be {self.takes}; got {got}.{more}")
 
     def parsed(self, text: str) -> Any:
-        """The value that text stands for; what stands for none is left to `checked`. Raises InvalidConfig for a number that is none."""
+        """Return the value that a text stands for, or the text where `checked` has to refuse it. Raises InvalidConfig for a wrong number."""
         if self.kind is int:
             found = re.fullmatch(r"(-?\d+)([kKmMgGtT]?)", text.strip())
             if found is None:
@@ -169,7 +169,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
-    """The settings that a struct declares, those of its groups included, by name."""
+    """Return the settings of a struct and of its groups, by name."""
     found: dict[str, Field] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated:
@@ -184,9 +184,9 @@ def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings that are checked when they are made. Raises InvalidConfig with the field, its value, and what would do."""
+    """Settings that are checked when they are made. Raises InvalidConfig with the field, its value, and what it takes."""
 
-    # Of what they are settings; of a group the head of its options.
+    # The owner of the settings, for messages; the title of a group of options.
     of_what: ClassVar[str] = ""
     title: ClassVar[str] = ""
 
@@ -196,9 +196,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 msgspec.structs.force_setattr(self, name, setting.checked(getattr(self, name)))
 
     def layered(self, *layers: tuple[str, Mapping[str, Any]]) -> Self:
-        """This one under values by our names or vLLM's, of which later ones win; errors begin with the name of a layer.
+        """Return a copy with the values of these layers, by our names or vLLM's. A later layer wins; errors begin with its name.
 
-        Raises InvalidConfig, for a name that is none with the nearest one.
+        Raises InvalidConfig; for an unknown name it names the nearest one.
         """
         names = {name: field for field in fields_of(type(self)).values() for name in field.names}
         groups: dict[str, dict[str, Any]] = {"": {}}
@@ -219,7 +219,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, **changed, **own)
 
     def but(self, **values: Any) -> Self:
-        """The same with other values, by our names or vLLM's."""
+        """Return a copy with other values, by our names or vLLM's."""
         return self.layered(("", values))
 
 
@@ -236,7 +236,7 @@ def _costs(value: Any) -> Any:
 
 
 def _kv_dtype(value: Any) -> Any:
-    """As vLLM spells it, too, where that is the same. Raises InvalidConfig for 8-bit floats, which no backend reads."""
+    """Accept vLLM's spelling of the same kind, too. Raises InvalidConfig for 8-bit floats, which no backend reads."""
     if not isinstance(value, str):
         return None
     if value.startswith("fp8"):
@@ -258,7 +258,7 @@ def _skipped(value: Any) -> Any:
 
 # fmt: off
 class ModelConfig(Config, frozen=True, kw_only=True):
-    """Which model runs, and how it is computed. `model` may be a LoadedModel, too."""
+    """The model, and how it is computed. `model` may be a LoadedModel, too."""
 
     title: ClassVar[str] = "The model"
 
@@ -317,7 +317,7 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
 
 
 class SchedulingConfig(Config, frozen=True, kw_only=True):
-    """What a step holds, and who decides."""
+    """The limits of a step, and the policy."""
 
     title: ClassVar[str] = "Steps"
 
@@ -332,9 +332,9 @@ class SchedulingConfig(Config, frozen=True, kw_only=True):
 
 
 class DecodingConfig(Config, frozen=True, kw_only=True):
-    """How tokens are drawn and drafted."""
+    """How tokens are sampled and drafted."""
 
-    title: ClassVar[str] = "Drafts and draws"
+    title: ClassVar[str] = "Sampling and drafts"
 
     seed: Annotated[int, Field(help="Seed of requests that name none; their ids go into it.", when="To draw other answers.", least=0, most=2**64 - 1, vllm=("seed",))] = 0
     speculate: Annotated[str | None, Field(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", when="When few sequences run at a time, or answers repeat their prompts.", usually="no drafts", choices=("lookup", "lookahead", "draft"))] = None
@@ -356,7 +356,7 @@ class DecodingConfig(Config, frozen=True, kw_only=True):
 
 # fmt: on
 class EngineConfig(Config, frozen=True, kw_only=True):
-    """What an engine is made from. `EngineConfig.of(num_blocks=64, max_num_seqs=8)` puts each name into its group."""
+    """The configuration of an engine. `EngineConfig.of(num_blocks=64, max_num_seqs=8)` puts each name into its group."""
 
     of_what: ClassVar[str] = "an engine"
 
@@ -385,12 +385,12 @@ class EngineConfig(Config, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Any = None, **options: Any) -> EngineConfig:
-        """The configuration that was given, or that of a model, with these settings."""
+        """Return the given configuration, or that of a model, with these settings."""
         return model.but(**options) if isinstance(model, cls) else cls().but(model=model, **options)
 
     @classmethod
     def from_toml(cls, path: str | Path, **options: Any) -> EngineConfig:
-        """[engine] of a file, such as `paged serve --config` takes; over it the environment, and `options` over both.
+        """Read [engine] of a file, as `paged serve --config` does; the environment wins over it, and `options` over both.
 
         Raises InvalidConfig, which names the file, and OSError where it cannot be read.
         """
@@ -398,12 +398,12 @@ class EngineConfig(Config, frozen=True, kw_only=True):
 
     @classmethod
     def from_environment(cls, **options: Any) -> EngineConfig:
-        """The variables PAGED_… that name settings; `options` win over them."""
+        """Read the variables PAGED_… that name settings; `options` win over them."""
         return cls().layered(("", environment()), ("", options))
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """What a file says. Raises InvalidConfig, which names it, and OSError."""
+    """Read a TOML file. Raises InvalidConfig, which names it, and OSError."""
     try:
         return tomllib.loads(Path(path).read_bytes().decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -411,7 +411,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def engine_table(path: object, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The table [engine] of a file. Raises InvalidConfig where it is none, or a setting of an engine stands outside of it."""
+    """Return the table [engine] of a file. Raises InvalidConfig if it is no table, or if a setting of an engine stands outside it."""
     for name in document:
         if name in fields_of(EngineConfig):
             raise InvalidConfig(f"{path}: {name} is a setting of an engine; it stands under [engine].")
@@ -422,8 +422,8 @@ def engine_table(path: object, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """The settings of an engine that variables name: PAGED_BLOCK_SIZE is block_size. Raises InvalidConfig, which names the variable, for a value that does
-    not do, and for a name that is nearly one: others may begin alike and mean something else."""
+    """Read the settings of an engine from variables: PAGED_BLOCK_SIZE is block_size. Raises InvalidConfig, which names the variable, for a wrong value
+    and for a name that is nearly a setting's. Other names that begin with PAGED_ are ignored: they may belong to other programs."""
     names = {name: field for field in fields_of(EngineConfig).values() for name in field.names}
     found: dict[str, Any] = {}
     for variable, text in sorted(os.environ.items()):
