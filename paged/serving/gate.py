@@ -1,9 +1,9 @@
-"""Who is let in when too many want something, and when the others are to come again.
+"""Admission of clients under overload: some wait in the queue, the others get a time to come again.
 
     | waiting requests | places kept for clients that come again | free |        up to max_waiting
 
-A client that is not let in gets a time to come again, by the scheduler's forecast of when places become free. From then on a
-place is kept for it. When it comes again, known by its key and its request, it is let in before all that came later.
+A client that is not admitted gets a time to come again, from the scheduler's forecast of free places. From then on a
+place is kept for it. When it comes again, recognised by its key and its request, it goes before all that came later.
 Clients that are alike in both have a place each, and the one that comes when a place is due takes it. One that comes
 before any is due has no place yet, and gets a time of its own. A kept place lapses when its client does not come. Half of
 the places are never kept, so that clients that do not come again leave no engine idle.
@@ -76,7 +76,7 @@ class Crowd:
 
 
 class Gate:
-    """Counts who waits, lets in, and keeps places."""
+    """Counts waiting requests, admits new ones, and keeps places."""
 
     def __init__(self, settings: Settings) -> None:
         self._max_queue_s = settings.max_queue_s
@@ -115,7 +115,7 @@ class Gate:
         raise overloaded(f"{full}; there is room in about {wait:.1f} s.", wait)
 
     def leave(self, tenant: str | None, num: int, tokens: int) -> None:
-        """Requests that were let in wait no more: they have begun, or ended."""
+        """Note that admitted requests wait no more: they have begun, or ended."""
         self._count(tenant, -num, -tokens)
         crowd = self._tenants.get(tenant or "")
         if crowd is not None and not crowd.num and not crowd.num_kept and tenant not in self._of_name:
@@ -143,7 +143,7 @@ class Gate:
         return max(LEAST_WAIT_S, wait)
 
     def _is_too_long(self, num: int, forecast: Sequence[float]) -> bool:
-        """Whether the last of so many that came now would wait for longer than may be."""
+        """Whether the last of so many new ones would wait longer than `max_queue_s`."""
         most = self._max_queue_s
         return most is not None and begins(self.all.num + num - 1, forecast) > most
 
@@ -164,7 +164,7 @@ class Gate:
             assert each.num >= 0, "who leaves was let in"
 
     def _keep(self, key: tuple[str | None, bytes], kept: Kept) -> None:
-        """A place is kept from now on, if not too many are."""
+        """Keep a place, unless too many are kept."""
         is_alike = key in self._kept
         if len(self._promised) >= MOST_KEPT or (is_alike and self._num_alike >= MOST_ALIKE):
             return
@@ -175,7 +175,7 @@ class Gate:
             each.num_kept += kept.num
 
     def _give_up(self, key: tuple[str | None, bytes], kept: Kept) -> None:
-        """A place is kept no more."""
+        """Give up a kept place."""
         mine = self._kept[key]
         mine.remove(kept)
         if mine:
@@ -214,7 +214,7 @@ def later(forecast: Sequence[float], num_begun: int, age: float) -> list[float]:
 
 
 def fingerprint_of(client: str, body: bytes) -> bytes:
-    """By which who comes again is known: what he asks, and who he is (his key, or where he calls from)."""
+    """Return the digest that recognises a client that comes again: its request, and its key or address."""
     return hashlib.blake2b(
         body, key=hashlib.sha256(client.encode("utf-8", "surrogateescape")).digest(), digest_size=16
     ).digest()

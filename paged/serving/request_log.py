@@ -1,4 +1,4 @@
-"""A line of JSON for each request that ended, and for whatever else is said, written by a thread of its own.
+"""A log with a line of JSON for each request that ended, and for other messages, written by a thread of its own.
 
     write ──> at most 8,192 lines, 16 MiB ──> thread ──> the stream's file descriptor
 
@@ -43,7 +43,7 @@ class HasFileno(Protocol):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What is said of a request, in this order. Seconds are from its coming on; null: it did not get there."""
+    """The line of a request, in this order. Seconds count from its arrival; null: it did not get there."""
 
     time: str
     level: str
@@ -70,7 +70,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What is said of no request. `lost` are lines of this log, once it can be written again."""
+    """A line about no request. `lost` counts lost lines of this log, once it can be written again."""
 
     time: str
     level: str
@@ -106,15 +106,15 @@ class RequestLog:
         return self._lost
 
     def write(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Write the line of a request that has ended."""
         self._enqueue(_encoded(self._line(record)))
 
     def say(self, level: str, message: str) -> None:
-        """Something has happened that is about no request."""
+        """Write a message about no request."""
         self._enqueue(_encoded(Said(_moment(self._clock()), level, message)))
 
     def pass_on(self, line: bytes) -> None:
-        """The engine's process has said a line on its standard error: one of ours, or a library's text."""
+        """Pass on a line of the engine process's standard error: one of ours, or a library's text."""
         if line.startswith(_BEGINNING):
             self._enqueue(line + b"\n")
         elif line.strip():

@@ -1,4 +1,4 @@
-"""How a server is set up: one struct, from flags, from a TOML file, or from both.
+"""The configuration of a server: one struct, from flags, from a TOML file, or from both.
 
 [[tenants]]
 name = "research"        keys = ["…"]        weight = 2.0        max_waiting = 20
@@ -21,10 +21,10 @@ from paged.serving.kv_config import KvEventsConfig
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who shares the server with others.
+    """One of several clients that share a server.
 
     keys         API keys, each in plain text, or as "sha256:" and 64 hexadecimal digits
-    weight       tokens that it gets beside the others', while all want more than there is
+    weight       its share of tokens relative to the others', while all want more than there is
     max_waiting, max_waiting_tokens
                  limits of its own, within the server's
     """
@@ -61,7 +61,7 @@ def _kv_events(value: Any) -> KvEventsConfig:
 
 # fmt: off
 class Settings(Config, frozen=True, kw_only=True):
-    """A server: what runs, and the settings of its front. A key is plain text, or "sha256:" and a digest."""
+    """A server: its engine, and the settings of its front. A key is plain text, or "sha256:" and a digest."""
 
     of_what: ClassVar[str] = "a server"
 
@@ -121,7 +121,7 @@ class Settings(Config, frozen=True, kw_only=True):
     # fmt: on
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call the model."""
+        """The names of the model for clients."""
         return self.served_model_names or (self.engine.model.model or SHIPPED_NAME,)
 
     @property
@@ -164,7 +164,7 @@ def digest_of(key: str) -> bytes:
 
 
 def is_one_of(key: str, digests: list[bytes]) -> int | None:
-    """Which of these the key is, None: none of them. All are compared, each in constant time."""
+    """Return the place of the key among these, None if it is none of them. All are compared, each in constant time."""
     mine, found = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest(), None
     for place, digest in enumerate(digests):
         if hmac.compare_digest(mine, digest):

@@ -2,7 +2,7 @@
 
     llm_request  |───── begun ───── first_token ─────────────────|      attributes by the names of vLLM and of the GenAI conventions
 
-A thread of its own sends them, in batches. What a collector that is slow or away leaves too many of is lost, and
+A thread of its own sends them, in batches. Spans that a slow or absent collector does not take are lost, and
 counted: `span` neither waits nor fails. Needs the `otel` extra.
 """
 
@@ -142,7 +142,7 @@ class Sender:
 
 
 def attributes(record: RequestRecord, model_name: str) -> dict[str, Any]:
-    """What a span says of its request."""
+    """The attributes of a request's span."""
     took = durations(record)
     said = {
         # vLLM's names.

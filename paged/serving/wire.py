@@ -1,4 +1,4 @@
-"""What the server's two processes say to each other: msgspec structs as MessagePack, a message each.
+"""The messages between the server's two processes: msgspec structs as MessagePack.
 
     front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Answered ──> front
 
@@ -21,7 +21,7 @@ from paged.serving.kv_config import KvEventsConfig
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What the process is started with: the endpoints are ZeroMQ's, and the front has bound them; `name` is the model's. `says_json`: what it
+    """The start of the engine's process: ZeroMQ endpoints, which the front has bound; `name` is the model's. `says_json`: what it
     says on standard error are lines of JSON. `policies_of` are the modules that registered policies in the front."""
 
     engine: EngineConfig
@@ -50,7 +50,7 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """These have no reader any more; their last outputs come all the same."""
+    """Requests to abort, for they have no reader any more; their last outputs still come."""
 
     ids: list[str]
 
@@ -112,7 +112,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot begin: `error` is what a user can put right."""
+    """The engine cannot begin; `error` says what to change."""
 
     error: str
 
@@ -126,7 +126,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What is so now, and totals since the engine began. Requests, blocks, tokens and seconds, as their names say.
+    """Figures of now, and totals since the engine began. Requests, blocks, tokens and seconds, as their names say.
 
     forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
     groups    of a model whose layers are of several kinds; else empty
