@@ -1,4 +1,4 @@
-"""Options of the command line that are made from settings: name, help, default and second names as they are declared.
+"""Command-line options made from settings: name, help, default, range and second names as declared.
 
 @takes(engine=EngineConfig())
 def command(mine: Mine = None, *, engine: dict[str, Any]) -> None: ...
@@ -16,7 +16,7 @@ from paged.engine.config import Config, EngineConfig, Field, fields_of
 
 
 def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator for a command: it gets an option a setting of each of these, but for names that it has itself, and is called with what was given
+    """A decorator for a command: it gets an option for each setting of these, except for names that it has itself, and is called with the given values
     of each, as a dictionary of that name. The defaults shown are those of the configurations."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -109,7 +109,7 @@ Json = Annotated[bool, Option("--json", help="One JSON document on standard outp
 
 
 def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
-    """What stands between commas. Raises InvalidConfig with the part that is none, and what would be one."""
+    """Return the values between commas. Raises InvalidConfig with the wrong part, and what would be right."""
     parts = []
     for part in text.split(","):
         try:
@@ -121,7 +121,7 @@ def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
-    """What stands between commas."""
+    """Return the names between commas."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(","))) if text else ()
 
 

@@ -1,6 +1,6 @@
 """`paged serve`: a model behind OpenAI's interface, until a signal ends it.
 
-Its options are made from the settings of a server and of an engine; those that are not given come from the environment, the file of --config, or
+Its options are made from the settings of a server and of an engine; others come from the environment, the file of --config, or
 the defaults.
 """
 
@@ -39,7 +39,7 @@ class ServeCommand(Command):
     """A command that takes vLLM's flags, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Its options, of which none is vLLM's alone any more."""
+        """Parse the arguments, with vLLM's flags translated."""
         return super().parse_args(ctx, translated(args))
 
 
@@ -100,7 +100,7 @@ def serve(
 
 
 def _replicas_on_ray() -> ModuleType:
-    """What starts replicas. Raises UnsupportedRay."""
+    """Return the function that starts replicas. Raises UnsupportedRay."""
     from paged.integrations.ray import local
 
     return local
@@ -108,7 +108,7 @@ def _replicas_on_ray() -> ModuleType:
 
 @contextmanager
 def _handled_by_the_server() -> Iterator[None]:
-    """Within the block signals are the server's, which lets requests end; a terminal that is closed asks for the same as SIGTERM."""
+    """Give signals to the server within the block: it lets requests end. A closed terminal counts as SIGTERM."""
     before = signal.getsignal(signal.SIGHUP)
     with signals.unhurried():
         if before is not signal.SIG_IGN:
@@ -120,7 +120,7 @@ def _handled_by_the_server() -> Iterator[None]:
 
 
 def _announce(settings: Settings, num_replicas: int, ready: "Ready", port: int) -> None:
-    """Say that requests are taken, where, and of how much there is room."""
+    """Print that requests are taken, the address, and the limits."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{port}"
     names = ", ".join(settings.names)

@@ -1,4 +1,4 @@
-"""How each row is sampled, by row, so that a step gathers it instead of asking each request; and the choice itself.
+"""Sampling values by row, so that a step gathers them instead of asking each request; and the sampling itself.
 
 rows of a batch → how each is sampled → logits adjusted → a token each → what those want that read log-probabilities
 """
@@ -165,12 +165,12 @@ class Asked(NamedTuple):
 
     @property
     def readers(self) -> NDArray[np.object_]:
-        """Whom to tell."""
+        """The readers of the rows."""
         return self.all_readers[self.rows]
 
 
 class RowSampling:
-    """Sampling values by row, and what sequences want done to their logits, by lane."""
+    """Sampling values by row, and changes of logits by lane."""
 
     def __init__(self) -> None:
         self.adjustments = Adjustments()
@@ -194,7 +194,7 @@ class RowSampling:
         return self.adjustments.open(params, prompt, stops=stops, bad_words=bad_words, grammar=grammar)
 
     def close(self, lane: int) -> None:
-        """The sequence in it has ended."""
+        """Note that the sequence in the lane has ended."""
         if lane != NO_LANE:
             self.adjustments.close(lane)
 
