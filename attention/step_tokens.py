@@ -1,4 +1,4 @@
-"""What one forward pass attends to: its tokens, where their K and V go, and the tables of the sequences they belong to."""
+"""The attention input of one forward pass: its tokens, the slots of their K and V, and the tables of their sequences."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _DIGITS = 20
 
 
 class Recipe(NamedTuple):
-    """What a library is made by, and under which name it is kept."""
+    """The compiler and flags of a library, and the name under which it is kept."""
 
     compiler: list[str]
     flags: list[str]
@@ -95,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """What runs $CC, with its arguments, or the first of cc, gcc and clang that is there. Raises BuildFailed."""
+    """Return the compiler: $CC with its arguments, or the first of cc, gcc and clang that is there. Raises BuildFailed."""
     named = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
     for name, *arguments in [named] if named else [[each] for each in _COMPILERS]:
         found = shutil.which(name)
@@ -125,7 +125,7 @@ def has_instructions(*names: str) -> bool:
 
 
 def compiler_version(compiler: Sequence[str]) -> str:
-    """What it says of itself, several lines. Raises BuildFailed where it does not run."""
+    """Return the compiler's version text, several lines. Raises BuildFailed if it does not run."""
     return _run([*compiler, "--version"]).stdout
 
 

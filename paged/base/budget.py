@@ -1,4 +1,4 @@
-"""How many blocks a number of bytes holds, and bytes in words."""
+"""The number of blocks that fit into a number of bytes, and bytes in words."""
 
 from paged.errors import BudgetTooSmall
 

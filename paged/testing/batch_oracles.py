@@ -1,4 +1,4 @@
-"""What every scheduled batch has to obey, whatever the policy: limits, order, shares found, progress.
+"""Oracles for every scheduled batch, whatever the policy: limits, order, shares found, progress.
 
 Looks at the public state before a step and at the batch after it.
 """

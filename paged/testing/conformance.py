@@ -1,4 +1,4 @@
-"""Whether a subject keeps its side of the protocol: every method there, every answer of the promised shape.
+"""Checks that a subject keeps its protocol: every method is there, every answer has the promised shape.
 
     held_to("KVManager", subject)    the subject, with each answer looked at on its way to the rig
 

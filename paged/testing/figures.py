@@ -1,4 +1,4 @@
-"""What a scheduler's totals have to say by now, counted beside it from the batches that it gave away.
+"""The expected totals of a scheduler, counted from its batches.
 
 A scheduler without `stats` is left alone.
 """

@@ -1,4 +1,4 @@
-"""What holds between any two calls of a scheduler, and at the end of everything."""
+"""Oracles between any two calls of a scheduler, and at the end of everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the naive model knows of content: both tiers, which prefix resides where, what is pinned or kept longer."""
+"""The naive model's content: both tiers, the place of each prefix, and what is pinned or kept longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the state machines draw: tiny worlds and tokens out of two or three, so that sharing and eviction happen all the time.
+"""Strategies of the state machines: tiny worlds and two or three different tokens, so that sharing and eviction happen all the time.
 
 prompts, tails                       token ids; most prompts begin like another one
 wishes, engine_wishes                requests, before they are cut to a world: `Wish.request` and `Wish.engine_request` do that
@@ -47,7 +47,7 @@ picks = st.integers(0, 11)
 
 @dataclass(frozen=True)
 class Wish:
-    """What a client wants, before it is cut to a world: lengths are shares of what the pool holds."""
+    """A client's request, before it is cut to a world: lengths are shares of the pool."""
 
     prompt: list[int]
     share: float = 1.0

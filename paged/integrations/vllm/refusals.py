@@ -1,4 +1,4 @@
-"""What of vLLM the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
+"""The features of vLLM that the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
 
 The table of features in docs/integrations/vllm.md says the same, and a test compares them.
 """

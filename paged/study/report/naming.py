@@ -1,4 +1,4 @@
-"""What tells outcomes apart: a policy, and a setting in which policies are compared; and a colour for each policy."""
+"""Names of outcomes: a policy, and a setting in which policies are compared; and a colour for each policy."""
 
 from collections.abc import Mapping, Sequence
 
