@@ -257,13 +257,16 @@ def _say_errors(app: FastAPI) -> None:
         place = ".".join(part for part in named if part not in _KINDS)[:200]
         if first["type"] == "json_invalid":
             place, first = "", {"msg": f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"}
+        elif first["type"] == "model_attributes_type" and not place:
+            first = {"msg": "the body has to be a JSON object, sent with Content-Type: application/json"}
         message = f"{place}: {first['msg']}" if place else str(first["msg"])
         found = wrong(message[:1000], place or None, code)
         return JSONResponse(found.body(), 400, _headers(request))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        found = ApiError(error.status_code, str(error.detail))
+        unknown = f"{request.url.path[:200]} is no address of this server; GET / lists them."
+        found = ApiError(error.status_code, unknown if error.detail == "Not Found" else str(error.detail))
         return JSONResponse(found.body(), error.status_code, {**(error.headers or {}), **_headers(request)})
 
     @app.exception_handler(Exception)
