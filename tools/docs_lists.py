@@ -13,11 +13,16 @@ def with_tables(text: str) -> str:
     lines = text.split("\n")
     found: list[str] = []
     items: list[list[str]] = []
+    column = 0
     for place, line in enumerate([*lines, ""]):
         following = lines[place + 1] if place + 1 < len(lines) else ""
         is_item = not line.startswith(" ") and ITEM.match(line)
         if is_item:
             items.append([is_item[1], is_item[2]])
+            column = is_item.start(2)
+        elif items and re.fullmatch(r"\S+ ", line[:column]):
+            # A name that fills its column.
+            items.append([line[: column - 1], line[column:]])
         elif line and not line.startswith(" ") and re.match(r" {8,}\S", following):
             # A name that is too long for its column stands alone, above its text.
             items.append([line, ""])
