@@ -39,9 +39,11 @@ install: $(STAMP) ## build .venv with everything that the other targets use
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "paged needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cli,engine,gpu,testing,dev]'
+	@echo "building $(VENV): a few minutes, 2.6 GB"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cli,engine,gpu,testing,dev]'
 	@touch $@
+	@echo "done; \`source $(BIN)/activate\` puts its python and paged on your path"
 
 demo: $(STAMP) ## watch a model answer a real service's requests on a memory far too small for them
 	@$(BIN)/paged demo

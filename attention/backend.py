@@ -1,4 +1,4 @@
-"""What a way to compute attention has to do, and the list of those that there are.
+"""The protocol of an attention backend, and the list of backends.
 
 A backend's module is imported when its name is asked for, so that none of them needs what another one needs.
 """

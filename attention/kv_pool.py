@@ -176,7 +176,7 @@ class LayeredPool:
         return found[key]
 
     def written(self, slot_mapping: Tensor) -> None:
-        """K and V of all layers go into these distinct slots, int64 [T], by the hand of somebody who knows where the pool lies. Of use to
+        """K and V of all layers go into these distinct slots, int64 [T], by code that knows where the pool lies. Of use to
         who keeps account of it."""
 
     def poison(self, blocks: Tensor) -> None:

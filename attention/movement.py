@@ -24,7 +24,7 @@ class MoveLists(Protocol):
 
 
 class Tiers(Protocol):
-    """Blocks that can be copied: KVPool's, or somebody else's. Ids are int64 [n], sources and destinations."""
+    """Blocks that can be copied: KVPool's, or another pool's. Ids are int64 [n], sources and destinations."""
 
     @property
     def num_blocks(self) -> int: ...

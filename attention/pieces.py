@@ -1,6 +1,6 @@
 """Attention over the context in pieces of one fixed size, for a fixed number of places: the invariant mode of `torch_gather`.
 
-Every product has one shape always, whoever is in the step and however long the contexts are, so every sum is taken in one order.
+Every product has one shape always, whatever rows are in the step and however long the contexts are, so every sum is taken in one order.
 A piece that a token does not see changes nothing, to the bit: its weights are exactly 0 and what was summed before is multiplied
 by exactly 1. So a result depends on the token's own context alone. The running maximum and sum over pieces are those of
 FlashAttention (Dao et al., 2022).
@@ -148,7 +148,7 @@ def attend(
         higher = most if highest is None else torch.maximum(highest, most)
         new = scores.sub_(higher).exp_()
         piece_weight = new.sum(-1, keepdim=True)
-        # Where the keys lay, which nobody needs any more: that memory is in a cache.
+        # Where the keys lay, which are not needed any more: that memory is in a cache.
         v = _aligned(_piece(own.values, value_rows, workspace).to(precise).view(-1, PIECE, value_size))
         piece_total = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_heads, -1)
         if highest is None or weight is None or total is None:

@@ -1,4 +1,4 @@
-"""What one forward pass attends to: its tokens, where their K and V go, and the tables of the sequences they belong to."""
+"""The attention input of one forward pass: its tokens, the slots of their K and V, and the tables of their sequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepTokens:
     block_tables  int [n, columns], or [n, columns, k] where a block has k pages; entries behind a sequence's blocks, and before what its
                   tokens of this step see, are never read
     block_size    tokens a block
-    num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results nobody uses
+    num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results are not used
     tables        of a model with groups of layers, each group's block tables, int32 [n, columns, k], None for a group without attention;
                   slot_mapping and block_tables have nothing then, and those of a group come with `of_group`
     written_from  int64 [groups, n], beside tables: the first position whose K and V each sequence writes; None: it writes all. What lies before

@@ -1,7 +1,7 @@
 """Attention by gathering K and V through the block tables into a workspace, and torch's products on that.
 
 Runs wherever torch does. Sequences with one token are sorted by length and go in a few buckets, each padded to its longest;
-a chunk goes by itself. What is padded or out of a layer's window is read from the scratch block, so that nobody multiplies what a
+a chunk goes by itself. What is padded or out of a layer's window is read from the scratch block, so that no product takes what a
 freed block holds, even by 0. With `is_invariant` it works in fixed pieces instead (`pieces.py`): slower, and the same to the last
 bit whatever else is in the step.
 """
@@ -142,7 +142,7 @@ class Backend:
                 sinks = options.sinks.to(precise).view(num_kv_heads, group, 1, 1).expand(b, -1, -1, num_queries, 1)
                 scores = torch.cat([scores, sinks], -1)
             weights = torch.softmax(scores, -1)[..., :width].contiguous()
-            # Where the keys lay, which nobody needs any more: that memory is in a cache.
+            # Where the keys lay, which are not needed any more: that memory is in a cache.
             v = self._gathered("first", part, own.values, pool, options, precise)
             result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v).to(q.dtype)
         result = result.view(b, num_kv_heads, group, num_queries, value_size).permute(0, 3, 1, 2, 4)

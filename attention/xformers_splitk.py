@@ -152,7 +152,7 @@ class Backend:
         )
 
     def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
-        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, sinks or chunks, which `check` was not told of."""
+        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, sinks or chunks, which `check` did not see."""
         if options.soft_cap is not None:
             raise _unsupported("a soft cap on scores", _OTHERS)
         if options.sinks is not None:
@@ -209,7 +209,7 @@ class Backend:
 
 @contextmanager
 def _only_errors(name: str) -> Iterator[None]:
-    """The logger of this name says errors alone: that xformers' operators in C++ do not fit this torch matters to nobody here."""
+    """The logger of this name says errors alone: that xformers' operators in C++ do not fit this torch does not matter here."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -39,7 +39,7 @@ print({ROWS * OUTPUT} / (time.perf_counter() - started))
 
 @contextmanager
 def beside(busy: bool) -> Iterator[None]:
-    """A process that never sleeps, or nobody."""
+    """A process that never sleeps, or none."""
     if not busy:
         yield
         return

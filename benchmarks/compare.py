@@ -89,7 +89,7 @@ class Bench:
             command += ["--only", json.dumps(cell.params)]
             if side == "ours":
                 command += ["--engine", f"{HERE / self.engine}"]
-            # The harness' pool holds the steps that rows decode here, not what they declare: whoever looks ahead would not let all of them in.
+            # The harness' pool holds the steps that rows decode here, not what they declare: a policy that looks ahead would not admit all of them.
             self._run(command, {"PAGED_POLICY": DECODE_POLICY} if cell.scenario == "decode" else {})
             cells = json.loads(out.read_text())["cells"]
         if len(cells) != 1:

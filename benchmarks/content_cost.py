@@ -3,7 +3,7 @@
     python benchmarks/content_cost.py --rounds 9 --out benchmarks/results/content-cost.json
 
 Log-normal prompts (mean 200) and outputs (mean 95) on 256 slots and a pool that evicts all the time; every block that is evicted goes to the
-host, where it pushes another one out. Events are taken after every step; what they are and their hashes is for whoever reads them: they are
+host, where it pushes another one out. Events are taken after every step; their content and hashes are for their reader: they are
 read, and forgotten, every 64 steps while the clock stands, and that is timed apart.
 
 CPU time of the process over all output tokens. The four take turns, round by round; they make the same decisions in every round, so of each
@@ -29,7 +29,7 @@ WAYS = {"neither": (False, False), "host": (True, False), "events": (False, True
 
 
 class Stream:
-    """One stream of requests: what each step took, and reading what it told."""
+    """One stream of requests: what each step took, and reading its events."""
 
     def __init__(self, num_requests: int, host: bool, events: bool, num_blocks: int = 6_000) -> None:
         rng = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def main() -> None:
             f" {statistics.median(totals[way]):.3f}, {statistics.median(ratios):.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
         )
     reading = [streams["both"].reading / streams["both"].num_hashes * 1e6 for streams in rounds]
-    print(f"reading: {statistics.median(reading):.2f} µs a block that is told, hash included")
+    print(f"reading: {statistics.median(reading):.2f} µs a block in an event, hash included")
     if arguments.out is not None:
         found = {
             "python": platform.python_version(),

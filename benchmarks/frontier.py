@@ -3,7 +3,7 @@
     python benchmarks/frontier.py --traces DIR --out benchmarks/results/frontier
 
 A closed loop three times oversubscribed, the second half of each trace, the budget at the roofline's knee. Below: `paged` as it steers itself,
-with lengths known, and those that look no further than today. Nobody has both ends: recomputation rides in arithmetic that is idle while
+with lengths known, and those that look no further than today. None has both ends: recomputation rides in arithmetic that is idle while
 weights are read, so the bold get tokens out sooner, and some of their requests stand still for seconds.
 """
 

@@ -48,7 +48,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Curve:
-    """A policy under rising load, simulated where somebody asks and once: one simulation answers for all targets."""
+    """A policy under rising load, simulated on demand and once: one simulation answers for all targets."""
 
     def __init__(self, base: Scenario, seeds: int) -> None:
         self._base, self._seeds = base, seeds

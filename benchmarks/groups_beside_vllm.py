@@ -25,7 +25,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "groups-beside-vllm.md"
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROWS, SIZE, PROMPT, REACH = 1_024, 16, 256, 128
 WARM_STEPS, STEPS = 160, 64
-# Outputs that nobody reaches here, and for which there is room: who looks ahead lets all rows in.
+# Outputs that no request reaches here, and for which there is room: a policy that looks ahead admits all rows.
 MOST = 800
 CELLS = ("full", "full, window 128")
 SIDES = ("vllm", "paged")

@@ -47,13 +47,13 @@ def steps(num_steps: int = 4_000) -> None:
             took.append((stepped - began, done - stepped, int(batch.num_tokens.sum())))
             # The forward pass, in which the other thread runs.
             time.sleep(0.001)
-    decoding = [(step, told) for step, told, tokens in took[500:] if tokens <= 64]
-    prefill = [(step, told) for step, told, tokens in took[500:] if tokens > 64]
+    decoding = [(step, publish) for step, publish, tokens in took[500:] if tokens <= 64]
+    prefill = [(step, publish) for step, publish, tokens in took[500:] if tokens > 64]
     for name, each in (("decode steps", decoding), ("steps with a prompt", prefill)):
-        step, told = (sorted(column) for column in zip(*each, strict=True))
+        step, publish = (sorted(column) for column in zip(*each, strict=True))
         print(
             f"{name}: {len(each)}; schedule and update {statistics.median(step) * 1e6:.0f} µs, "
-            f"publish {statistics.median(told) * 1e6:.0f} µs (99th percentile {told[int(len(told) * 0.99)] * 1e6:.0f})"
+            f"publish {statistics.median(publish) * 1e6:.0f} µs (99th percentile {publish[int(len(publish) * 0.99)] * 1e6:.0f})"
         )
 
 

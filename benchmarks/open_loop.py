@@ -72,7 +72,7 @@ def trace_of(load: Load, folder: Path, count: int) -> Trace:
 
 def write_for_vllm(trace: Trace, path: Path, *, at_once: bool) -> None:
     """The lines that `vllm bench serve` replays: seconds, lengths, and an id for each piece of a prompt, equal where prompts are."""
-    # Pieces that nobody shares get ids that no trace has.
+    # Pieces that are not shared get ids that no trace has.
     fresh = 1 << 40
     lines = []
     for request in range(len(trace)):

@@ -5,7 +5,7 @@
 A closed loop three times oversubscribed, the second half of each trace (what can be tuned was tuned on the first), one budget for all that have
 one: at the roofline's knee, unless the command says another; below, each with the budget that its system uses by default. Memory shares are
 weighted by time while requests wait. `static` and `orca` have no budget, as their systems have none. "of the best" is of the first, without
-those who are told lengths.
+those with given lengths.
 """
 
 import argparse

@@ -6,7 +6,7 @@ and go in calls of 64 that are one run each, on both sides, as a sequence of 1,0
 
 What an insertion includes differs, and not in our favour: vLLM's enters a block under a digest that is already there (the
 figure with a digest of eight bytes computed on the way, as its own scenario has it, stands beside it), ours reads the
-run's tokens out of the row, keeps them and the block ids, and finds out that nobody has them.
+run's tokens out of the row, keeps them and the block ids, and finds that no other row has them.
 
 Bytes are tracemalloc's, in a process of their own, because tracing slows the clock. RSS is reported beside them.
 

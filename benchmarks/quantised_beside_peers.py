@@ -150,14 +150,14 @@ def llama(python: Path, peers: Path, model: Path, way: Way, threads: int) -> dic
     command += ["--batches", ",".join(CELLS[1:]), "--gen", str(DECODED)]
     # The script would measure the machine's limits, too, which are not shown here.
     (found,) = lines_of(command, PEER_BW="1", PEER_PEAK="1")
-    told = subprocess.run(
+    asked = subprocess.run(
         [str(python), "-c", "import llama_cpp; print(llama_cpp.__version__)"],
         capture_output=True,
         text=True,
         check=True,
     )
     rates = {cell: found[f"batch{cell}" if cell.isdigit() else f"pp{PROMPT}"] for cell in CELLS}
-    return {**rates, "version": f"llama-cpp-python {told.stdout.strip()}"}
+    return {**rates, "version": f"llama-cpp-python {asked.stdout.strip()}"}
 
 
 def lines_of(command: list[str], **more: str) -> list:

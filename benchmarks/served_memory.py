@@ -132,9 +132,9 @@ def main(
         of_weights = weights(model, dtype, quantization)
         for size in map(int, kv.split(",")):
             found, both = served(model, dtype, quantization, size * MIB), of_weights + size * MIB
-            told = " | ".join(f"{each / MIB:,.0f}" for each in (found.rss, found.pss, found.dirty, found.highest))
+            figures = " | ".join(f"{each / MIB:,.0f}" for each in (found.rss, found.pss, found.dirty, found.highest))
             lines.append(
-                f"| {dtype} | {quantization or 'floats'} | {of_weights / MIB:,.0f} | {size:,} | {told} | {found.rss / both:.2f} × | "
+                f"| {dtype} | {quantization or 'floats'} | {of_weights / MIB:,.0f} | {size:,} | {figures} | {found.rss / both:.2f} × | "
                 f"{(found.rss - floor['Rss']) / both:.2f} × |"
             )
             print(lines[-1], flush=True)

@@ -4,7 +4,7 @@
     python benchmarks/serving.py latency                   # from the engine's token to the client's socket, idle
     python benchmarks/serving.py streams                   # 5,000 open streams, 500 of them slow readers
     python benchmarks/serving.py tenants                   # a small tenant's TTFT, alone at its share and beside one with 50 × its load
-    python benchmarks/serving.py again                     # of clients that come again as told, how many are let in
+    python benchmarks/serving.py again                     # of clients that come again at their time, how many are let in
     python benchmarks/serving.py page
 
 Each writes its part of results/serving.json, and `page` results/serving.md. Servers are processes of their own;
@@ -55,11 +55,11 @@ engine = Engine(named_or_shipped(model), num_blocks=streams * (-(-(prompt + outp
 def once(first):
     for i in range(streams):
         engine.add_request([(first + i * 7 + j) % 500 + 5 for j in range(prompt)], SamplingParams(max_tokens=output, ignore_eos=True))
-    times, told = [], 0
+    times, num_tokens = [], 0
     while engine.has_unfinished:
         outputs = engine.step()
-        told += sum(len(output.token_ids) for output in outputs)
-        times.append((time.perf_counter(), told, len(outputs)))
+        num_tokens += sum(len(output.token_ids) for output in outputs)
+        times.append((time.perf_counter(), num_tokens, len(outputs)))
     return times
 once(0)
 began = time.perf_counter()
@@ -355,8 +355,8 @@ def tenants(rounds: Rounds = 3, seconds: float = 20.0) -> None:
 
 
 async def patient(port: int, rate: float, seconds: float, seed: int) -> list[tuple[int, float, bool]]:
-    """Clients at random times who wait as they are told and come again: how often each was told, how long it waited in all, and whether it
-    was answered. Lengths differ, and nobody knows them before."""
+    """Clients at random times that wait for their time and come again: how often each got a time, how long it waited in all, and whether it
+    was answered. Lengths differ, and are not known before."""
     random_, tasks = random.Random(seed), []
 
     async def one(name: int) -> tuple[int, float, bool]:
@@ -380,7 +380,7 @@ async def patient(port: int, rate: float, seconds: float, seed: int) -> list[tup
 
 @app.command()
 def again(rounds: Rounds = 3, seconds: float = 30.0) -> None:
-    """Clients that come at 1.4 and 3 × of what the server takes, wait as they are told and come again."""
+    """Clients that come at 1.4 and 3 × of what the server takes, wait for their time and come again."""
     options = {"max_sequences": 16, "blocks": 128, "log": "off"}
     with served(**options, max_waiting=10_000) as server:
         began = time.perf_counter()
@@ -391,12 +391,12 @@ def again(rounds: Rounds = 3, seconds: float = 30.0) -> None:
         for number in range(rounds):
             with served(**options, max_waiting=most) as server:
                 found = asyncio.run(patient(server.port, rate * over, seconds, number))
-            told = [times for times, _, _ in found if times]
+            again = [times for times, _, _ in found if times]
             waits = [waited for times, waited, _ in found if times]
             its = {
                 "clients": len(found),
-                "told": len(told),
-                "in at the second try": sum(times == 1 for times in told) / max(1, len(told)),
+                "told": len(again),
+                "in at the second try": sum(times == 1 for times in again) / max(1, len(again)),
                 "whole": sum(whole for _, _, whole in found),
                 "waited, median": float(np.median(waits or [0.0])),
                 "waited, most": max(waits, default=0.0),
@@ -480,7 +480,7 @@ def page() -> None:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for what, runs in its["runs"].items():
-        # A run in which nobody was told says nothing of it.
+        # A run in which no client got a time says nothing of it.
         share = spread([100 * run["in at the second try"] for run in runs if run["told"]], ".1f")
         cells = [spread([run[key] for run in runs], ",.0f") for key in ("clients", "told", "whole")]
         waited = spread([run["waited, median"] for run in runs], ".1f")

@@ -26,7 +26,7 @@ SETUPS = {
 
 
 def policies() -> dict[str, Policy]:
-    """All named ones that differ where no tenants are named, and ours with lengths that it is told, by what they are called in tables."""
+    """All named ones that differ where no tenants are named, and ours with given lengths, by what they are called in tables."""
     alone = {name: policy for name, policy in POLICIES.items() if policy.order != "fair"}
     return alone | {KNOWN: msgspec.structs.replace(POLICIES["paged"], name=KNOWN, foresight="expected")}
 

@@ -3,7 +3,7 @@
     take() ──> Cleared()   Removed(device, [x])   Stored(device, [a b c])   RestartPoint(c, 48)   Stored(host, [x])
 
 Nothing is recorded before the first reading. Then the runs are noted whose nodes come or leave, and a reading compares
-what they have with what was told.
+what they have with what was reported.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Cleared:
 
 Event = Stored | Removed | RestartPoint | Cleared
 
-# Beside the places, what is told of the nodes of a run: where all groups can stand.
+# Beside the places, the event of the nodes of a run: where all groups can stand.
 _RESTARTS = NUM_PLACES
 
 
@@ -94,7 +94,7 @@ class EventLog:
                 self.opened(run.row, index.paths[run.row].published)
 
     def opened(self, row: int, first: int) -> None:
-        """Note that the row has an open run, and block `first` of the row is the first node that is not told."""
+        """Note that the row has an open run, and block `first` of the row is the first node without an event."""
         self._tables.next_event[row] = (first + 1) * self._tables.block_size
 
     def closed(self, run: Run, row: int) -> None:
@@ -111,7 +111,7 @@ class EventLog:
         self._told, self._changed, self._was_cleared = {}, set(), True
 
     def take(self, *, restart_points: bool = False) -> list[Event]:
-        """Return the changes since the last call. All of them together give what each tier holds. Restart points are told from
+        """Return the changes since the last call. All of them together give what each tier holds. Restart points are reported from
         the first call on that asks for them: they are looked at anew in all runs behind one that changed."""
         self._note_grown()
         removed, stored, told = list[Event](), list[Event](), dict[tuple[Run, int], list[Stretch]]()
@@ -173,7 +173,7 @@ class EventLog:
         return stretches(blocks[:length] >= 0)
 
     def _events(self, run: Run, kind: int, parts: list[Stretch], *, are_stored: bool = True) -> list[Event]:
-        """What is told of these nodes of a run."""
+        """The event of these nodes of a run."""
         index, found = self._index, list[Event]()
         for start, stop in parts:
             hashes = tuple(index.digests(run, stop, start))

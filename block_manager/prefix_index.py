@@ -20,7 +20,7 @@ from .tables import Tables
 
 
 class Listener(Protocol):
-    """Is told which runs change: see `EventLog`."""
+    """Notes which runs change: see `EventLog`."""
 
     def opened(self, row: int, first: int) -> None: ...
     def closed(self, run: Run, row: int) -> None: ...

@@ -176,7 +176,7 @@ class GroupStats:
     """A layer group at one moment, in pages.
 
     used         held by rows and batches
-    cached       with content, and nobody's
+    cached       with content, and free
     passed       given back in front so far by a window or chunk, from the table of each row by itself
     lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
     wasted       of those used, by rounding: parts of blocks without a computed token that the group has to keep

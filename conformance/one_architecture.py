@@ -39,7 +39,7 @@ LENGTHS, MAX_TOKENS = (3, 11, 25, 43), 20
 LEAST_DISTINCT = 8
 MOST_STEPS = 2000
 _SPREAD, _SPREAD_OF_SINKS = 0.15, 2.0
-# The default, but whoever is in the way goes to the host, whatever is cheaper.
+# The default, but the request in the way goes to the host, whatever is cheaper.
 _SWAPS = msgspec.structs.replace(POLICIES["paged"], name="swaps", preemption="swap")
 # What each round does with those that are in the way.
 ROUNDS: dict[str, dict[str, Any]] = {

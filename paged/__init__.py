@@ -1,7 +1,7 @@
 """A paged KV-cache memory manager and scheduler for LLM inference.
 
-`import paged` is the door: every public name of the memory layer can be had from here. It loads nothing until a name is
-used, so that reading `paged.__version__` costs neither numpy nor, one day, torch.
+Every public name of the memory layer is here. `import paged` loads nothing until a name is
+used, so that reading `paged.__version__` needs neither numpy nor torch.
 
     BlockManager and Scheduler      the memory layer a serving engine embeds
     Request, Batch, Output          what goes in, what one step runs, what comes out

@@ -1,7 +1,7 @@
 """Every typed error and warning of paged.
 
 An error is raised before anything changes. Its message names the value, the limit and what would work; its numbers are attributes. Each
-is a `PagedError`, but for `MissingExtra`, an ImportError, and what a client of the server is told.
+is a `PagedError`, but for `MissingExtra`, an ImportError, and errors that the server sends to a client.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class UnknownPolicy(PagedError, ValueError):
 
 
 class UnknownReplica(PagedError, ValueError):
-    """A replica that a router was not told of: `name`, and `known`, the replicas that it knows."""
+    """A replica that a router does not know: `name`, and `known`, the replicas that it knows."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
@@ -353,7 +353,7 @@ class BrokenCheckpoint(ModelError, ValueError):
 
 
 class UnsupportedModel(ModelError, ValueError):
-    """Its architecture, or what is asked of it, cannot run on paged memory."""
+    """Its architecture, or an option asked for, cannot run on paged memory."""
 
 
 class UnevenSplit(InvalidConfig):
@@ -720,7 +720,7 @@ class ClientGone(PagedError, ConnectionError):
 
 
 class EngineAway(PagedError, RuntimeError):
-    """There is no engine at the moment; `back_in_s` is when one is expected, None: none will come. `code` is what a client is told."""
+    """There is no engine at the moment; `back_in_s` is when one is expected, None: none will come. `code` goes to the client."""
 
     def __init__(self, message: str, back_in_s: float | None, code: str = "engine_unavailable") -> None:
         super().__init__(message)

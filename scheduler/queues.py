@@ -22,7 +22,7 @@ Key = tuple[int, float, int]
 
 class Queue(Protocol):
     """Waiting requests, in the order in which they are to be admitted. `head` is the first, if there is one, `behind` up
-    to `count` that come after it; `let_in` removes an admitted one. `ended` is told of each request that ends.
+    to `count` that come after it; `let_in` removes an admitted one. `ended` is called for each request that ends.
     `violations`: what is wrong in the queue or its books, given all requests and the `idle` ones."""
 
     num: int

@@ -2,7 +2,7 @@
 
 In rounds, each in a process of its own: Hypothesis remembers all that it has drawn in one, and gets slower by it. The
 machines get the same CPU time each until they have run so many examples together; one that finds something stops; the
-short program is told, and saved in `failures/`.
+short program is printed, and saved in `failures/`.
 
     python tools/campaign.py                                  # 100,000 examples
     python tools/campaign.py --examples 2000 manager engine   # these two, for some minutes
@@ -25,7 +25,7 @@ from rich.table import Table
 
 ROUND = 500
 MACHINES = ("scheduler", "layers", "engine", "manager", "stand-in engine")
-"""The slowest first, as long as nobody has used any time."""
+"""The slowest first, as long as none has used any time."""
 
 
 def run_round(name: str, examples: int) -> tuple[str, int, float, str]:

@@ -5,7 +5,7 @@ none is read.
 
 A killed round forks a process that opens the store, writes chains of blocks, looks up and reads; it tells by a pipe
 what `flush` has seen written. It gets SIGKILL at a random moment, of the opening, too. Then the store is opened here:
-each block that it gives has to be right to the last byte, and in rounds without eviction each block that was told has
+each block that it gives has to be right to the last byte, and in rounds without eviction each block that was reported has
 to be there.
 """
 
@@ -63,11 +63,11 @@ def opened(folder: Path, limit_blocks: int) -> DiskStore:
     return DiskStore(folder, limit_bytes=limit, block_bytes=BLOCK_BYTES, identity=IDENTITY)
 
 
-def _load(folder: Path, limit_blocks: int, seed: int, told: int) -> None:
+def _load(folder: Path, limit_blocks: int, seed: int, reports: int) -> None:
     """Use the store until the end comes."""
     drawn = random.Random(seed)
     store = opened(folder, limit_blocks)
-    os.write(told, b"o")
+    os.write(reports, b"o")
     into = np.empty((_LENGTH, BLOCK_BYTES), np.uint8)
     while True:
         chains = [drawn.randrange(_CHAINS) for _ in range(drawn.choice([1, 4]))]
@@ -79,14 +79,14 @@ def _load(folder: Path, limit_blocks: int, seed: int, told: int) -> None:
         if drawn.random() < 0.5:
             store.flush()
             # 40 chains are letters.
-            os.write(told, bytes(65 + chain for chain in chains))
+            os.write(reports, bytes(65 + chain for chain in chains))
 
 
 class Killed:
     """What rounds of kills have shown."""
 
     def __init__(self) -> None:
-        self.kills = self.in_opening = self.read = self.wrong = self.lost = self.told = 0
+        self.kills = self.in_opening = self.read = self.wrong = self.lost = self.reported = 0
         self.opening_s: list[float] = []
         self.most_over = 0
 
@@ -114,7 +114,7 @@ class Killed:
         self.in_opening += not said
         self._look(folder, limit_blocks, {byte - 65 for byte in said if byte != ord("o")})
 
-    def _look(self, folder: Path, limit_blocks: int, told: set[int]) -> None:
+    def _look(self, folder: Path, limit_blocks: int, reported: set[int]) -> None:
         began = time.perf_counter()
         store = opened(folder, limit_blocks)
         self.opening_s.append(time.perf_counter() - began)
@@ -125,10 +125,10 @@ class Killed:
                 is_there = store.look_up([key]) and store.read([key], into)
                 self.read += bool(is_there)
                 self.wrong += bool(is_there) and not np.array_equal(into[0], block_of(key))
-                if is_whole and chain in told:
-                    self.told += 1
+                if is_whole and chain in reported:
+                    self.reported += 1
                     self.lost += not is_there
-        # This finds what the killed one had not told the index.
+        # This finds what the killed one had not put into the index.
         store.flush()
         store.close()
         held = sum(1 for _ in (folder / "objects").glob("*/*"))
@@ -263,7 +263,7 @@ def page_of(killed: Killed, spoiled: dict[str, tuple[int, int]]) -> str:
         ("of those before the store was open", f"{killed.in_opening:,}"),
         ("blocks read afterwards", f"{killed.read:,}"),
         ("of those with a wrong byte", f"{killed.wrong:,}"),
-        ("blocks told as written, where nothing was evicted", f"{killed.told:,}"),
+        ("blocks reported as written, where nothing was evicted", f"{killed.reported:,}"),
         ("of those lost", f"{killed.lost:,}"),
         ("longest opening, ms", f"{max(killed.opening_s, default=0) * 1000:,.1f}"),
         (

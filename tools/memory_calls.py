@@ -1,7 +1,7 @@
 """Count the calls from the scheduler into the memory layer: in a steady step, and in a step with one admission.
 
 A step is one `schedule` and one `update`. Counted are methods called and properties read on objects of `block_manager`,
-public or not, by functions of `scheduler`. Plain attributes, functions of modules, and what is asked of values that
+public or not, by functions of `scheduler`. Plain attributes, functions of modules, and calls of values that
 memory returned are not counted. Each step is taken as often as a block has tokens, so that rows begin a block in some
 of them; the largest count is reported.
 

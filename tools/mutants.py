@@ -273,8 +273,8 @@ def settled_before(out: Path) -> dict[str, dict[str, object]]:
     return {result["diff"]: result for result in results if result["by"] is not None or "why" in result}
 
 
-def hunt(mutants: list[Mutant], jobs: int, told: Callable[[list[dict[str, object]]], None]) -> None:
-    """Try them all, so many at once; after each one, all results so far are told."""
+def hunt(mutants: list[Mutant], jobs: int, report: Callable[[list[dict[str, object]]], None]) -> None:
+    """Try them all, so many at once; after each one, report all results so far."""
     results: list[dict[str, object]] = []
     guard = threading.Lock()
     free: SimpleQueue[Path] = SimpleQueue()
@@ -291,7 +291,7 @@ def hunt(mutants: list[Mutant], jobs: int, told: Callable[[list[dict[str, object
             results.append(result)
             if result["by"] is None and why is None:
                 print(f"SURVIVED\n{mutant.diff}\n", flush=True)
-            told(results)
+            report(results)
 
     with ExitStack() as trees:
         folders = [trees.enter_context(tree()) for _ in range(jobs)]
@@ -327,7 +327,7 @@ def main() -> None:
     taken_over = [before[mutant.diff] for mutant in mutants if mutant.diff in before]
     so_far: list[dict[str, object]] = taken_over
 
-    def told(results: list[dict[str, object]]) -> None:
+    def report(results: list[dict[str, object]]) -> None:
         nonlocal so_far
         so_far = taken_over + results
         killed, counted, _ = score(so_far)
@@ -337,7 +337,7 @@ def main() -> None:
             document = {**of, "seconds": time.monotonic() - begun, "taken_over": len(taken_over), "results": so_far}
             write(asked.out, document)
 
-    hunt([mutant for mutant in mutants if mutant.diff not in before], asked.jobs, told)
+    hunt([mutant for mutant in mutants if mutant.diff not in before], asked.jobs, report)
     killed, counted, share = score(so_far)
     print(f"{killed} of {counted} mutants killed ({share:.1%}).")
     sys.exit(share < asked.goal)

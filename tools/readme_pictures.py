@@ -95,7 +95,7 @@ def panel(width: int, height: int, title: str, parts: list[str]) -> str:
 def block_tables(look: Look) -> str:
     """The tables of all requests over the pool that they lie in."""
     parts = [words(20, 30, "Block tables of five requests, 14 steps into a run", size=15)]
-    left, top, step = 100, 62, SIZE + GAP
+    left, top, step = 112, 62, SIZE + GAP
     counts = np.bincount([block for table in look.tables.values() for block in table], minlength=look.num_blocks)
     owners = {}
     for number, (id, table) in enumerate(look.tables.items()):
@@ -145,7 +145,7 @@ def host_costs() -> str:
         "prefix, caching on": "long shared prefixes, a token",
     }
     cells = {cell["cell"]: cell for cell in json.loads(COSTS.read_text(encoding="utf-8"))["cells"]}
-    left, width, least, most = 280, 420, 0.5, 100_000.0
+    left, width, least, most = 310, 420, 0.5, 100_000.0
 
     def length(value: float) -> float:
         return width * math.log(value / least) / math.log(most / least)
@@ -165,7 +165,7 @@ def host_costs() -> str:
                 f'<rect x="{left}" y="{y + row * 20}" width="{length(value):.1f}" height="16" rx="2" fill="{colour}"/>'
             )
             parts.append(words(left + length(value) + 8, y + row * 20 + 13, text, size=12))
-    return panel(860, 56 + len(names) * 52 + 10, "Host time of the scheduler beside vLLM's", parts)
+    return panel(890, 56 + len(names) * 52 + 10, "Host time of the scheduler beside vLLM's", parts)
 
 
 def in_units(microseconds: float) -> str:

@@ -95,11 +95,11 @@ def main(
         for width in WIDTHS:
             for theme in THEMES:
                 (folder / "frame.html").write_text(FRAME.format(width=width, height=1000))
-                told = re.search(r"data-said=\"([^\"]*)\"", opened(browser, folder, theme, "--dump-dom"))
-                if told is None:
+                found = re.search(r"data-said=\"([^\"]*)\"", opened(browser, folder, theme, "--dump-dom"))
+                if found is None:
                     raise SystemExit(f"{width} {theme}: the page said nothing")
                 said = json.loads(
-                    told[1].replace("&quot;", '"').replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+                    found[1].replace("&quot;", '"').replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
                 )
                 num_found += len(said["found"])
                 print(f"{width} pixels, {theme}: {said['texts']} texts, {len(said['found'])} overlaps")

@@ -77,7 +77,7 @@ def stream(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> tuple[torch.
 
 
 def without_quotes(text: str) -> str:
-    """The text as somebody types it who does not mark words of the language."""
+    """The text as it is typed without marks for words of the language."""
     return re.sub(r"[\"“”`]", "", text)
 
 

@@ -43,7 +43,7 @@ CONTROLS = (CONTROL, CONTROL_OF_LAYERS)
 
 @contextmanager
 def planted(fault: Fault) -> Iterator[tuple[Path, str]]:
-    """A folder with a copy of the packages that has the fault, for as long as it is looked at, and the file that was changed, "" if none.
+    """A folder with a copy of the packages that has the fault, while the block runs, and the file that was changed, "" if none.
     Raises FaultFailed."""
     with tempfile.TemporaryDirectory(prefix="paged-fault-") as name:
         folder = Path(name)
@@ -203,7 +203,7 @@ def main(
     ] = None,
 ) -> None:
     """Plant each fault in a copy of the packages, and see whether the test kit finds it."""
-    # Not a terminal: as wide as the longest sentence, for whoever reads a log.
+    # Not a terminal: as wide as the longest sentence, for a reader of a log.
     console = Console(width=None if sys.stdout.isatty() else 200)
     try:
         tables = table or TABLES
@@ -238,7 +238,7 @@ def main(
                     f"NOT AS IT SHOULD BE: {' '.join(next(rows([result])))}", style="red", highlight=False
                 )
             if out is not None:
-                # After each one: what was found so far is not lost when somebody stops it.
+                # After each one: what was found so far is not lost when it is stopped.
                 write(out, results, time.monotonic() - begun)
     shown = Table(*COLUMNS, title="Planted faults")
     for row in rows(results):

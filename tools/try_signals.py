@@ -190,7 +190,7 @@ def _drain(terminal: int, output: bytearray) -> None:
         while piece := os.read(terminal, 1 << 16):
             output += piece
     except (BlockingIOError, OSError):
-        # Nothing there now, or nobody on the other side any more.
+        # Nothing there now, or no process on the other side any more.
         pass
 
 

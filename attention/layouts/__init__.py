@@ -1,4 +1,4 @@
-"""What lies on pages, as tensors that are views of them: a file a layout.
+"""Layouts of pages: tensors that are views of them, a file for each layout.
 
 entries    something of each token: K or V of one layer, a latent, an index key
 quantised  K or V in 8 or 4 bits, with a scale a token and head

@@ -73,7 +73,7 @@ class State:
         self._stretches = [self._stretch(pages, unit_bytes, *found) for found in _stretches(places, unit_bytes)]
 
     def read(self, sources: Tensor) -> Tensor:
-        """Return what pages, int [n, k], hold: [n, *shape], contiguous and nobody else's. A row of -1 reads as zeros."""
+        """Return what pages, int [n, k], hold: [n, *shape], contiguous and not shared. A row of -1 reads as zeros."""
         index = sources.to(self._device, torch.int64)
         index = torch.where(index < 0, self._scratch, index)
         parts = [

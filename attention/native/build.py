@@ -34,7 +34,7 @@ _DIGITS = 20
 
 
 class Recipe(NamedTuple):
-    """What a library is made by, and under which name it is kept."""
+    """The compiler and flags of a library, and the name under which it is kept."""
 
     compiler: list[str]
     flags: list[str]
@@ -95,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """What runs $CC, with its arguments, or the first of cc, gcc and clang that is there. Raises BuildFailed."""
+    """Return the compiler: $CC with its arguments, or the first of cc, gcc and clang that is there. Raises BuildFailed."""
     named = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
     for name, *arguments in [named] if named else [[each] for each in _COMPILERS]:
         found = shutil.which(name)
@@ -115,8 +115,8 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    told = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
-    return "\n".join([platform.machine(), *dict.fromkeys(told)])
+    named = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
+    return "\n".join([platform.machine(), *dict.fromkeys(named)])
 
 
 def has_instructions(*names: str) -> bool:
@@ -125,7 +125,7 @@ def has_instructions(*names: str) -> bool:
 
 
 def compiler_version(compiler: Sequence[str]) -> str:
-    """What it says of itself, several lines. Raises BuildFailed where it does not run."""
+    """Return the compiler's version text, several lines. Raises BuildFailed if it does not run."""
     return _run([*compiler, "--version"]).stdout
 
 
@@ -149,7 +149,7 @@ def _loaded(folder: Path, stem: str) -> ctypes.CDLL | None:
             if _is_whole(kept):
                 return ctypes.CDLL(str(kept))
         except OSError:
-            # Nobody may read it, or it needs a library that is gone.
+            # It may be unreadable, or need a library that is gone.
             continue
     return None
 

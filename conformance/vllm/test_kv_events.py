@@ -42,9 +42,9 @@ def test_vllms_classes_read_what_ours_publishes():
     assert (stored.medium, stored.lora_name, stored.lora_id) == (theirs.MEDIUM_GPU, "sql", None)
     (name, digest), rest = stored.extra_keys
     assert (name, len(digest), rest) == ("sql", 16, ("sql",))
-    told = [(type(event).__name__, event.medium) for event in second.events]
+    events = [(type(event).__name__, event.medium) for event in second.events]
     media = (theirs.MEDIUM_GPU, theirs.MEDIUM_CPU, theirs.MEDIUM_GPU)
-    assert told == list(zip(("BlockRemoved", "BlockStored", "BlockStored"), media, strict=True))
+    assert events == list(zip(("BlockRemoved", "BlockStored", "BlockStored"), media, strict=True))
     # What vLLM writes of the same events is the same bytes.
     assert [msgspec.msgpack.encode(batch) for batch in (first, second)] == payloads
 

@@ -1,7 +1,7 @@
 """vLLM's whole scheduler, with its KV cache manager, behind the names of the kit's `StepScheduler`, and a machine to drive it.
 
 What one step runs is made here from `SchedulerOutput` alone, as vLLM's model runner does it: it keeps each request's tokens and block
-ids, takes the differences that it is told, and computes the slots. So a difference that is told wrongly is a wrong slot or a wrong
+ids, takes the differences that it gets, and computes the slots. So a difference that is sent wrongly is a wrong slot or a wrong
 table. Left to vLLM's front end, and therefore done here: prompts that cannot fit are refused, and so is an id that is still in use.
 One batch outstanding, no drafts, no connector. First come first served, or by priority. Knows no model.
 """

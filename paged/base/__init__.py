@@ -1,1 +1,1 @@
-"""What every room checks and counts with: numbers from callers, growing arrays, and objects that cannot be copied."""
+"""Checks and helpers for all packages: numbers from callers, growing arrays, and objects that cannot be copied."""

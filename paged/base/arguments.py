@@ -1,4 +1,4 @@
-"""What callers pass becomes a plain int, bool, float or array of integers here, once, so that nothing wraps later.
+"""Conversion of callers' arguments into plain int, bool, float or arrays of integers, once, so that nothing wraps later.
 
 The other rooms check by it, too.
 """
@@ -143,7 +143,7 @@ def _converted(tokens: Any) -> Tokens:
 
 
 def _no_token_ids(given: Any) -> str:
-    """What is said of that which is no flat sequence of integers."""
+    """Return the message for an argument that is no flat sequence of integers."""
     found, among = given, ""
     if isinstance(given, (list, tuple)):
         others = [value for value in given if not is_integer(value)]
@@ -164,12 +164,12 @@ def _has_negative(tokens: Tokens) -> bool:
     """Whether any of these token ids, int32 [n], n ≥ 1, is negative."""
     if len(tokens) > _FEW:
         return bool(tokens.min() < 0)
-    # The highest byte of a token id is below 128, which is told of bytes faster than a small array is reduced.
+    # The highest byte of a token id is below 128; bytes are checked faster than a small array is reduced.
     return not tokens.tobytes()[_HIGHEST_BYTE::4].isascii()
 
 
 def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
-    """What is wrong with the lengths of a prompt at which others may begin; None: nothing."""
+    """Return what is wrong with the lengths of a prompt at which others may begin; None: nothing."""
     is_few = isinstance(keep_at, (tuple, list)) and len(keep_at) <= MOST_KEPT_AT
     if is_few and all(is_integer(length) and 1 <= length <= num_tokens for length in keep_at):
         return None

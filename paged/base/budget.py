@@ -1,4 +1,4 @@
-"""How many blocks a number of bytes holds, and bytes in words."""
+"""The number of blocks that fit into a number of bytes, and bytes in words."""
 
 from paged.errors import BudgetTooSmall
 
@@ -31,5 +31,5 @@ def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, longest
 
 
 def _exact(number: int, unit: str = " bytes") -> str:
-    """Of small numbers each byte: a pool that is one byte short is told so."""
+    """Small numbers to the byte, so that a message shows a pool that is one byte short."""
     return f"{number:,}{unit}" if number < 1e6 else as_bytes(number)

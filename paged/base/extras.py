@@ -1,4 +1,4 @@
-"""What is said when a name is wanted whose libraries are not installed.
+"""The message for a name whose libraries are not installed.
 
 An install without extras has numpy and msgspec, which the memory layer, the scheduler and the simulator need. The
 command line, plots and what runs a model need more.
@@ -43,7 +43,7 @@ DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "zmq": "pyzmq"}
 
 
 def installed_by(extra: str) -> str:
-    """What installs an extra. No index has this package, so it is a checkout that is installed."""
+    """Return the command that installs an extra. No index has this package, so it installs a checkout."""
     return f"`pip install '.[{extra}]'` in a checkout of paged"
 
 

@@ -12,6 +12,6 @@ def counted(number: int, word: str) -> str:
 
 
 def short_cause(error: BaseException) -> str:
-    """What a library says of a file, as one line that a terminal can hold: its first words may be no cause."""
+    """Return a library's message about a file as one line for a terminal: its first words may be no cause."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"

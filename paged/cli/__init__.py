@@ -1,6 +1,6 @@
 """The command line, `paged`. Every figure it shows comes from `paged.study.simulator` or `paged.study.bench`.
 
-It needs the extra `cli`, and says so in one line where that is not installed.
+It needs the extra `cli`, and says so in one line if that is not installed.
 """
 
 import io
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _have_streams() -> None:
-    """A closed standard stream is a number that the next file gets, and None in Python."""
+    """Open standard streams that are closed: else the next file gets their number, and Python has None for them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             file = os.open(os.devnull, os.O_RDWR)

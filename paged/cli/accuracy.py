@@ -1,4 +1,4 @@
-"""`paged accuracy`: what quantised weights, K and V change of a model's words."""
+"""`paged accuracy`: how much quantised weights, K and V change a model's answers."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def accuracy(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Say how far a model's words with quantised weights, K and V are from those with both as they are.
+    """Measure how much quantised weights, K and V change a model's answers.
 
-    It reads text, and the true tokens before each position are known. Loss: the mean of −log of the true token's probability. Choices: positions whose
+    It reads text; at each position the true tokens before it are given. Loss: the mean of −log of the true token's probability. Choices: positions whose
     most likely token is another one. Log-probabilities: of true tokens, absolute differences.
 
     Example: `paged accuracy embedded --weights as-is,int4 --kv-cache-dtype auto,int8`
@@ -69,7 +69,7 @@ def accuracy(
 
 
 def text_of(file: Path) -> list[str]:
-    """The text of a file. Raises InvalidConfig where it is not UTF-8."""
+    """Return the text of a file. Raises InvalidConfig if it is not UTF-8."""
     try:
         return [file.read_text(encoding="utf-8")]
     except UnicodeDecodeError as error:

@@ -1,6 +1,6 @@
-"""The `paged` command: its subcommands, and what becomes of an error.
+"""The `paged` command: its subcommands, and the handling of errors.
 
-Whatever a user can get wrong ends in one line on standard error and exit status 2; what works, and is slower than it
+A user's mistake ends in one line on standard error and exit status 2; what works, but is slower than it
 could be, is a line there. Anything else is a bug of ours and keeps its traceback.
 """
 
@@ -100,7 +100,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Our own warnings are said as errors are; others as Python does it."""
+    """Print our own warnings in a line, as errors; leave others to Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", PagedWarning)
         usual = warnings.showwarning
@@ -116,7 +116,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _status_of(problem: BaseException) -> int:
-    """The exit status after what a user can get wrong, which is told. Raises what is a bug of ours."""
+    """Print a user's mistake in one line, and return the exit status. Raises what is a bug of ours."""
     if isinstance(problem, BrokenPipeError):
         # The reader (head, less) has gone.
         _forget_output()
@@ -136,7 +136,7 @@ def _status_of(problem: BaseException) -> int:
 
 
 def _forget_output() -> None:
-    """What is left in the buffer must not be flushed at exit where it cannot go."""
+    """Drop buffered output that has no reader, so that it is not flushed at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""What commands that simulate are asked, said once: options that describe scenarios, and the scenarios that they come to."""
+"""The options that all simulating commands share, and the scenarios that they describe."""
 
 import inspect
 import math
@@ -58,7 +58,7 @@ def scenarios(
     token_us: options.TokenUs = _TIME.token_us,
     swap_us: options.SwapUs = _TIME.swap_us,
 ) -> list[Scenario]:
-    """Every combination of the options that take several values. Raises what is wrong with any of them, before one is simulated."""
+    """Return every combination of the options that take several values. Raises for any wrong one, before one is simulated."""
     _check_read(model, profile, locals())
     shape = None if model is None else model_named(model)
     if context is None and shape is not None:
@@ -172,7 +172,7 @@ _ASKED = inspect.signature(scenarios).parameters
 
 
 def asks_for_scenarios(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a list of scenarios: on the command line it has the options of `scenarios` instead, and its own."""
+    """A decorator for a command whose first parameter is a list of scenarios: on the command line it has the options of `scenarios` instead, and its own."""
 
     @wraps(command)
     def asking(**given: Any) -> None:

@@ -1,4 +1,4 @@
-"""`paged bench`: what the scheduler, attention and the engine cost on this machine."""
+"""`paged bench`: the time of scheduler, attention and engine on this machine."""
 
 import typer
 

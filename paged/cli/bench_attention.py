@@ -56,7 +56,7 @@ def attention(
 ) -> None:
     """Time one layer's attention by every backend that runs here: a decode, a prefill, and a step that mixes both.
 
-    Blocks lie in random order in a pool larger than a processor's cache. A decode is told in bytes of K and V a second, and their share of
+    Blocks lie in random order in a pool larger than a processor's cache. A decode is shown in bytes of K and V a second, and their share of
     what a copy reads and writes here; a prefill in operations a second. Backends take turns; a figure is the median of its rounds.
 
     Example: `paged bench attention --shapes 9/3/64 --block-sizes 16 --dtype bfloat16`

@@ -1,4 +1,4 @@
-"""`paged bench engine`: requests on the engine, and how far it is from what this machine could do."""
+"""`paged bench engine`: requests on the engine, beside the least time that this machine could take."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def engine(
 ) -> None:
     """Serve requests on the engine: output tokens a second, latencies, preemptions, and how many times the floor it takes.
 
-    The floor is the least that the steps could have taken here: in each, weights, K and V at the rate at which memory is read, or its operations at
+    The floor is the least time that the steps could take here: in each, weights, K and V at the rate at which memory is read, or its operations at
     the rate of a large product, whichever takes longer; both rates are measured at the start. Each run begins with a new engine and an empty cache.
     Lengths are clipped to what the model takes.
 

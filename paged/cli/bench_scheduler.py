@@ -1,4 +1,4 @@
-"""`paged bench scheduler`: what the scheduler costs on this machine, with no model behind it."""
+"""`paged bench scheduler`: the time of the scheduler on this machine, without a model."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`paged bench step`: where a decode step of the engine goes."""
+"""`paged bench step`: the parts of a decode step of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an answer is what it is: how its token budget came about, and what binds it."""
+"""Sentences about an answer: how its token budget was chosen, and which limit binds it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`paged capacity`: what a model's sequences need of a device: memory by published figures, time by measured kernels where they ship.
+"""`paged capacity`: the memory and time that a model's sequences need on a device: memory by published figures, time by measured kernels where they ship.
 
 Every figure comes from `paged.study.hardware`.
 """
@@ -78,7 +78,7 @@ def capacity(
     max_tokens_per_step: MaxTokensPerStep = None,
     json: Json = False,
 ) -> None:
-    """Say what a model takes on a device: weights, activations, KV, how many sequences fit, and what binds its steps.
+    """Show what a model needs on a device: weights, activations, KV, how many sequences fit, and what binds its steps.
 
     Memory and operations follow from the model's shape and the device's published figures; what a step takes from measured kernels, where
     they ship, and it says so. 1 GB is 10^9 bytes.

@@ -1,4 +1,4 @@
-"""`paged chat`: a conversation in the terminal, each turn of which finds the last one's blocks."""
+"""`paged chat`: a conversation in the terminal, each turn of which reuses the last one's blocks."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FAILED = 1
 
 # fmt: off
-System = Annotated[str | None, typer.Option(help="What the assistant is told first.")]
+System = Annotated[str | None, typer.Option(help="A system message, before the first question.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int | None, typer.Option(help="Of every answer's draws.", show_default="one of each answer's number")]
@@ -34,10 +34,10 @@ def chat(
     *,
     engine: dict[str, Any],
 ) -> None:
-    """Talk to a model. What was said before is not computed again: its blocks are found.
+    """Talk to a model. Earlier turns are not computed again: their blocks are in the cache.
 
     A line is a message; an empty one, or the end of the input, ends the conversation. The model that ships is small and has read Python's
-    documentation: it continues, and does not converse. Status 1 where there is no answer, because a request failed, or the conversation has become too long.
+    documentation: it continues text, and does not converse. Status 1 if there is no answer, because a request failed, or the conversation has become too long.
 
     Example: `echo "What is a list?" | paged chat`
     """

@@ -1,4 +1,4 @@
-"""`paged check`: what the test kit found, run again."""
+"""`paged check`: saved failures of the test kit, run again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a saved failure from the start, with every oracle watching, and say what it violates now.
+    """Run a saved failure from the start, with every oracle watching, and show what it violates now.
 
     The exit status is 0 if it violates nothing any more, and 1 if it does. The state machines and the soak save what they find in the folder
     that PAGED_FAILURES in the environment names.

@@ -18,7 +18,7 @@ class Command(TyperCommand):
     """A command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Its options and arguments. An empty path would be the folder that one stands in: a variable of a shell that is not set, mostly."""
+        """Return its options and arguments. Refuse an empty path: it would be the current folder, and mostly comes from an unset variable of a shell."""
         is_named = "." in args
         has_empty = any(each == "" or (each.startswith("-") and each.endswith("=")) for each in args)
         left = super().parse_args(ctx, args)

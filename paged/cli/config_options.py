@@ -1,4 +1,4 @@
-"""Options of the command line that are made from settings: name, help, default and second names as they are declared.
+"""Command-line options made from settings: name, help, default, range and second names as declared.
 
 @takes(engine=EngineConfig())
 def command(mine: Mine = None, *, engine: dict[str, Any]) -> None: ...
@@ -16,7 +16,7 @@ from paged.engine.config import Config, EngineConfig, Field, fields_of
 
 
 def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator for a command: it gets an option a setting of each of these, but for names that it has itself, and is called with what was given
+    """A decorator for a command: it gets an option for each setting of these, except for names that it has itself, and is called with the given values
     of each, as a dictionary of that name. The defaults shown are those of the configurations."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -42,7 +42,7 @@ def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., No
             _option(setting, getattr(config, setting.group, config))
             for name, config in configs.items()
             for setting in settings[name].values()
-            if setting.flag != ""
+            if setting.options
         ]
         by_keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.values()]
         taking.__signature__ = inspect.Signature([*by_keyword, *options])  # type: ignore[attr-defined]
@@ -65,23 +65,12 @@ def _option(setting: Field, config: Config) -> inspect.Parameter:
 
 
 def _info(setting: Field, config: Config) -> Any:
-    names = [setting.flag or f"--{setting.name}", *(f"--{name}" for name in setting.vllm)]
-    names = [name.replace("_", "-") for name in names]
-    if setting.kind is bool:
-        names = [f"{name}/{setting.turns_off or name.replace('--', '--no-')}" for name in names]
+    takes = f"{setting.takes[0].upper()}{setting.takes[1:]}." if setting.limits or setting.choices else ""
     return Option(
-        *filter(None, [*names, setting.letter]),
-        help=setting.help,
-        show_default=_shown(setting, getattr(config, setting.name)),
+        *filter(None, [*setting.options, setting.letter]),
+        help=f"{setting.help} {takes}".strip(),
+        show_default=setting.shown(getattr(config, setting.name)),
         metavar=None if setting.kind is bool else setting.metavar or {int: "N", float: "S"}.get(setting.kind, "TEXT"),
         envvar=setting.variable,
         rich_help_panel=setting.panel,
     )
-
-
-def _shown(setting: Field, default: Any) -> str:
-    if default in (None, "", ()):
-        return setting.usually
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    return f"{default:,}" if isinstance(default, int) and setting.name != "port" else f"{default}"

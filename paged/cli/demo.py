@@ -1,4 +1,4 @@
-"""`paged demo`: a real service's arrivals on a memory far too small, with a model that writes, live; then the same with ample memory.
+"""`paged demo`: a real service's arrivals on a memory far too small, answered live by a model; then the same with ample memory.
 
 In its second half the model is a hybrid, whose layers keep states beside K and V, in pages of one pool; then each request alone.
 """
@@ -100,7 +100,7 @@ def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
 
 
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
-    """The simulation under pressure, and what comparing it with one in ample memory gave."""
+    """Run the simulation under pressure, and compare it with one in ample memory."""
     out = console()
     waits = "reading the model: a few seconds; the first time up to a minute"
     with out.status(waits) if out.is_terminal and not is_silent else nullcontext():
@@ -139,7 +139,7 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
 
 
 def _hybrid_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
-    """The hybrid's simulation under pressure, and what comparing it with each request alone gave."""
+    """Run the hybrid's simulation under pressure, and compare it with each request alone."""
     out = console()
     with out.status("reading the hybrid") if out.is_terminal and not is_silent else nullcontext(), at_once():
         from paged.cli.demo_model import ModelAnswers, RealText, grouped

@@ -1,4 +1,4 @@
-"""What `paged demo` runs when torch is there: the models that ship, in the place of a simulation's stand-in, over prompts of real text.
+"""The models of `paged demo`, if torch is installed: those that ship, in place of a simulation's stand-in, over prompts of real text.
 
 The text is `pydoc`'s topics, which every Python has.
 """

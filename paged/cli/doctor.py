@@ -1,4 +1,4 @@
-"""`paged doctor`: what this machine and installation give, and what there is to do where something does not work.
+"""`paged doctor`: what works on this machine and installation, and how to repair what does not.
 
 Every finding comes from `paged.model.doctor`.
 """
@@ -35,9 +35,9 @@ NoBuild = Annotated[bool, typer.Option("--no-build", help="Compile nothing, and 
 
 
 def doctor(no_build: NoBuild = False, json: Json = False) -> None:
-    """Say what this machine and installation give, which attention backends work and why others do not, and what there is to do.
+    """Show what works on this machine and installation, which attention backends work, why others do not, and how to repair that.
 
-    Native code is compiled if it is not there yet, and the model that ships answers by every backend. Status 1 where something that should work does not.
+    Native code is compiled if it is not there yet, and the model that ships answers by every backend. Status 1 if something that should work does not.
 
     Example: `paged doctor`
     """

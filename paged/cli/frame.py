@@ -8,7 +8,7 @@ from paged.block_manager import GroupStats
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What one step looks like. Counts of blocks unless the name says tokens, requests or seconds."""
+    """The picture of one step. Counts of blocks unless the name says tokens, requests or seconds."""
 
     step: int
     now_s: float

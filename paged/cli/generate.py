@@ -119,7 +119,7 @@ def generate(
 
     Prompts come from --prompt, --file, or standard input, a line each. A single answer is written as it comes; many are shown when all are done.
     The same call gives the same text: an answer depends on nothing but its prompt and its sampling values, unless --fast is given.
-    Status 1 where a request failed.
+    Status 1 if a request failed.
 
     Example: `paged generate --prompt "The with statement is used to" --max-tokens 40`
     """
@@ -326,7 +326,7 @@ def _write(completions: "dict[int, Completion]") -> None:
 
 
 def _show_likelihoods(output: "CompletionOutput") -> None:
-    """A line a token: how likely it was, and what else was."""
+    """Print a line for each token: its likelihood, and its alternatives."""
     lines = []
     for token, found in zip(output.token_ids, output.logprobs or (), strict=True):
         its = found[token]

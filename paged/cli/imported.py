@@ -1,4 +1,4 @@
-"""`paged profile --import`: tables that others timed, as a file that `paged simulate --profile` goes by.
+"""`paged profile --import`: tables that others timed, as a file for `paged simulate --profile`.
 
 What is in a folder, and how it is fitted, is the hardware's.
 """

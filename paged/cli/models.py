@@ -1,4 +1,4 @@
-"""Which model a command runs: a checkpoint folder, a small one that ships, or random weights in a model's shape."""
+"""The model of a command: a checkpoint folder, a small one that ships, or random weights in a model's shape."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_one(model: str | None, shape: str | None, option: str = "--model") -> 
 
 
 def model_name(model: str | None, shape: str | None) -> str:
-    """What a result calls it."""
+    """Return the model's name for results."""
     return shape or (EMBEDDED if model is None else Path(model).name)
 
 

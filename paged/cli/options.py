@@ -25,7 +25,7 @@ TARGETS_MISSED = 1
 CORES = os.cpu_count() or 1
 
 _TRACE_HELP = (
-    "A file: Azure CSV, Mooncake JSON Lines, or our own schema in either (docs/traces.md); told apart by content. "
+    "A file: Azure CSV, Mooncake JSON Lines, or our own schema in either (docs/traces.md); recognised by their content. "
     f"Or the name of an excerpt that ships with paged: {', '.join(sorted(EXCERPTS))}. Or `synthetic:…`, as in "
     "synthetic:poisson,rate=2,requests=1000,lengths=sharegpt."
 )
@@ -109,7 +109,7 @@ Json = Annotated[bool, Option("--json", help="One JSON document on standard outp
 
 
 def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
-    """What stands between commas. Raises InvalidConfig with the part that is none, and what would be one."""
+    """Return the values between commas. Raises InvalidConfig with the wrong part, and what would be right."""
     parts = []
     for part in text.split(","):
         try:
@@ -121,7 +121,7 @@ def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
-    """What stands between commas."""
+    """Return the names between commas."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(","))) if text else ()
 
 

@@ -1,4 +1,4 @@
-"""Files that a command writes: asked for before a long run, and never one that it reads."""
+"""Checks of the files that a command writes, before a long run: each can be written, and none is one that it reads."""
 
 import os
 from collections.abc import Iterable, Mapping

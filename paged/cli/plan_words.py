@@ -1,4 +1,4 @@
-"""Plans, for people and for programs: what was tried, the answer in a sentence, and by how much nothing met."""
+"""Plans as text and as JSON: the tried values, the answer in a sentence, and by how much the targets were missed."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +22,7 @@ _END = {
 
 
 def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]:
-    """What `--json` says of a plan: the answer first, then what was asked, then what was tried, then what binds where that was sought."""
+    """Return the JSON of a plan: the answer first, then the question, the tried values, and the binding limit if it was searched."""
     scenario, found = plan.scenario, msgspec.to_builtins(plan)
     del found["scenario"]
     asked = {
@@ -62,7 +62,7 @@ def in_order(plan: Plan) -> Plan:
 
 
 def print_probes(plan: Plan, why: Sequence[str] = ()) -> None:
-    """All that was tried, the answer if there is one, and then these lines."""
+    """Print all tried values, the answer if there is one, and then these lines."""
     columns = [*_value_columns(plan), *_LATENCIES.values(), "outcome", "steps", "took"]
     rows = [
         [
@@ -170,7 +170,7 @@ def value_of(plan: Plan, value: float) -> str:
 
 
 def unit_of(plan: Plan) -> str:
-    """What memory is counted in."""
+    """Return the unit of memory."""
     return "page" if plan.groups else "block"
 
 
@@ -220,7 +220,7 @@ def _p99_cells(p99: P99s | None) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What a reader of the answer should know beside it."""
+    """Return remarks on the answer."""
     best = plan.best
     quarters = ", ".join(map(as_time, best.ttft_by_quarter_s))
     lines = []

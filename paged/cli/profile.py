@@ -1,4 +1,4 @@
-"""`paged profile`: what the engine's steps take on this machine, as a file that `paged simulate` goes by."""
+"""`paged profile`: the time of the engine's steps on this machine, as a file for `paged simulate`."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def profile(
     license: License = "",  # noqa: A002
     json: Json = False,
 ) -> None:
-    """Time steps of the engine, fit a price to each amount of their work, and write the profile that `paged simulate --profile` goes by.
+    """Time steps of the engine, fit a price to each amount of their work, and write a profile for `paged simulate --profile`.
 
     The steps are designed: numbers of decoding rows, lengths of their contexts, sizes of prompts' chunks, and these together. Each is timed once
     a round, after a round that is not counted; its median is fitted. Some are held out: the table says how far the profile is off there. Let nothing
     else run meanwhile.
 
-    With --import nothing is timed: a folder of tables becomes such a file, with the errors of the fit. Whose layers they are --shape says, where the folder does not.
+    With --import nothing is timed: a folder of tables becomes such a file, with the errors of the fit. --shape names the layers' model, if the folder does not.
 
     Example: `paged profile --shape smollm-135m --max-context 160 --out smollm.json`
     """

@@ -40,7 +40,7 @@ def quantise(
 ) -> None:
     """Write a checkpoint again with the linear layers of its decoder layers in 8 or 4 bits, in the format of compressed-tensors, which other engines read, too.
 
-    Embeddings, head, norms and states stay as they are. One layer is read at a time. With --text the loss on it is told before and after.
+    Embeddings, head, norms and states stay as they are. One layer is read at a time. With --text its loss is shown before and after.
 
     Example: `paged quantise embedded --weights int4 --out embedded-int4`
     """
@@ -62,8 +62,8 @@ def quantise(
         made = write_quantised(model or EMBEDDED, out, weights=weights, group_size=group_size, on_layer=on_layer)
     losses = None if words is None or before is None else (before, loss_of(out, words))
     if json:
-        told: dict[str, Any] = msgspec.to_builtins(made, enc_hook=str)
-        print_json({**told, "loss_before": losses and losses[0], "loss_after": losses and losses[1]})
+        shown: dict[str, Any] = msgspec.to_builtins(made, enc_hook=str)
+        print_json({**shown, "loss_before": losses and losses[0], "loss_after": losses and losses[1]})
         return
     _show(made, losses)
 

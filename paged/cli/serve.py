@@ -1,6 +1,6 @@
 """`paged serve`: a model behind OpenAI's interface, until a signal ends it.
 
-Its options are made from the settings of a server and of an engine; those that are not given come from the environment, the file of --config, or
+Its options are made from the settings of a server and of an engine; others come from the environment, the file of --config, or
 the defaults.
 """
 
@@ -25,6 +25,7 @@ from paged.cli.config_options import takes
 from paged.cli.show import figures, is_terminal, printed, say
 from paged.engine.vllm_flags import translated
 from paged.errors import InvalidConfig, PagedError
+from paged.model.checkpoint import check_folder, named_or_shipped
 from paged.serving.request_log import to_stderr
 from paged.serving.settings import SERVED, Settings, read_settings
 
@@ -39,7 +40,7 @@ class ServeCommand(Command):
     """A command that takes vLLM's flags, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Its options, of which none is vLLM's alone any more."""
+        """Parse the arguments, with vLLM's flags translated."""
         return super().parse_args(ctx, translated(args))
 
 
@@ -79,6 +80,8 @@ def serve(
     loading = f"loading {settings.engine.model.model or 'the model that ships'}"
     to_stderr("info", loading) if says_json else say(loading)
     try:
+        # Before a tokenizer's library is loaded, which takes seconds.
+        check_folder(Path(named_or_shipped(settings.engine.model.model)))
         with _handled_by_the_server(), ExitStack() as until_the_end:
             announce = partial(_announce, settings, replicas)
             if several is None:
@@ -100,7 +103,7 @@ def serve(
 
 
 def _replicas_on_ray() -> ModuleType:
-    """What starts replicas. Raises UnsupportedRay."""
+    """Return the function that starts replicas. Raises UnsupportedRay."""
     from paged.integrations.ray import local
 
     return local
@@ -108,7 +111,7 @@ def _replicas_on_ray() -> ModuleType:
 
 @contextmanager
 def _handled_by_the_server() -> Iterator[None]:
-    """Within the block signals are the server's, which lets requests end; a terminal that is closed asks for the same as SIGTERM."""
+    """Give signals to the server within the block: it lets requests end. A closed terminal counts as SIGTERM."""
     before = signal.getsignal(signal.SIGHUP)
     with signals.unhurried():
         if before is not signal.SIG_IGN:
@@ -120,7 +123,7 @@ def _handled_by_the_server() -> Iterator[None]:
 
 
 def _announce(settings: Settings, num_replicas: int, ready: "Ready", port: int) -> None:
-    """Say that requests are taken, where, and of how much there is room."""
+    """Print that requests are taken, the address, and the limits."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{port}"
     names = ", ".join(settings.names)

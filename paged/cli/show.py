@@ -1,4 +1,4 @@
-"""How results reach the reader: tables in a terminal, plain lines without one, JSON when asked."""
+"""Output of results: tables in a terminal, plain lines without one, JSON on request."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from paged.cli.signals import at_once
 
 
 def console() -> Console:
-    """Standard output as a terminal to draw on; made when needed, because tests and pipes replace it."""
+    """Return standard output as a terminal to draw on; made when needed, because tests and pipes replace it."""
     return Console(highlight=False)
 
 
@@ -25,19 +25,19 @@ def is_terminal() -> bool:
 
 
 def printed(text: str) -> None:
-    """A line of plain text on standard output."""
+    """Print a line of plain text on standard output."""
     sys.stdout.write(text + "\n")
 
 
 def say(text: str) -> None:
-    """What is not a result, in one line on standard error. Where that takes nothing (a full disk), the work goes on without."""
+    """Print a line that is no result on standard error. If that fails (a full disk), the work goes on without."""
     with suppress(OSError):
         print(f"paged: {' '.join(text.split())}", file=sys.stderr)
 
 
 @contextmanager
 def loading(what: object) -> Iterator[None]:
-    """Within the block libraries and a model are loaded. At a terminal it is said at once, and a signal ends the process
+    """Announce at a terminal that the block loads libraries and a model; a signal within it ends the process
     where it is."""
     if sys.stderr.isatty():
         say(f"loading {what or 'the model that ships'}")
@@ -60,7 +60,7 @@ def progress_bar(*columns: ProgressColumn) -> Progress | None:
 
 
 def as_time(seconds: float | None) -> str:
-    """In the unit in which it reads best."""
+    """Return seconds in the unit in which they read best."""
     if seconds is None:
         return "none"
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"

@@ -1,8 +1,8 @@
-"""What a signal does to a command: it is gone within a second, says no more than what it had finished, and its status is 128 and the signal.
+"""The end of a command by a signal: within a second, with the results that it had finished, and status 128 plus the signal.
 
-Until a command runs there is nothing to keep, and it ends where it is. Then the signal is a KeyboardInterrupt,
-wherever Python is: bars and live views put the terminal right, files that are half written go, and a command prints
-what it has. A thread waits beside it, for what does not listen (a library that swallows the interrupt, a product that
+Before a command runs there is nothing to keep, and the process ends at once. Then the signal is a KeyboardInterrupt,
+wherever Python is: bars and live views restore the terminal, half-written files are removed, and a command prints
+its results. A thread waits beside it, for code that does not listen (a library that swallows the interrupt, a product that
 takes a second), and ends the process. A command that lets others end first, as a server does, asks for it to be
 `unhurried`.
 """
@@ -24,14 +24,14 @@ _TIDYING_S = 0.1
 
 
 class Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C has come."""
+    """Raised by a signal other than Ctrl-C."""
 
 
 _latest = signal.SIGINT
 
 
 def end_at_once() -> None:
-    """From now on a signal ends the process where it is. Signals that this process was told to ignore (nohup, a shell's `&`) stay ignored."""
+    """From now on a signal ends the process where it is. Signals that this process ignores already (nohup, a shell's `&`) stay ignored."""
     _on_signals(dict.fromkeys(ENDING, _end))
 
 

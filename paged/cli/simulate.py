@@ -42,9 +42,9 @@ def simulate(
     log: options.LogPath = None,
     json: options.Json = False,
 ) -> None:
-    """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report what became of it.
+    """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report the results.
 
-    Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model, and a step takes what the roofline
+    Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model. A step takes the time that the roofline
     of --model on --device gives (measured kernels where they ship, else published figures, docs/hardware.md), or what the steps in --profile took, or without either a formula:
     max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. --policy, --rate-scale, --blocks and
     --max-tokens-per-step take several values with commas; every combination is simulated, in processes of their own.
@@ -122,7 +122,7 @@ def _over_budget(outcome: Outcome) -> str:
 
 
 def as_document(outcome: Outcome) -> dict[str, object]:
-    """What `--json` says of a simulation: its figures, and what it was asked."""
+    """Return the JSON of a simulation: its figures, and its options."""
     scenario = outcome.scenario
     asked = {
         "rate_scale": scenario.load.rate,

@@ -1,4 +1,4 @@
-"""Simulations' results, for people."""
+"""Results of simulations as text."""
 
 from collections.abc import Callable, Sequence
 
@@ -60,7 +60,7 @@ def _replicas(result: SimulationResult) -> list[tuple[str, str]]:
 
 
 def summary(result: SimulationResult) -> list[tuple[str, str]]:
-    """What is worth knowing of a simulation: name and value, a line each."""
+    """Return the figures of a simulation: name and value, a line each."""
     computed = max(result.computed_tokens, 1)
     pool = f"{result.num_blocks:,} blocks of {result.block_size} tokens, {result.host_blocks:,} on the host"
     if result.groups:

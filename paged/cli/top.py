@@ -1,4 +1,4 @@
-"""`paged top`: a running server in the terminal: its blocks, its queues, who waits for what, and what happens."""
+"""`paged top`: a running server in the terminal: its blocks, its queues, why requests wait, and events."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ Once = Annotated[bool, typer.Option("--once", help="Print one view and end.")]
 
 
 def top(url: Url = "http://127.0.0.1:8000", api_key: ApiKey = None, once: Once = False) -> None:
-    """Watch a running server: whose each block is, who runs, who waits and for what.
+    """Watch a running server: the request of each block, running requests, waiting requests and their reasons.
 
     Reads what the server's dashboard reads, twice a second, until Ctrl-C. In a pipe it prints one view in plain lines.
 

@@ -1,4 +1,4 @@
-"""What `paged top` draws of a server at one moment: lines of coloured text in a terminal, plain ones without."""
+"""The picture of `paged top`, a server at one moment: lines of coloured text in a terminal, plain ones without."""
 
 import re
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""What a trace is, in a sentence: how fast, how long, what is not in it."""
+"""A trace in sentences: its rate, its lengths, and what is not in it."""
 
 import math
 from collections.abc import Sequence

@@ -51,7 +51,7 @@ def validate(
     html: Html = None,
     json: Json = False,
 ) -> None:
-    """Simulate a recorded run from its arrivals and lengths alone, and say how far the simulation is off.
+    """Simulate a recorded run from its arrivals and lengths alone, and show the errors of the simulation.
 
     TTFT and end to end count from when the engine took a request in, TPOT is first to last token ÷ tokens after the first. Nothing is fitted
     to the run. Errors are signed: above 0 the simulation is too long.

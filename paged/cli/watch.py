@@ -1,4 +1,4 @@
-"""From steps to frames: what the live view and the progress lines show of a simulation under way."""
+"""From steps to frames: the pictures of a running simulation for the live view and the progress lines."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ MAX_EVENTS = 40
 
 
 class Watch:
-    """Follows a simulation step by step. `frame` says what it looks like after the latest one."""
+    """Follows a simulation step by step. `frame` is the picture after the latest one."""
 
     def __init__(self, simulation: Simulation, texts: Mapping[str, str] | None = None) -> None:
         """`texts` by request id are what a model has written so far, if one writes."""

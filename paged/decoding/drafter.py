@@ -1,4 +1,4 @@
-"""What guesses tokens is: rows begin, drafts are proposed before a step, those that have to be computed are filled in with it, and it learns
+"""The protocol of a drafter: rows begin, drafts are proposed before a step, those that have to be computed are filled in with it, and it learns
 which were right.
 
     propose → the scheduler keeps what fits → filled → the step → learn
@@ -85,7 +85,7 @@ class DraftLengths:
 
 
 class ByWorth:
-    """What those have in common whose rows get as many drafts as they are worth, `most` at most."""
+    """A base for drafters that give each row as many drafts as it is worth, `most` at most."""
 
     def __init__(self, most: int) -> None:
         self._lengths = DraftLengths(most)
@@ -100,7 +100,7 @@ class ByWorth:
 
 
 class FromText:
-    """What those have in common that guess from known tokens alone: nothing is computed for a draft."""
+    """A base for drafters that guess from known tokens alone: nothing is computed for a draft."""
 
     def copy(self, moves: Moves) -> None:
         """There is no memory of its own."""

@@ -59,7 +59,7 @@ class ForkedRequest:
     """The branches of one request, from its prompt on.
 
     may_fork  the pool holds all of them at their full length: else each one comes in again
-    open_row  is told of each branch that gets a row without being admitted
+    open_row  called for each branch that gets a row without being admitted
     """
 
     def __init__(

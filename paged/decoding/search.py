@@ -1,6 +1,6 @@
-"""What a search on forks is: it is told what may follow each of its branches, and says which go on, each with its next token.
+"""The protocol of a search on forks: it gets what may follow each of its branches, and says which go on, each with its next token.
 
-branches           told of each              the next ones
+branches           given for each            the next ones
 | ... a |   ──>   x −0.2, y −1.6, …   ──>   | ... a x |
 | ... b |         z −0.9, …                 | ... a y |      b does not go on
 """
@@ -48,7 +48,7 @@ class Search(Protocol):
 
     @property
     def wants_states(self) -> bool:
-        """Whether it is told hidden states, of the prompt's tokens, too."""
+        """Whether it gets hidden states, of the prompt's tokens, too."""
 
     def advance(self, ahead: Sequence[Ahead]) -> list[tuple[int, int]]:
         """What may follow each branch, which are in this order. Returns the next ones, each as the place of the branch that it continues and

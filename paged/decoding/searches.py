@@ -20,7 +20,7 @@ from paged.scheduler import Batch, Request, RequestUsage, Scheduler
 
 
 class Found(NamedTuple):
-    """What a search that is over came to: its best hypotheses, each with its reason, "stop" or "length"."""
+    """Return the result of an ended search: its best hypotheses, each with its reason, "stop" or "length"."""
 
     request_id: str
     hypotheses: list[tuple[Hypothesis, str]]

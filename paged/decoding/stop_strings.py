@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """What of a text may be handed out; `found` is the string that ended it, or None."""
+    """The part of a text that may be handed out; `found` is the string that ended it, or None."""
 
     def __init__(self, strings: Sequence[str], *, included: bool = False) -> None:
         self.found: str | None = None
@@ -20,7 +20,7 @@ class StopStrings:
         self._longest = max(map(len, self._strings), default=1)
 
     def push(self, text: str, *, counts: bool = True) -> str:
-        """What may be handed out once this text has come, "" after the end. Strings in text that does not count end nothing."""
+        """Return the text to hand out after this new text, "" after the end. Strings in text that does not count end nothing."""
         if self.found is not None:
             return ""
         if not counts or not self._strings:
@@ -45,6 +45,6 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """What was held back, once nothing more comes."""
+        """Return the text that was held back, at the end."""
         out, self._held = self._held, ""
         return out

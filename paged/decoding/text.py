@@ -73,7 +73,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """What was held back. Nothing can be pushed after it; called again it returns nothing."""
+        """Return the text that was held back. Nothing can be pushed after it; called again it returns nothing."""
         if self._has_ended:
             return ""
         self._has_ended = True

@@ -1,10 +1,10 @@
-"""An engine for asyncio: many tasks ask, one thread steps.
+"""An engine for asyncio: many tasks send requests, one thread runs the steps.
 
     async for output in engine.generate(prompt, params):     a task a request; leaving the loop aborts it
         ...
 
-Whatever touches the engine runs in one thread of its own, call by call, so the event loop never waits for a step, and
-the engine is never called twice at a time.
+All calls of the engine run in one thread of its own, one after the other, so the event loop never waits for a step, and
+the engine never has two calls at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class AsyncEngine:
-    """An Engine, of which many tasks of one event loop ask at once. Takes what Engine takes; an async context manager.
+    """An Engine for many tasks of one event loop. Takes the arguments of Engine; is an async context manager.
 
     async with AsyncEngine() as engine:
         async for output in engine.generate("The with statement"):
@@ -62,9 +62,9 @@ class AsyncEngine:
         deadline_s: float | None = None,
         **wishes: Any,
     ) -> AsyncIterator[EngineOutput]:
-        """What a request brings, as it comes, up to the output that is `finished`. `wishes` are those of Engine.add_request.
+        """Yield the outputs of a request as they come, up to the one that is `finished`. `wishes` are those of Engine.add_request.
 
-        A task that leaves the loop, or is cancelled, has aborted its request. What one request's processors raise ends that one alone, with
+        A task that leaves the loop, or is cancelled, aborts its request. An error in a request's own processors ends that request alone, with
         "error". Raises as Engine.add_request does; DeadlineExceeded after `deadline_s` seconds; what a step raised, in all tasks that
         wait for it; EngineClosed.
         """
@@ -95,7 +95,7 @@ class AsyncEngine:
                 await asyncio.shield(self._call(lambda: self.engine.forget([request_id])))
 
     async def abort(self, request_id: str) -> None:
-        """End a request; the task that asked gets its last output. Raises InvalidRequest where no task waits for such a request."""
+        """End a request; its task gets the last output. Raises InvalidRequest if no task waits for this request."""
         queue = self._queues.get(request_id)
         if queue is None:
             raise InvalidRequest(f'no task waits for a request "{request_id}".')
@@ -104,7 +104,7 @@ class AsyncEngine:
             queue.put_nowait(output)
 
     async def close(self) -> None:
-        """Abort every request, and end the thread. Tasks that wait raise EngineClosed."""
+        """Abort every request, and end the thread. Waiting tasks get EngineClosed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -122,7 +122,7 @@ class AsyncEngine:
             raise EngineClosed("the engine was closed; make a new one.")
 
     async def _call(self, what: Callable[[], T]) -> T:
-        """Do something with the engine, in its thread."""
+        """Run a function in the engine's thread."""
         self._must_be_open()
         return await asyncio.wrap_future(self._thread.submit(what))
 
@@ -141,7 +141,7 @@ class AsyncEngine:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Step as long as there is anything to do."""
+        """Run steps while there are requests."""
         while True:
             await self._has_work.wait()
             try:
@@ -160,7 +160,7 @@ class AsyncEngine:
         return self.engine.step(), self.engine.has_unfinished
 
     async def _fail(self, error: Exception) -> None:
-        """A step raised: no request can be answered."""
+        """End all requests after a step has raised."""
         self._has_work.clear()
         waiting = dict(self._queues)
         await self._call(lambda: self.engine.forget(list(waiting)))

@@ -1,9 +1,9 @@
-"""What an engine is made from: one struct, whether it comes from Python, a command line, the environment or a file.
+"""The configuration of an engine: one struct, made from Python, a command line, the environment or a file.
 
     arguments  >  PAGED_… of the environment  >  [engine] of a TOML file  >  defaults
 
-A field is declared once, with its rule and its help: keywords, options, variables and keys of a file are made from that. They are flat
-names, of vLLM's spelling too; the struct has them in groups, so that each reader takes a small one.
+A field is declared once, with its rule and its help. Keywords, options, variables and keys of a file are made from that. Their names are flat,
+ours or vLLM's; the struct has them in groups, so that each reader takes a small one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from paged.scheduler import Costs
 
 PREFIX = "PAGED_"
 DISK_CACHE_GB = 10.0
-"""What a disk cache may hold by default."""
+"""Size limit of a disk cache by default, in units of 1,000,000,000 bytes."""
 _FLOATS = ("float32", "bfloat16", "float16")
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZES = "Text may have k, m, g or t behind it for powers of 1,000, or K, M, G or T for powers of 1,024."
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-# By kind: what its values are, and the value that a given one stands for, None where it stands for none.
+# By kind: its values in words, and a function from a given value to the one to keep, None where it is refused.
 _KINDS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("an integer", lambda value: int(value) if is_integer(value) else None),
     float: (
@@ -58,22 +58,24 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """What is declared of a setting beside its default: the annotation has the first lines, `fields_of` adds the last one.
+    """The declaration of a setting, without its default: the annotation has the first lines, `fields_of` adds the last one.
 
     help         a sentence
-    usually      what a default of None stands for
-    least, most  of a number; of a float `above` is a limit that it may not reach
+    when         a sentence: when to change it
+    usually      the meaning of a default of None, in words
+    least, most  limits of a number, which it may reach; `above` is one that a float may not reach
     choices      of text
-    rule, what   in place of these: the value that a given one stands for (None: that would not do), and in words what would
+    rule, what   in place of these: a function from the given value to the one to keep (None: refused), and the accepted values in words
     vllm         vLLM's names for it
-    flag         its option, where that is not its name; "" for none. `letter` is a short one beside it, `turns_off` one that turns it off
-    variable     of the environment, beside PAGED_… of an engine's
-    metavar      what stands for a value in the help, and the `panel` there
+    flag         its option, where that is not the name; "" for none. `letter` is a short one beside it, `turns_off` one that turns it off
+    variable     an environment variable, beside PAGED_… of an engine's setting
+    metavar      the word for a value in the help, and the `panel` there
     name, kind, is_optional, group
                  kind: int, float, bool, str, tuple or Any; group: the field that has it, "" for none
     """
 
     help: str
+    when: str = ""
     usually: str = "none"
     least: int | None = None
     most: int | None = None
@@ -94,7 +96,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
 
     def checked(self, value: Any) -> Any:
-        """The value, of Python's own kinds. Raises InvalidConfig with name, value, and what would do."""
+        """Return the value as Python's own kind. Raises InvalidConfig with the name, the value, and what the setting takes."""
         if value is None and self.is_optional:
             return None
         found = (self.rule or _KINDS[self.kind][1])(value)
@@ -109,20 +111,11 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def _wrong(self, value: Any, more: str = "") -> InvalidConfig:
-        what = self.what or _KINDS[self.kind][0]
-        if self.choices:
-            what = f'"{", ".join(self.choices[:-1])}" or "{self.choices[-1]}"'.replace(", ", '", "')
-        elif self.most is not None:
-            what += f" from {self.least} to {self.most if self.most != 2**64 - 1 else '2^64 - 1'}"
-        elif self.least is not None:
-            what += f" of at least {self.least}"
-        elif self.above is not None:
-            what += f" above {self.above}"
         got = f'"{value}"' if isinstance(value, str) and len(value) < 80 else shown(value)
-        return InvalidConfig(f"{self.name} has to be {what}; got {got}.{more}")
+        return InvalidConfig(f"{self.name} has to be {self.takes}; got {got}.{more}")
 
     def parsed(self, text: str) -> Any:
-        """The value that text stands for; what stands for none is left to `checked`. Raises InvalidConfig for a number that is none."""
+        """Return the value that a text stands for, or the text where `checked` has to refuse it. Raises InvalidConfig for a wrong number."""
         if self.kind is int:
             found = re.fullmatch(r"(-?\d+)([kKmMgGtT]?)", text.strip())
             if found is None:
@@ -135,13 +128,48 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own name, and vLLM's."""
-        return (self.name, *self.vllm)
+        """Its own name, and vLLM's others."""
+        return tuple(dict.fromkeys((self.name, *self.vllm)))
+
+    @property
+    def takes(self) -> str:
+        """Its values, in words: "an integer of at least 1". Messages, help and docs/configuration.md have the same ones."""
+        if self.choices:
+            return f'"{", ".join(self.choices[:-1])}" or "{self.choices[-1]}"'.replace(", ", '", "')
+        return (self.what or _KINDS[self.kind][0]) + self.limits
+
+    @property
+    def limits(self) -> str:
+        """The range of a number, "" without one."""
+        if self.most is not None:
+            return f" from {self.least} to {self.most if self.most != 2**64 - 1 else '2^64 - 1'}"
+        if self.least is not None:
+            return f" of at least {self.least}"
+        return "" if self.above is None else f" above {self.above}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Its spellings on a command line, without a letter; none where it has no option. Of a flag --on/--off."""
+        if self.flag == "":
+            return ()
+        spelled = [self.flag or f"--{self.name}", *(f"--{name}" for name in self.vllm)]
+        names = [*dict.fromkeys(name.replace("_", "-") for name in spelled)]
+        if self.kind is bool:
+            names = [f"{name}/{self.turns_off or name.replace('--', '--no-')}" for name in names]
+        return tuple(names)
+
+    def shown(self, default: Any) -> str:
+        """A default, as help and docs/configuration.md have it."""
+        if default in (None, "", ()):
+            return self.usually
+        if isinstance(default, bool):
+            return "yes" if default else "no"
+        return f"{default:,}" if isinstance(default, int) and self.name != "port" else f"{default}"
 
 
 @cache
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
-    """The settings that a struct declares, those of its groups included, by name."""
+    """Return the settings of a struct and of its groups, by name."""
     found: dict[str, Field] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated:
@@ -156,9 +184,9 @@ def fields_of(kind: type[msgspec.Struct]) -> dict[str, Field]:
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings that are checked when they are made. Raises InvalidConfig with the field, its value, and what would do."""
+    """Settings that are checked when they are made. Raises InvalidConfig with the field, its value, and what it takes."""
 
-    # Of what they are settings; of a group the head of its options.
+    # The owner of the settings, for messages; the title of a group of options.
     of_what: ClassVar[str] = ""
     title: ClassVar[str] = ""
 
@@ -168,9 +196,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 msgspec.structs.force_setattr(self, name, setting.checked(getattr(self, name)))
 
     def layered(self, *layers: tuple[str, Mapping[str, Any]]) -> Self:
-        """This one under values by our names or vLLM's, of which later ones win; errors begin with the name of a layer.
+        """Return a copy with the values of these layers, by our names or vLLM's. A later layer wins; errors begin with its name.
 
-        Raises InvalidConfig, for a name that is none with the nearest one.
+        Raises InvalidConfig; for an unknown name it names the nearest one.
         """
         names = {name: field for field in fields_of(type(self)).values() for name in field.names}
         groups: dict[str, dict[str, Any]] = {"": {}}
@@ -191,7 +219,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, **changed, **own)
 
     def but(self, **values: Any) -> Self:
-        """The same with other values, by our names or vLLM's."""
+        """Return a copy with other values, by our names or vLLM's."""
         return self.layered(("", values))
 
 
@@ -208,7 +236,7 @@ def _costs(value: Any) -> Any:
 
 
 def _kv_dtype(value: Any) -> Any:
-    """As vLLM spells it, too, where that is the same. Raises InvalidConfig for 8-bit floats, which no backend reads."""
+    """Accept vLLM's spelling of the same kind, too. Raises InvalidConfig for 8-bit floats, which no backend reads."""
     if not isinstance(value, str):
         return None
     if value.startswith("fp8"):
@@ -230,19 +258,19 @@ def _skipped(value: Any) -> Any:
 
 # fmt: off
 class ModelConfig(Config, frozen=True, kw_only=True):
-    """Which model runs, and how it is computed. `model` may be a LoadedModel, too."""
+    """The model, and how it is computed. `model` may be a LoadedModel, too."""
 
     title: ClassVar[str] = "The model"
 
-    model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", usually="embedded", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
-    backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.")] = "auto"
-    batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else is running.", turns_off="--fast")] = True
-    dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.")] = "auto"
-    quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", letter="-q", choices=QUANTIZATIONS)] = None
-    quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.")] = False
-    device: Annotated[str, Field(help="cpu, or cuda.")] = "cpu"
-    tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral, Qwen 2 and 3 and Gemma, of floats.", least=1, letter="-tp")] = 1
-    max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", usually="what model and memory allow", least=1)] = None
+    model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", when="To run a model of your own.", usually="embedded", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel", vllm=("model",))] = None
+    backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.", when="To compare backends, or to look for a fault in one.")] = "auto"
+    batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else runs.", when="Turn it off for speed, where an answer may depend on the batch.", turns_off="--fast")] = True
+    dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.", when="bfloat16 or float16 halve the memory of float32.", vllm=("dtype",))] = "auto"
+    quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", when="When weights are too large, or decoding on a CPU is too slow. Answers change a little.", letter="-q", choices=QUANTIZATIONS, vllm=("quantization",))] = None
+    quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.", when="When the vocabulary is large beside the model.")] = False
+    device: Annotated[str, Field(help="cpu, or cuda.", when="To compute on a GPU.")] = "cpu"
+    tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral, Qwen 2 and 3 and Gemma, of floats.", when="When one process cannot hold the model, or cores or GPUs are idle.", least=1, letter="-tp", vllm=("tensor_parallel_size",))] = 1
+    max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", when="To refuse longer requests.", usually="what model and memory allow", least=1, vllm=("max_model_len",))] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,16 +286,16 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
 
     title: ClassVar[str] = "Memory"
 
-    num_blocks: Annotated[int | None, Field(help="Device blocks; pages where layers are of several kinds.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
-    kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
-    kv_cache_dtype: Annotated[str, Field(help="How K and V are stored. auto: in the model's dtype; int8, int4: in so many bits, with a scale a token and head; a dtype of floats has to be the model's. States and latents stay in the model's.", choices=(*KV_DTYPES, *_FLOATS), rule=_kv_dtype)] = AUTO
-    kv_cache_dtype_skip_layers: Annotated[tuple[str, ...], Field(help="Layers whose K and V stay in the model's dtype beside others in int8 or int4: sliding_window, chunk, or numbers of layers.", rule=_skipped, what='"sliding_window", "chunk" or numbers of layers', metavar="LAYERS")] = ()
-    block_size: Annotated[int, Field(help="Tokens a block.", least=1)] = 16
-    host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", least=0)] = 0
-    prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
-    host_caching: Annotated[bool, Field(help="Keep in host blocks what leaves the device; it comes back on a hit.")] = False
-    disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, of this process and of those after it (docs/tiers.md).", metavar="FOLDER", rule=_folder, what="a folder")] = None
-    disk_cache_gb: Annotated[float | None, Field(help="What lies there at most, in units of 1,000,000,000 bytes.", usually="10", above=0, metavar="GB", what="a finite number")] = None
+    num_blocks: Annotated[int | None, Field(help="Device blocks; pages where layers are of several kinds.", when="When the number has to be exact, as in a test.", usually="what --kv-cache-bytes hold", least=1, flag="--blocks", vllm=("num_gpu_blocks_override",))] = None
+    kv_cache_bytes: Annotated[int | None, Field(help="Device memory of K and V: 4G is 4 GiB.", when="First of all: the more it is, the more sequences run side by side.", usually="256 MiB, or what all sequences need", least=0, vllm=("kv_cache_memory_bytes",))] = None
+    kv_cache_dtype: Annotated[str, Field(help="How K and V are stored. auto: in the model's dtype; int8, int4: in so many bits, with a scale a token and head; a dtype of floats has to be the model's. States and latents stay in the model's.", when="When memory is short, and answers may change a little.", choices=(*KV_DTYPES, *_FLOATS), rule=_kv_dtype, vllm=("kv_cache_dtype",))] = AUTO
+    kv_cache_dtype_skip_layers: Annotated[tuple[str, ...], Field(help="Layers whose K and V stay in the model's dtype beside others in int8 or int4: sliding_window, chunk, or numbers of layers.", when="When fewer bits in all layers change answers too much.", rule=_skipped, what='"sliding_window", "chunk" or numbers of layers', metavar="LAYERS", vllm=("kv_cache_dtype_skip_layers",))] = ()
+    block_size: Annotated[int, Field(help="Tokens a block.", when="Smaller: less memory is lost in last blocks, and more of a prefix is shared. Larger: shorter tables.", least=1, vllm=("block_size",))] = 16
+    host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", when="When requests are preempted, and the host has memory to spare.", least=0)] = 0
+    prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", when="Turn it off to measure without hits.", vllm=("enable_prefix_caching",))] = True
+    host_caching: Annotated[bool, Field(help="Keep evicted blocks in host blocks; a hit brings them back.", when="When prefixes return after they left the device. It needs host_blocks.")] = False
+    disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, also after the process has ended (docs/tiers.md).", when="When prefixes return after a restart.", metavar="FOLDER", rule=_folder, what="a folder")] = None
+    disk_cache_gb: Annotated[float | None, Field(help="The most that the disk cache holds, in units of 1,000,000,000 bytes.", when="When the disk has less to spare, or more.", usually="10", above=0, metavar="GB", what="a finite number")] = None
 
     @property
     def keeps_below(self) -> bool:
@@ -289,29 +317,29 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
 
 
 class SchedulingConfig(Config, frozen=True, kw_only=True):
-    """What a step holds, and who decides."""
+    """The limits of a step, and the policy."""
 
     title: ClassVar[str] = "Steps"
 
-    policy: Annotated[Any, Field(help="Who decides; `paged policies` lists them.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
-    tenant_weights: Annotated[Any | None, Field(help="Shares of tenants by name, under a policy that is fair between them; of those not named: 1.", flag="")] = None
-    max_tokens_per_step: Annotated[int, Field(help="Token budget of a step.", least=1, vllm=("max_num_batched_tokens",))] = 256
-    max_sequences: Annotated[int, Field(help="Sequences in a step.", least=1, vllm=("max_num_seqs",))] = 32
-    max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", usually="what the step has room for", least=1)] = None
-    costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", usually="the usual ones", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
-    steps_ahead: Annotated[int, Field(help="0, or 1: the model has a thread of its own, and a step is put out before the one before it is ended; answers come a step later.", least=0, most=1)] = 0
-    max_retries: Annotated[int, Field(help="How often a step that ran out of memory is tried again before its requests end with an error.", least=0)] = 2
+    policy: Annotated[Any, Field(help="Who decides which request runs; `paged policies` lists them.", when="When requests have deadlines or tenants, or to compare.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
+    tenant_weights: Annotated[Any | None, Field(help="Shares of tenants by name, under a policy that is fair between them; of those not named: 1.", when="When tenants are to get unequal shares.", flag="", what="weights above 0 by tenant")] = None
+    max_tokens_per_step: Annotated[int, Field(help="Token budget of a step.", when="Larger: prompts are computed sooner. Smaller: shorter steps, so that running answers do not stall.", least=1, vllm=("max_num_batched_tokens",))] = 256
+    max_sequences: Annotated[int, Field(help="Sequences in a step.", when="Larger: more tokens a second in all. Smaller: each answer is faster.", least=1, vllm=("max_num_seqs",))] = 32
+    max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", when="When one long prompt keeps others from their first tokens.", usually="what the step has room for", least=1)] = None
+    costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", when="When copies are faster or slower on your machine beside computing.", usually="built-in figures", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
+    steps_ahead: Annotated[int, Field(help="1: the model has a thread of its own and a step is launched before the last one has ended; answers come a step later.", when="When the time between steps counts: on a GPU, or with cores to spare.", least=0, most=1)] = 0
+    max_retries: Annotated[int, Field(help="Tries of a step that runs out of memory, after the first, before its requests end with an error.", when="0 to see the first failure.", least=0)] = 2
 
 
 class DecodingConfig(Config, frozen=True, kw_only=True):
-    """How tokens are drawn and drafted."""
+    """How tokens are sampled and drafted."""
 
-    title: ClassVar[str] = "Drafts and draws"
+    title: ClassVar[str] = "Sampling and drafts"
 
-    seed: Annotated[int, Field(help="Of requests that name none, with their id.", least=0, most=2**64 - 1)] = 0
-    speculate: Annotated[str | None, Field(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", usually="no drafts", choices=("lookup", "lookahead", "draft"))] = None
-    num_drafts: Annotated[int | None, Field(help="Drafts of a sequence and step at most.", usually="6, for lookahead 12", least=1)] = None
-    draft_model: Annotated[Any | None, Field(help="A smaller checkpoint of the same tokens, for --speculate draft; its K and V lie in the same blocks.", usually="the one that ships", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
+    seed: Annotated[int, Field(help="Seed of requests that name none; their ids go into it.", when="To draw other answers.", least=0, most=2**64 - 1, vllm=("seed",))] = 0
+    speculate: Annotated[str | None, Field(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", when="When few sequences run at a time, or answers repeat their prompts.", usually="no drafts", choices=("lookup", "lookahead", "draft"))] = None
+    num_drafts: Annotated[int | None, Field(help="Drafts of a sequence and step at most.", when="Fewer when many drafts are wrong, more when most are right.", usually="6, for lookahead 12", least=1)] = None
+    draft_model: Annotated[Any | None, Field(help="A smaller checkpoint of the same tokens, for --speculate draft; its K and V lie in the same blocks.", when="When the target model is one of your own.", usually="the one that ships", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,7 +356,7 @@ class DecodingConfig(Config, frozen=True, kw_only=True):
 
 # fmt: on
 class EngineConfig(Config, frozen=True, kw_only=True):
-    """What an engine is made from. `EngineConfig.of(num_blocks=64, max_num_seqs=8)` puts each name into its group."""
+    """The configuration of an engine. `EngineConfig.of(num_blocks=64, max_num_seqs=8)` puts each name into its group."""
 
     of_what: ClassVar[str] = "an engine"
 
@@ -357,12 +385,12 @@ class EngineConfig(Config, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Any = None, **options: Any) -> EngineConfig:
-        """The configuration that was given, or that of a model, with these settings."""
+        """Return the given configuration, or that of a model, with these settings."""
         return model.but(**options) if isinstance(model, cls) else cls().but(model=model, **options)
 
     @classmethod
     def from_toml(cls, path: str | Path, **options: Any) -> EngineConfig:
-        """[engine] of a file, such as `paged serve --config` takes; over it the environment, and `options` over both.
+        """Read [engine] of a file, as `paged serve --config` does; the environment wins over it, and `options` over both.
 
         Raises InvalidConfig, which names the file, and OSError where it cannot be read.
         """
@@ -370,12 +398,12 @@ class EngineConfig(Config, frozen=True, kw_only=True):
 
     @classmethod
     def from_environment(cls, **options: Any) -> EngineConfig:
-        """The variables PAGED_… that name settings; `options` win over them."""
+        """Read the variables PAGED_… that name settings; `options` win over them."""
         return cls().layered(("", environment()), ("", options))
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """What a file says. Raises InvalidConfig, which names it, and OSError."""
+    """Read a TOML file. Raises InvalidConfig, which names it, and OSError."""
     try:
         return tomllib.loads(Path(path).read_bytes().decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -383,7 +411,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def engine_table(path: object, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The table [engine] of a file. Raises InvalidConfig where it is none, or a setting of an engine stands outside of it."""
+    """Return the table [engine] of a file. Raises InvalidConfig if it is no table, or if a setting of an engine stands outside it."""
     for name in document:
         if name in fields_of(EngineConfig):
             raise InvalidConfig(f"{path}: {name} is a setting of an engine; it stands under [engine].")
@@ -394,8 +422,8 @@ def engine_table(path: object, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """The settings of an engine that variables name: PAGED_BLOCK_SIZE is block_size. Raises InvalidConfig, which names the variable, for a value that does
-    not do, and for a name that is nearly one: others may begin alike and mean something else."""
+    """Read the settings of an engine from variables: PAGED_BLOCK_SIZE is block_size. Raises InvalidConfig, which names the variable, for a wrong value
+    and for a name that is nearly a setting's. Other names that begin with PAGED_ are ignored: they may belong to other programs."""
     names = {name: field for field in fields_of(EngineConfig).values() for name in field.names}
     found: dict[str, Any] = {}
     for variable, text in sorted(os.environ.items()):

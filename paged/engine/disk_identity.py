@@ -1,4 +1,4 @@
-"""Whose blocks are whose, bit by bit: the identity of an engine's KV, by which a store keeps others' apart.
+"""The identity of an engine's KV, bit by bit: a store keeps the blocks of different identities apart.
 
 Names say little: two folders may hold one model, and one folder two. So it is made of the configuration, of all bytes
 of all weights as they are in memory, of how blocks are laid out, of the processor, of the versions of paged, torch and
@@ -30,7 +30,7 @@ _THREADS = 8
 
 
 def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
-    """32 bytes, and what they stand for in words. Writes the first page of the pool, and zeroes it again: no row may
+    """Return 32 bytes, and their meaning in words. Writes the first page of the pool, and zeroes it again: no row may
     hold it. Costs a SHA-256 of all weights, a second or less for 650 MB.
 
     Where answers depend on what else is in a batch, so do K and V, and the trial's are left out."""
@@ -83,12 +83,12 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _processor(device: torch.device) -> str:
-    """What computes: the processor and its instructions, and the accelerator, if there is one."""
+    """The processor and its instructions, and the accelerator, if there is one."""
     return f"{processor()}\n{torch.cuda.get_device_name(device)}" if device.type == "cuda" else processor()
 
 
 def _trial(runner: Runner) -> bytes:
-    """What one block of tokens leaves in the pool."""
+    """K and V of one block of trial tokens, as they lie in the pool."""
     pool, model = runner.pool, runner.model
     length = min(pool.block_size, model.max_length or pool.block_size)
     positions, lengths = np.arange(length), np.array([length])

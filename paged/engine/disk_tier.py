@@ -1,12 +1,12 @@
-"""A tier below memory: full blocks of the prefix cache go to a store as they come to be, and come back before a prompt
+"""A tier below memory: full blocks of the prefix cache are written to a store when they are full, and come back before a prompt
 is computed.
 
     add       keys of the prompt ──> look up ──> num_computed of the request
     a batch   ran ──> blocks that it filled: copied, and written by the store's thread
               ended, and lists loads ──> pieces are read by the reader's thread ──> copied in between two steps ──> loaded
 
-A block is written when it is full: were it written when it is evicted, a kill would lose the newest content. A step
-copies, and waits for no disk. What does not arrive, is late or spoiled is computed.
+A block is written when it is full. If it were written when it is evicted, a kill would lose the newest content. A step
+copies, and waits for no disk. Blocks that are missing, late or corrupt are computed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Load:
 
 
 class _Piece(NamedTuple):
-    """Blocks that were read for a load, uint8 [n, block bytes]: the first `num_whole` are right; in so many seconds."""
+    """Blocks that were read for a load, uint8 [n, block bytes], of which the first `num_whole` are right, and the seconds that it took."""
 
     load: _Load
     blocks: NDArray[np.uint8]
@@ -83,8 +83,8 @@ class _Piece(NamedTuple):
 
 
 class DiskTier:
-    """The tier of one engine, whose layers are all full. `live` are its requests that go on, by id. Not for several
-    threads, but for what its reader does."""
+    """The tier of one engine, whose layers are all full. `live` are its live requests by id. Not for several
+    threads; only the reader has its own."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class DiskTier:
         return TierStats(asked=self._asked, loaded=self._num_loaded, late=self._late, cheaper=self._cheaper)
 
     def with_loads(self, request: Request, prompt: list[int]) -> Request:
-        """The request, which asks for what the store has of its prompt beyond memory, if that is cheaper to read than
-        to compute. From now on what it computes is kept, if others may find it."""
+        """Return the request, which loads the part of its prompt that only the store has, if that is cheaper to read than
+        to compute. From now on its full blocks are written, if others may find them."""
         for ended in [each for each in self._chains if each not in self._live]:
             self._forget(ended)
         try:
@@ -192,7 +192,7 @@ class DiskTier:
             return
 
     def begin(self, batch: Batch) -> None:
-        """Read what a batch lists, which has ended."""
+        """Read the loads that an ended batch lists."""
         rows = set(batch.loads[:, 0].tolist())
         for request_id in list(self._expected):
             if request_id not in self._live:
@@ -208,7 +208,7 @@ class DiskTier:
                 self._read_on(load)
 
     def take_arrived(self) -> None:
-        """Copy in what has been read, between two steps, and let requests go on that wait for no more."""
+        """Copy in the blocks that were read, between two steps, and let requests go on whose loads are complete."""
         if not self._loads:
             self._arrived.clear()
             return
@@ -227,7 +227,7 @@ class DiskTier:
                 self._let_go_on(load)
 
     def wait(self) -> None:
-        """Wait a little for what is being read."""
+        """Wait a little for the reader."""
         self._has_arrived.wait(_WAIT_S)
 
     def note_costs(self, *, block_s: float, token_s: float) -> None:
@@ -236,12 +236,12 @@ class DiskTier:
         self._block_s, self._token_s = block_s, token_s
 
     def close(self) -> None:
-        """Write what was taken, and stop. Calling it again does nothing."""
+        """Write all queued blocks, and stop. Calling it again does nothing."""
         self._reader.shutdown(cancel_futures=True)
         self.store.close()
 
     def _forget(self, request_id: str) -> None:
-        """A request has ended: its blocks were used now, the last ones first."""
+        """Note the end of a request: its blocks were used now, the last ones first."""
         for chain in self._chains.pop(request_id):
             self._look_up(chain.keys)
         self._expected.discard(request_id)
@@ -255,7 +255,7 @@ class DiskTier:
             return 0
 
     def _is_worth_reading(self) -> bool:
-        """Whether a block is cheaper to read than to compute. What is not known yet is tried."""
+        """Whether a block is cheaper to read than to compute; true before both are measured."""
         if self._block_s is None or self._token_s is None or self._block_s <= self._token_s * self._size:
             return True
         self._cheaper += 1
@@ -276,7 +276,7 @@ class DiskTier:
         self._reader.submit(self._read, load, keys)
 
     def _read(self, load: _Load, keys: list[bytes]) -> None:
-        """The reader's part."""
+        """Read pieces, in the reader's thread."""
         began = time.perf_counter()
         try:
             blocks = np.empty((len(keys), self._pages.page_bytes), np.uint8)

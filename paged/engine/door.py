@@ -1,4 +1,4 @@
-"""What an engine is given, checked and made plain: Python's own numbers, which neither overflow nor wrap."""
+"""Checks of an engine's arguments. They return Python's own numbers, which neither overflow nor wrap."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paged.errors import InvalidRequest, InvalidTokens
 
 
 def checked_time(name: str, value: Any) -> float:
-    """Seconds as a float. Raises InvalidRequest, calling them `name`, for what is no finite number."""
+    """Return seconds as a float. Raises InvalidRequest, with `name`, for a value that is no finite number."""
     if not is_real(value) or math.isinf(value):
         raise InvalidRequest(f"{name} has to be a finite number of seconds; got {value!r}.")
     return float(value)
 
 
 def checked_text(prompt: str) -> str:
-    """Text that can be encoded. Raises InvalidRequest for one with a lone surrogate, which stands for no character."""
+    """Return a text that can be encoded. Raises InvalidRequest for one with a lone surrogate, which stands for no character."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -31,7 +31,7 @@ def checked_text(prompt: str) -> str:
 
 
 def shown(value: object) -> str:
-    """As Python writes it, cut short."""
+    """Return the value as Python prints it, cut short."""
     # Python refuses to write an integer of thousands of digits, and a list of a million stop ids is not worth reading.
     try:
         text = repr(value)
@@ -41,7 +41,7 @@ def shown(value: object) -> str:
 
 
 def checked_tokens(prompt: Any) -> list[int]:
-    """Token ids as a list of int. Raises InvalidRequest for what is no flat sequence of integers from 0 to 2^31 - 1."""
+    """Return token ids as a list of int. Raises InvalidRequest for anything but a flat sequence of integers from 0 to 2^31 - 1."""
     if isinstance(prompt, Mapping) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)):
         raise InvalidRequest(
             f"a prompt has to be text, or a sequence of token ids; got {shown(prompt)}. "

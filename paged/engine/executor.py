@@ -1,4 +1,4 @@
-"""What runs steps for an engine: a step is launched, and what came of it is read later.
+"""Executors, which run steps for an engine: it launches a step, and reads its result later.
 
     caller  launch 2 | result 1, update 1 | launch 3 |   result 2, update 2 | launch 4 |
     thread  1 runs   |       2 runs                  |          3 runs                 |
@@ -27,12 +27,12 @@ from paged.sampling.rows import Asked, drawn, prompt_places, state_places
 
 
 class Ran(NamedTuple):
-    """What came of a step of T tokens, k of which are sampled after; times of the clock.
+    """The result of a step of T tokens, after k of which a token is sampled; times of the clock.
 
     token_ids  int32 [T], drafts that were filled in among them
-    tokens     int32 [k], what was sampled where it ran; None: it is sampled from `logits`, float32 [k, vocabulary], where the result is read;
-               just one of the two is there
-    read       what else was read of the tokens `of_prompts` and `of_states`, bool [T], None: of none
+    tokens     int32 [k], the samples, if the step took them itself; None: the reader samples from `logits`, float32 [k, vocabulary];
+               one of the two is None
+    read       what else was read of the tokens `of_prompts` and `of_states`, bool [T], None: nothing
     began, computed, sampled
                when its copies began, when its logits were there, and its samples
     """
@@ -49,9 +49,9 @@ class Ran(NamedTuple):
 
 
 class Launched:
-    """A step that was launched, and how each of its rows is sampled.
+    """A launched step, and how each of its rows is sampled.
 
-    samples       its tokens are sampled where it runs; else where its result is read
+    samples       the step samples its tokens itself; else the reader of its result does
     num_threads   as many threads as the caller has
     has_begun     its tables were taken in and its copies made, or some of them
     lost_content  the copies failed: what the pool holds is not known
@@ -109,24 +109,24 @@ class Launched:
 
 
 class Executor(Protocol):
-    """Runs the steps of one scheduler, in the order in which they are launched. After an error all that were launched have to be dropped,
+    """Runs the steps of one scheduler in the order of their launch. After an error all launched steps have to be dropped,
     the latest first."""
 
     def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
-        """Put out a step. It waits for nothing, and raises nothing of what becomes of the step. `asked` says how each of its rows is
-        sampled; with `samples` that is done where the step runs, for rows whose logits are neither read nor changed."""
+        """Launch a step. It waits for nothing, and raises no error of the step itself. `asked` says how each of its rows is
+        sampled; with `samples` the step samples, for rows whose logits are neither read nor changed."""
 
     def result(self, launched: Launched) -> Ran:
-        """What came of a step, once all before it have been read; waits for it. Raises what its copies, its forward pass and its samples raised."""
+        """Wait for a step and return its result, after the results of all before it. Raises the errors of its copies, forward pass and sampling."""
 
     def keep(self, launched: Launched, tokens: NDArray[np.int32]) -> None:
-        """What was sampled from its logits, int32 [rows], for steps after it."""
+        """Keep the samples of its logits, int32 [rows], for later steps."""
 
     def drop(self, launched: Launched) -> bool:
-        """The step, the latest one, is cancelled; if it runs, this waits for its end. Returns whether it had begun."""
+        """Cancel the latest step; if it runs, wait for its end. Return whether it had begun."""
 
     def close(self) -> None:
-        """Nothing is launched any more, and all that was has been dropped."""
+        """Stop. The caller has dropped all steps, and launches none after this."""
 
 
 class LocalExecutor:
@@ -198,7 +198,7 @@ def _computed(
     of_prompts: NDArray[np.bool_] | None,
     of_states: NDArray[np.bool_] | None,
 ) -> tuple[Tensor, Read | None]:
-    """Logits that are sampled from, and what else is read, if anything is."""
+    """Return the logits to sample from, and the other values that were asked for, if any."""
     more = () if worker.runner.model.rotary_limit is None else (asked.prompt_len,)
     if of_prompts is None and of_states is None:
         return worker.logits(step, *more), None

@@ -1,12 +1,12 @@
-"""When each waiting request will be let in, in steps and in computed tokens: the scheduler has no clock.
+"""A forecast of when each waiting request is admitted, in steps and in computed tokens: the scheduler has no clock.
 
     row 0    ■■■■■■■■|                      ■ a decode    □ a prompt    | an end: a seat and blocks
     row 1    ■■■■■■■■■■■■■■|
     waiting           □□■■■■■■■■■|          enters at step 8, when row 0 has ended
     waiting                 □■■■■■■■■■■     enters at step 14
 
-Requests enter in order, when seats, memory and budget suffice, and stay for as long as their outputs are taken to be. Not foreseen are
-preemptions, prefix hits, requests that pass others, batches that no request joins, and those that come later.
+Requests enter in order, when seats, memory and budget suffice, and stay for their expected outputs. The forecast ignores
+preemptions, prefix hits, requests that pass others, batches that no request joins, and requests that come later.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Counts = NDArray[np.int64]
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """For the waiting requests in their order, then for as many more as were asked for, int64 [n] each.
+    """For the waiting requests in their order, then for `more` requests, int64 [n] each.
 
-    steps   steps until the one in which the request is let in; 0: the next one
+    steps   steps before the one that admits the request; 0: the next one
     tokens  tokens that are computed before that step
     """
 
@@ -34,7 +34,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def forecast(outlook: Outlook, *, more: int = 0, prompt_len: int = 1, output_len: int | None = None) -> Forecast:
-    """The forecast for all who wait, and for `more` requests behind them with prompts and outputs of such lengths (None: as outputs were)."""
+    """Return the forecast for all waiting requests, and for `more` requests behind them with prompts and outputs of such lengths (None: as outputs were)."""
     longest = max(1, outlook.max_total - prompt_len)
     left = output_len or outlook.mean_output or longest // 2
     left = max(1, min(left, longest))
@@ -63,7 +63,7 @@ class _Future:
         self._base = 0.0
 
     def enter(self, num: int, held: int, todo: int, left: int) -> tuple[int, int]:
-        """Let the next request in when there is room: the step, and the tokens that are computed before it."""
+        """Admit the next request when there is room. Return the step, and the tokens that are computed before it."""
         outlook = self._outlook
         least = 1 if outlook.chunked else todo
         while self._num_in:
@@ -78,7 +78,7 @@ class _Future:
         return entered
 
     def put_in(self, num: int, held: int, todo: int, left: int) -> None:
-        """Let a request in now: its prompt takes budget, then each of its sequences decodes until its end."""
+        """Admit a request now: its prompt takes budget, then each of its sequences decodes until its end."""
         outlook = self._outlook
         while todo > self._budget:
             todo -= max(0, self._budget)
@@ -96,7 +96,7 @@ class _Future:
         return num, held + num * ((self._outlook.block_size - 1) / 2 - self._step)
 
     def _has_room(self, num: int, held: int, left: int) -> bool:
-        """Whether there are seats and memory in this step, and, where admission looks ahead, until all have ended."""
+        """Whether there are seats and memory in this step and, if admission looks ahead, until all have ended."""
         outlook, step = self._outlook, self._step
         blocks = -(-held // outlook.block_size)
         needed = self._base + self._growth * step + blocks * outlook.block_size + outlook.spare
@@ -117,7 +117,7 @@ class _Future:
         return base + growth * last <= outlook.slots
 
     def _go_on(self, step: int) -> None:
-        """This step ends as it is, and in those until `step` all decode."""
+        """End this step as it is; in the steps until `step` all decode."""
         most = self._outlook.limits.max_tokens_per_step
         self._tokens += most - self._budget + (step - self._step - 1) * self._num_in
         self._step = step

@@ -1,4 +1,4 @@
-"""What an engine keeps of a request that has not ended: its sequences, their tokens and text so far, and when they came."""
+"""An engine's record of a live request: its sequences, their tokens and text so far, and their times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paged.scheduler import RequestUsage
 
 
 class LiveSequence:
-    """One answer while it grows. `lane` holds what is done to its logits."""
+    """One answer while it grows. `lane` holds the changes to its logits."""
 
     def __init__(self, request: LiveRequest, number: int, seed: int, lane: int = NO_LANE) -> None:
         self.request = request
@@ -53,7 +53,7 @@ class LiveSequence:
         return self.request.prompt_ids
 
     def read_output(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """What a step read off the logits from which the output at this place is chosen: log-probabilities of tokens."""
+        """Take log-probabilities of tokens, from the logits that the output at this place is chosen from."""
         self._read[place] = self.request.alternatives(ids, values, ranks)
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class LiveSequence:
         raise AssertionError("answers that are drawn do not ask for hidden states")
 
     def add_plain(self, tokens: list[int], now: float) -> str:
-        """New tokens of a plain sequence that goes on came at `now`; the new text."""
+        """Take new tokens of a plain sequence that goes on, at `now`. Return the new text."""
         self._came(now)
         self.token_ids += tokens
         if self._stream is None:
@@ -95,7 +95,7 @@ class LiveSequence:
         return tokens, text
 
     def _came(self, now: float) -> None:
-        """Tokens came at this time."""
+        """Note the time of new tokens."""
         if self.latest is None:
             self.first = now
         elif now - self.latest > self.longest_gap:
@@ -103,7 +103,7 @@ class LiveSequence:
         self.latest = now
 
     def _up_to_a_stop(self, tokens: list[int]) -> tuple[str, int]:
-        """Text of tokens up to a stop string, and how many they are."""
+        """Return the text of tokens up to a stop string, and their number."""
         assert self._stream is not None, "there is a tokenizer"
         text, num_before = "", len(self.token_ids)
         for count, token in enumerate(tokens, 1):
@@ -114,7 +114,7 @@ class LiveSequence:
         return text, len(tokens)
 
     def end(self, reason: str) -> str:
-        """No token comes any more: the text that was held back."""
+        """End the sequence. Return the text that was held back."""
         text = ""
         if self._stream is not None:
             text = self._stops.push(self._stream.finish()) + self._stops.finish()
@@ -150,7 +150,7 @@ class LiveSequence:
         )
 
     def take_logprobs(self, tokens: list[int]) -> list[Alternatives] | None:
-        """Log-probabilities of the newest tokens, which are these, if the request asked for any."""
+        """Take log-probabilities of the newest tokens, which are these, if the request asked for any."""
         if not self.request.params.reads_logprobs:
             return None
         start = len(self.token_ids) - len(tokens)
@@ -207,11 +207,11 @@ class LiveRequest:
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     def note_loaded(self, num_tokens: int) -> None:
-        """So many tokens of its prompt came from below memory: its usage counts them as found."""
+        """Count so many tokens of its prompt, which came from below memory, as found."""
         self.loaded_tokens += num_tokens
 
     def grown(self, sequence: LiveSequence, tokens: list[int], now: float) -> EngineOutput:
-        """New tokens of a sequence came at `now`."""
+        """Take new tokens of a sequence, at `now`."""
         kept, text = sequence.add(tokens, now)
         return EngineOutput(self.id, kept, text, sequence=sequence.number, logprobs=sequence.take_logprobs(kept))
 
@@ -225,7 +225,7 @@ class LiveRequest:
         usage: RequestUsage | None = None,
         error: str | None = None,
     ) -> EngineOutput:
-        """The last tokens of a sequence came, or none will."""
+        """Take the last tokens of a sequence, if there are any, and end it."""
         kept, text = sequence.add(tokens, now, reason)
         logprobs = sequence.take_logprobs(kept)
         text += sequence.end(reason)
@@ -252,7 +252,7 @@ class LiveRequest:
     def ended_all(
         self, reason: str, now: float, *, usage: RequestUsage | None = None, error: str | None = None
     ) -> list[EngineOutput]:
-        """None of its sequences goes on."""
+        """End all of its sequences."""
         return [self.ended(sequence, [], reason, now, usage=usage, error=error) for sequence in self.live]
 
     def alternatives(self, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> Alternatives:
@@ -283,7 +283,7 @@ class LiveRequest:
         )
 
     def timings(self, now: float) -> Timings:
-        """Its times if it ended now."""
+        """Return its times as if it ended now."""
         count, e2e = sum(len(each.token_ids) for each in self.sequences), now - self.arrival
         spans = [
             (each.first, each.latest, len(each.token_ids) - 1)

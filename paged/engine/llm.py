@@ -1,4 +1,4 @@
-"""Answers to a list of prompts, in their order: the engine driven to the end."""
+"""Answers to a list of prompts, in their order: an engine that runs until all have ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OnCompletion = Callable[[int, Completion], None]
 
 
 class LLM:
-    """A model that answers prompts. Takes what Engine takes."""
+    """A model that answers prompts. Takes the arguments of Engine."""
 
     def __init__(self, model: EngineConfig | LoadedModel | str | Path | None = None, **options: Any) -> None:
         self.engine = Engine(model, **options)
@@ -42,16 +42,16 @@ class LLM:
         on_completion: OnCompletion | None = None,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
-        """Answer every prompt, text or token ids. `sampling_params` hold for all, or is a list, one a prompt. A bar on standard error tells how many
-        are answered; `use_tqdm` None: where that is a terminal.
+        """Answer every prompt, text or token ids. `sampling_params` hold for all, or is a list, one a prompt. A bar on standard error shows how many
+        are answered; with `use_tqdm` None only on a terminal.
 
         `on_output` sees every piece of these answers as it comes. It may abort a request, which then ends with reason
         "abort", and may add requests to the engine. Outputs of requests that are not generate's own stay in the engine,
         for its next `step`. `on_completion` is called with an answer's place among the prompts and the answer, when it
-        has ended: what it has seen is yours, whatever ends the call.
+        has ended: an answer that it got is complete, even if the call ends with an error.
 
         Raises as Engine.add_request does, before anything runs, and as Engine.step does; what a callback raises, and
-        Ctrl-C, come out as they are. Whatever is raised, these requests have been aborted then, and the engine can be
+        Ctrl-C, pass through. After any error these requests have been aborted, and the engine can be
         used. A generate or a step within a callback, or while another thread calls the engine, raises EngineInUse.
         """
         several = _listed(prompts)
@@ -78,11 +78,11 @@ class LLM:
         sampling_params: Params | Sequence[Params] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """The assistant's next message in a conversation, or in each of several; `options` are generate's.
+        """Answer a conversation, or each of several, with the assistant's next message; `options` are generate's.
 
         messages  mappings with "role" (system, user or assistant) and "content", put together by the checkpoint's chat template
 
-        What a conversation has in common with an earlier one is found in the cache. Raises InvalidChat, and as `generate` does.
+        The part that a conversation shares with an earlier one comes from the cache. Raises InvalidChat, and as `generate` does.
         """
         is_several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         several: list[Any] = list(messages) if is_several else [messages]
@@ -94,7 +94,7 @@ class LLM:
     def beam_search(
         self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams, **options: Any
     ) -> list[Completion]:
-        """The likeliest answers to every prompt, `params.n` of each, the best first; `options` are generate's."""
+        """Search the likeliest answers to every prompt, `params.n` of each, the best first; `options` are generate's."""
         return self.generate(prompts, params, **options)
 
     def contrastive_search(
@@ -103,11 +103,11 @@ class LLM:
         params: ContrastiveSearchParams | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """An answer to every prompt that does not repeat what was said; `options` are generate's."""
+        """Answer every prompt without repeating earlier text; `options` are generate's."""
         return self.generate(prompts, ContrastiveSearchParams() if params is None else params, **options)
 
     def get_tokenizer(self) -> Any:
-        """The model's Hugging Face tokenizer. Raises InvalidRequest where the checkpoint has none."""
+        """Return the model's Hugging Face tokenizer. Raises InvalidRequest if the checkpoint has none."""
         if self.engine.model.tokenizer is None:
             raise InvalidRequest(f"{self.engine.model.path}: no tokenizer there.")
         return self.engine.model.tokenizer

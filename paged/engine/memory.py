@@ -1,7 +1,7 @@
-"""Memory for the models of an engine: the books of it, and a pool a model.
+"""Memory for the models of an engine: one manager, and a pool for each model.
 
-Layers that keep all tokens share blocks, as many as a number of bytes holds. Layers of several kinds share pages, which a plan of the model's layers
-sizes; then a block of the settings is a page.
+Layers that keep all tokens share blocks, as many as fit into the given bytes. Layers of several kinds share pages, which a plan of the model's layers
+sizes; then `num_blocks` counts pages.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str)
 
 
 def _lies_side_by_side(model: LoadedModel, plan: LayerPlan) -> bool:
-    """Whether a page is a block with K and V of all layers, as in a pool of layers that are alike."""
+    """Whether a page is a block with K and V of all layers, as in a pool of equal layers."""
     return model.is_uniform and len(plan.groups) == 1 and plan.groups[0].pages == 1
 
 

@@ -1,8 +1,8 @@
-"""How long a step takes, learnt while it runs: seconds for the step, and for each token that it computes.
+"""An estimate of a step's time, from the steps that ran: seconds for the step, and for each token that it computes.
 
     seconds ≈ a + b · tokens        least squares, in which a step counts half as much after some hundred others
 
-What is done between two steps while there is work (messages, deliveries) counts to the latter: requests wait for it,
+Work between two steps (messages, deliveries) counts to the second one while requests are there: they wait for it,
 too.
 """
 
@@ -20,11 +20,11 @@ class Pace:
         self._latest: float | None = None
 
     def rest(self) -> None:
-        """There is nothing to do: what passes until the next step does not count."""
+        """Note that there is nothing to do: the time until the next step does not count."""
         self._latest = None
 
     def note(self, tokens: int, began: float, ended: float) -> None:
-        """A step ran between these moments, seconds, and computed so many tokens; with none it says nothing."""
+        """Note a step between these moments, in seconds, that computed so many tokens; without tokens it does not count."""
         seconds = ended - (began if self._latest is None else self._latest)
         self._latest = ended
         if not tokens:
@@ -36,12 +36,12 @@ class Pace:
         self._xy = self._xy * KEPT + tokens * seconds
 
     def coefficients(self) -> tuple[float, float]:
-        """Seconds a step, and seconds a token, neither below 0; (0, 0) before the first step."""
+        """Return seconds per step and seconds per token, neither below 0; (0, 0) before the first step."""
         if not self._n or not self._x:
             return 0.0, 0.0
         spread = self._n * self._xx - self._x * self._x
         if spread <= 1e-9 * self._n * self._xx:
-            # All steps alike: what is a step's and what a token's cannot be told.
+            # All steps alike: their time cannot be divided between step and tokens.
             return 0.0, self._y / self._x
         each = (self._n * self._xy - self._x * self._y) / spread
         step = (self._y - each * self._x) / self._n
@@ -52,6 +52,6 @@ class Pace:
         return step, each
 
     def seconds(self, steps: float, tokens: float) -> float:
-        """How long so many steps take that compute so many tokens in all."""
+        """Return the seconds of so many steps that compute so many tokens in all."""
         step, each = self.coefficients()
         return step * steps + each * tokens

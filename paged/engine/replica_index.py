@@ -1,11 +1,11 @@
-"""Which replica has which blocks of content, for a router: one look-up of a block answers for all replicas.
+"""An index of the blocks that each replica has, for a router: one look-up of a block answers for all replicas.
 
     block      0    1    2    3    4    5        a mask a block: who has it
     replica 0  ■    ■    ■    ■    ■    ·        depth 5
     replica 1  ■    ■    ·    ·    ·    ·        depth 2
 
-A replica that has a block has those before it: so depths are found by bisection, for all replicas together. Where its
-events were lost or wrong, that may not hold, and a depth may be wrong: the prompt is computed there, which costs time.
+A replica that has a block has those before it, so bisection finds the depths, for all replicas together. Where its
+events were lost or wrong, a depth may be wrong: then the replica computes more of the prompt, which costs time.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ReplicaIndex:
                     masks[key] = before ^ bit
 
     def apply(self, replica: str, events: Iterable[Event]) -> None:
-        """Take in what a replica's memory says (`BlockManager.take_events`), in order. Raises UnknownReplica."""
+        """Apply the events of a replica's memory (`BlockManager.take_events`), in order. Raises UnknownReplica."""
         for event in events:
             if isinstance(event, Stored):
                 self.store(replica, map(key_of, event.hashes), _TIERS[event.tier])

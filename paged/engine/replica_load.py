@@ -1,4 +1,4 @@
-"""What a replica reports of itself to those who send it requests: its scheduler's forecast in seconds."""
+"""The report of a replica to its routers: its scheduler's forecast in seconds."""
 
 from __future__ import annotations
 

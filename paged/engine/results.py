@@ -1,4 +1,4 @@
-"""What an engine hands back: new tokens and text as they come, and a whole completion at the end."""
+"""The outputs of an engine: new tokens and text as they come, and a whole completion at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paged.scheduler import RequestUsage
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """When a request's tokens came. Seconds, from its arrival; None where there was no such token or gap.
+    """The times of a request's tokens, in seconds from its arrival; None where there was no such token or gap.
 
     ttft_s         until its first token
     itl_s          mean gap between two tokens of a sequence
@@ -25,7 +25,7 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """How likely a token was: the natural logarithm of its probability by the model's own logits, its rank (1 is the likeliest), and its
+    """The likelihood of a token: the natural logarithm of its probability by the model's own logits, its rank (1 is the likeliest), and its
     text, None without a tokenizer."""
 
     logprob: float
@@ -46,7 +46,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     error          why, for "error"
     usage, timings with the request's last one
     sequence       which of the request's answers, from 0 on
-    finished       the request has no sequence any more that goes on
+    finished       all sequences of the request have ended
     logprobs       of each new token, if the request asked for them
     stop_reason    the stop string or token id that ended it, None for EOS
     """
@@ -79,7 +79,7 @@ class CompletionOutput(msgspec.Struct, frozen=True):
 
 class Completion(msgspec.Struct, frozen=True):
     """A finished request. `prompt` is its text where it was given as text. `outputs` are its n answers, in order, or the likeliest first
-    where more were made; text, token_ids and finish_reason are those of the first. Of the prompt's first token there is no log-probability."""
+    where more were made; text, token_ids and finish_reason are those of the first. The prompt's first token has no log-probability."""
 
     id: str
     prompt: str | None
@@ -109,8 +109,8 @@ class Completion(msgspec.Struct, frozen=True):
 class EngineStats(msgspec.Struct, frozen=True):
     """Totals of an engine. Seconds of its clock.
 
-    steps           forward passes that came to an end; failed_steps those that were cancelled for want of memory, or of logits
-                    that are numbers
+    steps           forward passes that ended; failed_steps those cancelled because memory ran out, or because logits
+                    were not numbers
     output_tokens   sampled
     drafted_tokens  guessed, and accepted_tokens those that were right
     host_s          in schedule, inputs, sampling, update and text; model_s in moves and forward passes. One step ahead they pass at once

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: by what each has of its prompt, and by how long it would wait there.
+"""The choice of a replica for a request: by the cached part of its prompt, and by the wait at each replica.
 
     expected first token = wait + tokens that are not cached there · seconds a token        by replica
 
@@ -6,8 +6,8 @@
     replica 0   90 %     0.8 s    0.1 s     0.9 s        few tokens to compute, behind others
     replica 1    0 %     0.0 s    1.0 s     1.0 s        least loaded: 0 is chosen, and 1 once more wait at 0
 
-What a replica reports is old: so what this router sent since then counts as reserved. What others sent they report
-(`heard`), or it is taken to be alike. No clock, no network: times and random numbers are handed in.
+A replica's report is old: requests that this router sent since then count as reserved. Other routers report theirs
+(`heard`), or are taken to send as many. No clock, no network: times and random numbers are arguments.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """A request that wants a replica.
+    """A request that needs a replica.
 
     id          names it until it is completed
     keys        of its full blocks (`prompt_keys`)
     num_tokens  of its prompt
-    tenant      on whose account it is; "" where nothing is said
+    tenant      its tenant, "" without one
     """
 
     id: str
@@ -47,7 +47,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica reports of itself.
+    """The report of a replica.
 
     begin_s      in how many seconds a request that came now would begin (`forecast`, in seconds)
     token_s      seconds that a prompt token takes; 0: not known yet
@@ -72,10 +72,10 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
-    """A request that was sent to a replica, for other routers to count (`Router.heard`).
+    """A request sent to a replica, for other routers to count (`Router.heard`).
 
     number  counts a router's reservations of a replica, from 1 on
-    tokens  that the replica is taken to compute
+    tokens  that the replica is expected to compute
     """
 
     router: str
@@ -87,7 +87,7 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router weighs.
+    """The weights and limits of a router.
 
     bound_s, bound_times
                   the expected first token may be so much later than where it is earliest, and so many times as late
@@ -107,7 +107,7 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     num_untold: int = 0
 
     def check(self) -> None:
-        """Raises InvalidConfig for what is negative or no number."""
+        """Raise InvalidConfig for a value that is negative or no number."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -115,7 +115,7 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The candidates for a request, the best first, and of the first one what is expected there.
+    """The candidates for a request, the best first, and what is expected at the first.
 
     expected_s  seconds until the first token
     depth       blocks of the prompt that it has
@@ -127,7 +127,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
-    """A reservation that counts, since when, and what of its prompt is noted."""
+    """A reservation that counts, its time, and the noted keys of its prompt."""
 
     made: Reservation
     since: float
@@ -135,7 +135,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Replica:
-    """What a router knows of a replica: its latest report, and what was sent since."""
+    """A router's record of a replica: its latest report, and the requests sent since."""
 
     def __init__(self) -> None:
         self.load = ReplicaLoad()
@@ -165,7 +165,7 @@ class _Replica:
         return wait * (mine + sum([min(other, mine + tokens) for other in queued.values()])) / total
 
     def reserve(self, made: Reservation, now: float) -> None:
-        """Count what was sent until it is in a report."""
+        """Count a reservation until a report has it."""
         if (made.router, made.number) not in self._sent:
             self._sent[made.router, made.number] = _Sent(made, now)
             self.reserved += made.tokens
@@ -188,7 +188,7 @@ class _Replica:
         return gone
 
     def reported(self, load: ReplicaLoad, now: float, settle_s: float) -> None:
-        """Take a report in, and settle what it counts."""
+        """Take a report, and settle the reservations that it counts."""
         self.load, self.seen = load, now
         received = load.received
         for (router, number), sent in list(self._sent.items()):
@@ -197,7 +197,7 @@ class _Replica:
                 self.settle(router, number)
 
     def lapse(self, before: float) -> None:
-        """Settle what was sent before a moment."""
+        """Settle the reservations made before a moment."""
         for key, sent in list(self._sent.items()):
             if sent.since > before:
                 break
@@ -236,7 +236,7 @@ class Router:
 
     @property
     def replicas(self) -> list[str]:
-        """Those that requests can be sent to."""
+        """The replicas that requests can be sent to."""
         return list(self._replicas)
 
     def add(self, replica: str, *, restart_points: bool = False) -> None:
@@ -255,7 +255,7 @@ class Router:
         self._by_id = {id: known for id, known in self._by_id.items() if known.made.replica != replica}
 
     def report(self, replica: str, load: ReplicaLoad, now: float) -> None:
-        """Take in what a replica reports. Raises UnknownReplica."""
+        """Take a replica's report. Raises UnknownReplica."""
         self._replica(replica).reported(load, now, self.rules.settle_s)
 
     def choose(self, prompt: Prompt, now: float, candidates: Sequence[str] | None = None) -> Choice:
@@ -307,17 +307,17 @@ class Router:
         return made
 
     def replica_of(self, id: str) -> str | None:
-        """Where a request was sent that is not completed; None for others."""
+        """Return the replica of a request that is not completed; None for others."""
         known = self._by_id.get(id)
         return None if known is None else known.made.replica
 
     def heard(self, made: Reservation, now: float) -> None:
-        """Count what another router has sent; of a replica that is not known, nothing. One that was heard counts once."""
+        """Count a request that another router has sent. It counts once; at an unknown replica it does not count."""
         if made.replica in self._replicas and made.router != self.name:
             self._replicas[made.replica].reserve(made, now)
 
     def completed(self, id: str, now: float) -> None:
-        """Note that a request that was sent has ended; of one that is not known, nothing."""
+        """Note that a sent request has ended; do nothing for an unknown one."""
         known = self._by_id.pop(id, None)
         if known is not None:
             self._replicas[known.made.replica].settle(self.name, known.made.number)
@@ -333,7 +333,7 @@ class Router:
             ranked.insert(0, ranked.pop(int(self._draw() * num)))
 
     def _fade(self, now: float) -> None:
-        """Forget what is cached by now, or never will be: little at a time, so that no decision takes long."""
+        """Forget notes of content that is cached by now, or never will be: a few at a time, so that no decision takes long."""
         before = now - self.rules.lapse_s
         # They were chosen and never sent, or run for long.
         for id, sent in list(islice(self._by_id.items(), _FADING_AT_ONCE)):

@@ -1,4 +1,4 @@
-"""Steps as they are sent, made of a scheduler's batches."""
+"""Makes the input of a worker's step from a scheduler's batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepInputs:
         )
 
     def take_back(self, step: StepInput) -> None:
-        """The step did not begin, and will not: what it sent is sent again."""
+        """Note that the step will not begin: the next one sends its changes again."""
         if self._sent:
             for sent, its in zip(self._sent, step.tables, strict=True):
                 sent[its.rows, its.columns] = _UNSENT

@@ -1,10 +1,10 @@
-"""One step of a model in two halves: a batch is put out, and a batch is ended.
+"""One step of a model in two halves: launch a batch, and end a batch.
 
     launch: schedule → launched        settle: sampled        finish: update
 
-One step ahead, a batch is put out before the one before it is ended: what that one sampled is filled in where the model lies, and comes to
-nothing where its sequence ends with it. What a step samples is drawn where it runs, unless the engine has to see its logits: then it is settled
-before the next is put out.
+One step ahead, a batch is launched before the last one has ended. The worker fills in what that one sampled; the result is
+dropped if its sequence ends there. The worker samples, unless the engine has to see the logits: then the step is settled
+before the next is launched.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ OnRan = Callable[[Batch, float], None]
 
 
 class FailedBatch(NamedTuple):
-    """A batch that was cancelled because of `error`, and the requests that this is about."""
+    """A batch that was cancelled because of `error`, and the requests concerned."""
 
     request_ids: list[str]
     error: Exception
 
 
 class _NotChosen(Exception):
-    """No tokens were chosen from logits, because of `error`."""
+    """Choosing tokens from logits failed with `error`."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class _Sampled(NamedTuple):
-    """What a batch sampled, packed, how many of each row (None: one of each that samples), and when its logits were there."""
+    """The samples of a batch, packed, their number by row (None: one for each that samples), and the time of its logits."""
 
     tokens: NDArray[np.int32]
     counts: NDArray[np.int64] | None
@@ -53,7 +53,7 @@ class _Sampled(NamedTuple):
 
 
 class _Out:
-    """A batch that is out, and its step; `sampled` None: it was not read yet."""
+    """A launched batch, and its step; `sampled` None: it was not read yet."""
 
     def __init__(self, batch: Batch, launched: Launched, on_logits: OnLogits | None) -> None:
         self.batch, self.launched, self.on_logits = batch, launched, on_logits
@@ -61,7 +61,7 @@ class _Out:
 
 
 class Steps:
-    """The batches of one scheduler, run by one executor. Whatever is raised, `take_back` then leaves none outstanding.
+    """The batches of one scheduler, run by one executor. After any error `take_back` leaves none outstanding.
 
     content_is_lost  copies have failed: no block is known to hold what the manager thinks
     on_ran(batch, seconds)
@@ -108,7 +108,7 @@ class Steps:
         self.content_is_lost = False
 
     def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> bool:
-        """The first half: put a batch out, if there is anything to run; returns whether one was. `note_admitted` is called with it before it runs.
+        """Launch a batch, if there is anything to run; return whether there was. `note_admitted` is called with it before it runs.
         Waits for nothing where steps run on a thread of their own."""
         began = self._clock()
         with Uninterrupted():
@@ -140,7 +140,7 @@ class Steps:
         return None
 
     def _sample(self, out: _Out) -> FailedBatch | None:
-        """Read what a batch sampled, or sample it from its logits."""
+        """Read the samples of a batch, or sample from its logits."""
         try:
             ran = self._executor.result(out.launched)
         except Exception as error:
@@ -180,7 +180,7 @@ class Steps:
         ran: Ran,
         asked: Asked,
     ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-        """What each row that samples goes on with, packed, and how many tokens of each row of the batch; None: one of each that samples."""
+        """Return the tokens that each sampling row goes on with, packed, and their number by row; None: one for each that samples."""
         batch, logits, on_logits = out.batch, ran.logits, out.on_logits
         assert logits is not None, "its executor does not sample"
         samples = batch.samples
@@ -243,11 +243,11 @@ class Steps:
 
     @property
     def latest(self) -> Batch:
-        """Of those, the one that was put out last."""
+        """The latest of those."""
         return self._outstanding[-1].batch
 
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | FailedBatch | None:
-        """The second half: wait for the oldest batch, end it, and `deliver` what became of its requests. None: there is none.
+        """Wait for the oldest batch, end it, and `deliver` the outputs of its requests. None: there is none.
 
         Returns the batch if it had to be cancelled, for want of memory (`is_out_of_memory`) or because nothing can be chosen
         from the logits of a request. Raises EngineFailed when copies failed, and all else as it is."""
@@ -274,7 +274,7 @@ class Steps:
         return out.batch
 
     def take_back(self) -> None:
-        """Cancel every batch that has not ended, as if it had never run; with torn books, leave them as they are. A step that runs is waited for."""
+        """Cancel every batch that has not ended, as if it had never run; wait for a step that runs. With torn books, change nothing."""
         with Uninterrupted():
             while self._outstanding and self._torn_by is None:
                 out = self._outstanding.pop()
@@ -290,7 +290,7 @@ class Steps:
                     raise
 
     def close(self) -> None:
-        """Take back what is out, and end what runs it; from then on `must_be_whole` raises."""
+        """Take back all launched batches, and close the executor; from then on `must_be_whole` raises."""
         self._is_closed = True
         self.take_back()
         self._executor.close()
@@ -315,7 +315,7 @@ class Steps:
         return self._drafter.propose(manager.rows.tokens, manager.rows.num_tokens, rows) if len(rows) else None
 
     def _failed(self, out: _Out, error: Exception) -> FailedBatch:
-        """Cancel the batch and all behind it, and say whom that concerns; called where `error` was caught. Raises it unless it is one that
+        """Cancel the batch and all behind it, and return the requests concerned; called where `error` was caught. Raises it unless it is one that
         is known."""
         batch = out.batch
         if out.launched.lost_content:
@@ -341,13 +341,13 @@ class Steps:
         return FailedBatch(request_ids, error)
 
     def _note_torn(self, error: BaseException) -> None:
-        """The scheduler's books may be half-written, unless the error is a typed one, which has changed nothing."""
+        """Note that the scheduler's books may be half-written, unless the error is a typed one, which has changed nothing."""
         if not isinstance(error, PagedError):
             self._torn_by = error
 
 
 def _tell(out: _Out, ran: Ran) -> None:
-    """Tell those who read more than the tokens of a batch what was read for them."""
+    """Give each reader of a batch what was read for it beside the tokens."""
     if ran.read is None:
         return
     batch, asked = out.batch, out.launched.asked

@@ -1,4 +1,4 @@
-"""Outputs that have come and were not handed out, so that what a callback raises loses none."""
+"""Outputs that were not handed out yet, so that an error in a callback loses none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Undelivered:
         return request_id in self._filed()
 
     def add(self, outputs: list[EngineOutput]) -> None:
-        """These outputs have come."""
+        """Add new outputs."""
         self._latest += outputs
 
     def take_all(self) -> list[EngineOutput]:
@@ -37,7 +37,7 @@ class Undelivered:
         return [output for outputs in filed.values() for output in outputs]
 
     def take_each(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
-        """Hand out what these requests have brought. An output is taken when it is asked for, and may be taken back
+        """Hand out the outputs of these requests. An output is removed when it is read, and may be put back
         until then."""
         for request_id in [each for each in self._filed() if each in request_ids]:
             while outputs := self._filed().get(request_id):
@@ -47,7 +47,7 @@ class Undelivered:
                 yield output
 
     def take_joined(self, request_id: str) -> EngineOutput | None:
-        """Hand out all that the request's latest sequence has brought as one output, the others' in the next step; None: nothing."""
+        """Hand out all outputs of the request's latest sequence as one, the others' in the next step; None: nothing."""
         every = self._filed().pop(request_id, [])
         outputs = [output for output in every if output.sequence == every[-1].sequence]
         if len(outputs) < len(every):

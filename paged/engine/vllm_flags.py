@@ -1,9 +1,9 @@
-"""vLLM's flags that name no setting of ours, by what becomes of them: granted, because it is so here in any case, or refused in one line.
+"""vLLM's flags that are no settings of ours: granted, because paged always works that way, or refused in one line.
 
     --enable-chunked-prefill   granted: prompts are always computed in chunks
     --pipeline-parallel-size 2 refused: a model is not split by its layers
 
-Flags that mean what an option of ours means are second names of that option. Arguments of vLLM's LLM that ours has
+Flags that mean the same as an option of ours are second names of that option. Arguments of vLLM's LLM that ours has
 not are refused by the same table.
 """
 
@@ -19,10 +19,10 @@ from paged.errors import InvalidConfig
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a flag.
+    """How a flag of vLLM's is treated.
 
     values    None: it takes none. Otherwise those that are granted; () where all are refused
-    becomes   the options that it stands for; empty where nothing is to be done
+    becomes   our options in its place; empty where none is needed
     granted   a flag without a value is granted
     why       for the message, and for readers
     """
@@ -123,7 +123,7 @@ FLAGS: dict[str, Flag] = {
 
 
 def why_not(name: str, known: Sequence[str], of_what: str) -> str:
-    """What is said of a name that is no setting of an engine or a server, whose settings are `known`: what to use instead, where there is something."""
+    """Return the message for a name that is no setting of an engine or a server, with what to use instead. `known` are its settings."""
     flag = FLAGS.get(f"--{name.replace('_', '-')}")
     if flag is not None:
         # Options of the command line become arguments.
@@ -143,7 +143,7 @@ def _as_argument(option: re.Match[str]) -> str:
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
-    """The arguments without the flags that are granted, or with what stands for them. Raises InvalidConfig for one that is refused."""
+    """Return the arguments with our options in place of granted flags. Raises InvalidConfig for a refused one."""
     found: list[str] = []
     left = list(arguments)
     while left:

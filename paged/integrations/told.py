@@ -1,6 +1,6 @@
-"""What an engine was told of each row's block table, and what it has to be told next.
+"""What an engine knows of each row's block table, and what it has to learn next.
 
-An engine keeps a table of its own for each request, and it can be told two things: more blocks behind it, or another table in its
+An engine keeps a table of its own for each request, and it takes two changes: more blocks behind it, or another table in its
 place. Ours change in other ways, too: a full block is switched for an equal one that another row computed, a tail is given to
 a row that needs it more. Engines keep their first blocks for themselves, so that their ids are ours and some more.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 class Due(NamedTuple):
-    """Rows of a batch whose tables an engine has to be told: their places in it, and from which column on to which. `is_wrong`: in the
+    """Rows of a batch whose tables have to be sent to an engine: their places in it, and from which column on to which. `is_wrong`: in the
     place of what it has. int64 [n] and bool [n]."""
 
     places: NDArray[np.int64]
@@ -31,7 +31,7 @@ class ToldTables:
     def __init__(self, manager: Any, first_block: int) -> None:
         self._manager = manager
         self._first_block = first_block
-        # How many blocks of each row the engine has right, int64 [rows]; whether its table is wrong before that, and whether it has to be told.
+        # How many blocks of each row the engine has right, int64 [rows]; whether its table is wrong before that, and whether it has to be sent.
         self._num_told = np.zeros(0, np.int64)
         self._is_wrong = np.zeros(0, np.bool_)
         self._is_due = np.zeros(0, np.bool_)
@@ -66,7 +66,7 @@ class ToldTables:
         self._is_due[rows] = self._is_wrong[rows] = True
 
     def take_due(self, batch: Any) -> Due | None:
-        """The rows of the batch whose tables are not what the engine has, from now on taken to be told; None: there are none."""
+        """The rows of the batch whose tables are not what the engine has, from now on taken as sent; None: there are none."""
         places = self._is_due[batch.rows].nonzero()[0]
         if not len(places):
             return None

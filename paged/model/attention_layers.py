@@ -1,4 +1,4 @@
-"""What each attention layer of a model keeps, as a trial run of the model showed it."""
+"""The K and V that each attention layer of a model keeps, found by a trial run of the model."""
 
 from __future__ import annotations
 

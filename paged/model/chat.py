@@ -67,7 +67,7 @@ def chat_prompt(
 
 
 def _must_be_plain(messages: Sequence[Message], tools: Any, options: Any) -> None:
-    """Raise InvalidChat for what the model that ships cannot be told."""
+    """Raise InvalidChat for messages that the model that ships cannot take."""
     named = {name for message in messages for name in message if message[name]} - {"role", "content", "tool_call_id"}
     named |= {name for name, value in (("tools", tools), ("chat_template_kwargs", options)) if value}
     if named:

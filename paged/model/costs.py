@@ -1,4 +1,4 @@
-"""What copying a block and computing a token cost on this machine, timed once, before the memory is used."""
+"""The costs of copying a block and computing a token on this machine, timed once, before the memory is used."""
 
 from __future__ import annotations
 

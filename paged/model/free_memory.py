@@ -1,4 +1,4 @@
-"""How much memory is free on a device, and whether a pool fits in it: asked before anything is allocated."""
+"""The free memory of a device, and a check that a pool fits into it, before anything is allocated."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _both(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def follow_layers(module: nn.Module) -> None:
-    """Make attention modules that serve several layers, and are told which with each call, say it by `layer_idx` as all others do."""
+    """Make attention modules that serve several layers, and get its number with each call, give it by `layer_idx` as all others do."""
     for each in module.modules():
         forward: Any = getattr(inspect.unwrap(type(each).forward), "__code__", None)
         if (

@@ -1,4 +1,4 @@
-"""What the layers of a transformers configuration keep of a sequence.
+"""The tokens and states that the layers of a transformers configuration keep of a sequence.
 
 transformers' own classes read a configuration, with their defaults, and say which cache each layer has. What is left to know is the bytes of
 a token and of a state, by kind of model (`model_type`). A kind is known here if a test holds it against the cache of transformers' own model;

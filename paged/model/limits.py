@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured in short runs: bytes/s that memory gives, operations/s of a matrix product.
+"""The limits of this machine, measured in short runs: bytes/s of its memory, operations/s of a matrix product.
 
 Each figure is the best of several runs, and of the ways that there are: others on the machine can only make it lower,
 and torch's products are not the fastest on every processor.

@@ -63,8 +63,8 @@ def check_answers(config: Any, name: Path) -> None:
 
 def _key(config: Any) -> str:
     values = {name: value for name, value in config.to_dict().items() if name not in _VOLATILE}
-    told = json.dumps(values, sort_keys=True, default=str)
-    return f"checked-{hashlib.sha256(f'{told}{_code()}'.encode()).hexdigest()[:20]}"
+    settings = json.dumps(values, sort_keys=True, default=str)
+    return f"checked-{hashlib.sha256(f'{settings}{_code()}'.encode()).hexdigest()[:20]}"
 
 
 @cache

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from paged.attention import Expand, LayerOptions
 from paged.base.words import short_cause
-from paged.errors import BrokenCheckpoint, CheckpointNotFound, ModelError, UnknownLayers, UnsupportedModel
+from paged.errors import BrokenCheckpoint, ModelError, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
-from paged.model.checkpoint import NAMES, named_or_shipped
+from paged.model.checkpoint import check_folder, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
@@ -240,15 +240,7 @@ def config_of(folder: Path) -> Any:
 def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
-    if not folder.is_dir():
-        raise CheckpointNotFound(
-            f"{folder}: no such folder. A folder in the Hugging Face layout is needed (config.json, .safetensors, a tokenizer), or the name of "
-            f"a model that ships, {' or '.join(NAMES)}; nothing is fetched by name."
-        )
-    if not (folder / "config.json").is_file():
-        raise CheckpointNotFound(f"{folder}: no config.json; a folder in the Hugging Face layout is needed.")
-    if not any(folder.glob("*.safetensors")):
-        raise CheckpointNotFound(f"{folder}: no .safetensors file; other formats of weights are not read.")
+    check_folder(folder)
     # transformers takes one that cannot be read for one that is not there.
     generation = folder / "generation_config.json"
     try:

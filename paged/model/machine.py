@@ -1,4 +1,4 @@
-"""What a measurement was taken on, in words."""
+"""The machine of a measurement, in words."""
 
 from __future__ import annotations
 

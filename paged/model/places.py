@@ -1,4 +1,4 @@
-"""Where each unit of a layer plan lies: on which of the pages of a block or of a state, and at which byte of it.
+"""The place of each unit of a layer plan: the page of a block or of a state, and the byte in it.
 
     3 layers, K and V of 64 bytes a block, pages of 256 bytes, 2 pages a block
 

@@ -1,4 +1,4 @@
-"""What depends on a token's position beyond its rotary embedding: each token's by its own sequence.
+"""Values that depend on a token's position beyond its rotary embedding: each token's by its own sequence.
 
 LongRoPE has two sets of frequencies, and transformers takes one for all tokens of a call: the long one if any position lies beyond a limit.
 Llama 4 scales queries by the position, which it counts from the tokens that a cache has. Here a batch has tokens of many sequences, and of a long

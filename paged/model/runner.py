@@ -54,7 +54,7 @@ _ONE_THREAD_BELOW = 10_000_000
 
 
 class Read(NamedTuple):
-    """What a forward pass came to: logits as of `Runner.forward`, those of `others`, float32 [k', vocabulary], and hidden states, float32
+    """The result of a forward pass: logits as of `Runner.forward`, those of `others`, float32 [k', vocabulary], and hidden states, float32
     [k", hidden size]."""
 
     logits: Tensor

@@ -1,6 +1,6 @@
 """What a worker needs of one step, as arrays alone, so that a step can be sent: to a thread, to another process, into a file.
 
-A worker keeps block tables of its own. It is told what changed in them since the step before, and where a token that was not known
+A worker keeps block tables of its own. It gets what changed in them since the step before, and where a token that was not known
 when the step was made is sampled; positions, slots and the copies' order follow from that.
 """
 

@@ -1,4 +1,4 @@
-"""How the next token is chosen: a request's parameters, and one draw for every row of a batch.
+"""Sampling of the next token: a request's parameters, and one draw for every row of a batch.
 
 Importing this loads no torch: logits bring it along.
 """

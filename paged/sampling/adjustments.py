@@ -1,10 +1,10 @@
-"""What is done to logits before a token is drawn from them.
+"""Changes of logits before a token is drawn from them.
 
     logits → bias → repetition → presence, frequency → n-grams → bad words → least length → allowed ones → the user's own → a form → a draw
 
-The order is that of transformers' `generate`, and so is what each does; presence and frequency are OpenAI's, as in
-vLLM. A sequence that wants any of it has a lane, with its tokens so far: what it wants of a step is looked up for all
-rows at once, and only those logits are touched that change.
+Order and effects are those of transformers' `generate`; presence and frequency are OpenAI's, as in
+vLLM. A sequence that needs a change has a lane, with its tokens so far: the changes of a step are looked up for all
+rows at once, and only the logits that change are touched.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_LIMIT = 2**62
 
 
 class Adjustments:
-    """What the sequences in lanes want done to their logits."""
+    """The changes of logits for the sequences in lanes."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -88,7 +88,7 @@ class Adjustments:
         return lane
 
     def close(self, lane: int) -> None:
-        """The sequence has ended."""
+        """Note that the sequence has ended."""
         for lines in (self._bias, self._allowed, self._bad, self._stops):
             lines.drop(lane)
         self._processors.pop(lane, None)

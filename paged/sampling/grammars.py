@@ -1,4 +1,4 @@
-"""Answers held to a form: which tokens may come next, by llguidance, for all rows that ask at once.
+"""Answers held to a form: the tokens that may come next, by llguidance, for all rows at once.
 
     {"a": 1 | may be followed by a digit, "}" or a space, and by nothing else
 
@@ -40,7 +40,7 @@ class Grammar:
         self._followed: NDArray[np.int32] = np.empty(0, np.int32)
 
     def follow(self, tokens: NDArray[np.int32]) -> bool:
-        """Go to where the answer is these tokens; whether it may be."""
+        """Move to the place after these tokens. Return whether the grammar allows them."""
         shorter = min(len(tokens), len(self._followed))
         parts = np.flatnonzero(tokens[:shorter] != self._followed[:shorter])
         num_shared = int(parts[0]) if len(parts) else shorter

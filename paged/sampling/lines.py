@@ -33,12 +33,12 @@ class Lines:
             self._packed = None
 
     def drop(self, lane: int) -> None:
-        """The lane has none any more."""
+        """Remove the lines of a lane."""
         if self._by_lane.pop(lane, None) is not None:
             self._packed = None
 
     def copy(self, lane: int, other: int) -> None:
-        """Another lane gets the same."""
+        """Copy the lines of a lane to another one."""
         if lane in self._by_lane:
             self.set(other, *self._by_lane[lane])
 

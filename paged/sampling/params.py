@@ -1,4 +1,4 @@
-"""What a request says about how its tokens are chosen, and when to stop."""
+"""The sampling parameters of a request: how its tokens are chosen, and when to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged.sampling.structured import StructuredOutputsParams
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one request are chosen. Raises InvalidSampling for what no model could take; `check` says whether one can.
+    """The sampling parameters of one request. Raises InvalidSampling for values that no model can take; `check` tests them for one model.
 
     Names and meanings are vLLM's, and transformers' for typical_p and no_repeat_ngram_size; temperature 0 is the default.
 
@@ -85,7 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
     @property
@@ -95,7 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads_logprobs(self) -> bool:
-        """Whether it is to be known how likely the outputs are."""
+        """Whether log-probabilities of the outputs are read."""
         return self.logprobs is not None or self.num_sequences > self.n
 
     @property

@@ -1,4 +1,4 @@
-"""How each row is sampled, by row, so that a step gathers it instead of asking each request; and the choice itself.
+"""Sampling values by row, so that a step gathers them instead of asking each request; and the sampling itself.
 
 rows of a batch → how each is sampled → logits adjusted → a token each → what those want that read log-probabilities
 """
@@ -31,7 +31,7 @@ _PLACE = {name: place for names in (_REAL, _WHOLE) for place, name in enumerate(
 
 
 class Reader(Protocol):
-    """Who is told how likely tokens are. Values are natural logarithms, likeliest first behind the token itself."""
+    """Reads how likely tokens are. Values are natural logarithms, likeliest first behind the token itself."""
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -49,7 +49,7 @@ class Reader(Protocol):
 
 class Asked(NamedTuple):
     """How each of n rows is sampled; a column has a property of its name, [n]. `lanes` and `numbers` say which sequence it was that asked, `readers`
-    whom to tell; a row that `waits` gets no token from its own logits, one that `wants_states` is told the hidden states of all its tokens."""
+    who reads its likelihoods; a row that `waits` gets no token from its own logits, for one that `wants_states` hidden states of all tokens are read."""
 
     rows: NDArray[np.int64]
     real: NDArray[np.float64]
@@ -74,12 +74,12 @@ class Asked(NamedTuple):
 
     @property
     def any_reads(self) -> bool:
-        """Whether any is told how likely its outputs are."""
+        """Whether any reads how likely its outputs are."""
         return self._any("num_top", 0)
 
     @property
     def any_reads_prompt(self) -> bool:
-        """Whether any is told how likely its prompt is."""
+        """Whether any reads how likely its prompt is."""
         return self._any("num_prompt_top", 0)
 
     @property
@@ -89,7 +89,7 @@ class Asked(NamedTuple):
 
     @property
     def any_wants_states(self) -> bool:
-        """Whether any is told hidden states."""
+        """Whether any reads hidden states."""
         return self._any("wants_states", 1)
 
     @property
@@ -145,7 +145,7 @@ class Asked(NamedTuple):
 
     @property
     def num_top(self) -> NDArray[np.int64]:
-        """Likeliest tokens that are told beside each output; below 0: nothing is told."""
+        """Likeliest tokens that are read beside each output; below 0: nothing is read."""
         return self.whole[_PLACE["num_top"]]
 
     @property
@@ -160,17 +160,17 @@ class Asked(NamedTuple):
 
     @property
     def wants_states(self) -> NDArray[np.bool_]:
-        """Hidden states are told."""
+        """Whether hidden states are read."""
         return self.whole[_PLACE["wants_states"]] != 0
 
     @property
     def readers(self) -> NDArray[np.object_]:
-        """Whom to tell."""
+        """The readers of the rows."""
         return self.all_readers[self.rows]
 
 
 class RowSampling:
-    """Sampling values by row, and what sequences want done to their logits, by lane."""
+    """Sampling values by row, and changes of logits by lane."""
 
     def __init__(self) -> None:
         self.adjustments = Adjustments()
@@ -194,7 +194,7 @@ class RowSampling:
         return self.adjustments.open(params, prompt, stops=stops, bad_words=bad_words, grammar=grammar)
 
     def close(self, lane: int) -> None:
-        """The sequence in it has ended."""
+        """Note that the sequence in the lane has ended."""
         if lane != NO_LANE:
             self.adjustments.close(lane)
 
@@ -208,7 +208,7 @@ class RowSampling:
         lane: int = NO_LANE,
         reader: Reader | None,
     ) -> None:
-        """The row serves a sequence of this request from now on; `reader` is told what it asked for."""
+        """The row serves a sequence of this request from now on; `reader` gets what it asked for."""
         self._latest = None
         if row >= len(self._readers):
             self._real = np.pad(self._real, ((0, 0), (0, row + 1)))
@@ -263,8 +263,8 @@ class RowSampling:
         tokens = drawn(logits, asked, places)
         self.note(asked, places, tokens)
         if read is not None:
-            told = [reader.read_output for reader in asked.readers[reads]]
-            _tell(told, read, places[reads], tokens[reads], asked.num_top[reads])
+            tells = [reader.read_output for reader in asked.readers[reads]]
+            _tell(tells, read, places[reads], tokens[reads], asked.num_top[reads])
         return tokens
 
     def guess(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -325,7 +325,7 @@ def tell_prompts(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> Non
 
 
 def _tell(
-    told: list[Callable[..., None]],
+    tells: list[Callable[..., None]],
     logits: Tensor,
     places: NDArray[np.int64],
     tokens: NDArray[np.int32],
@@ -333,7 +333,7 @@ def _tell(
 ) -> None:
     """Tell each reader how likely the token at a place was, and so many of the likeliest."""
     found = logprobs(logits, tokens, int(num_top.max()))
-    for i, (tell, place, count) in enumerate(zip(told, places.tolist(), num_top.tolist(), strict=True)):
+    for i, (tell, place, count) in enumerate(zip(tells, places.tolist(), num_top.tolist(), strict=True)):
         tell(place, *_line(found, tokens, i, count))
 
 

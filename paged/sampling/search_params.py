@@ -1,4 +1,4 @@
-"""What a request says about a search: for the likeliest answers, or for one that does not repeat itself."""
+"""The parameters of a search: for the likeliest answers, or for one that does not repeat itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged.sampling.params import check_flag, check_max_tokens, check_stop_ids
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """The likeliest answers of one request. Raises InvalidSampling for what makes no sense. Names are vLLM's, and transformers' for the rest.
+    """A search for the likeliest answers of one request. Raises InvalidSampling for wrong values. Names are vLLM's, and transformers' for the rest.
 
     beam_width      sequences that go on at a time
     n               answers, the best first
@@ -76,7 +76,7 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContrastiveSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer that neither repeats itself nor wanders. Raises InvalidSampling for what makes no sense. Names are transformers'.
+    """A search for one answer that neither repeats itself nor wanders. Raises InvalidSampling for wrong values. Names are transformers'.
 
     penalty_alpha   what likeness to what was said counts, above 0 and at most 1; how likely a token is counts for the rest
     top_k           so many of the likeliest tokens are computed before one of them is chosen

@@ -1,4 +1,4 @@
-"""What form an answer has to have."""
+"""The form that an answer has to have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests over HTTP: the server, its engine in a process of its own, and what one sees of it.
+"""Requests over HTTP: the server, its engine in a process of its own, and its dashboard, metrics and events.
 
     client ──HTTP──> front: tokenizer, limits, streams ──ZeroMQ──> engine process: scheduler, memory, model
 

@@ -1,8 +1,8 @@
-"""One call while it is answered: what the engine brings is written to the client, whole or as it comes.
+"""The answer to one call: writes the engine's outputs to the client, whole or as they come.
 
     wait for the first news ─> status and headers ─> pieces ─> usage, [DONE]
 
-Nothing is sent before there is an answer, so that what goes wrong until then has a status of its own. A client that
+Nothing is sent before there is an answer, so that an error until then has a status of its own. A client that
 goes, a deadline that passes and a queue that takes too long end the call, and its requests with it.
 """
 
@@ -150,7 +150,7 @@ class Answering(Response):
         await self._write(send, last + DONE, more=False)
 
     def _openings(self) -> bytes:
-        """What each choice begins with: whose message it is, or the prompt that is echoed."""
+        """Return the beginning of each choice: the role of the message, or the echoed prompt."""
         num = len(self._prompts) * self._n
         if self.form.is_chat:
             return b"".join(self.form.opening(index) for index in range(num))
@@ -165,7 +165,7 @@ class Answering(Response):
         return b"".join(found)
 
     def _pieces(self, news: list[tuple[int, EngineOutput]]) -> bytes:
-        """What has come, as pieces: one a choice, however much it was."""
+        """Return the new text as pieces, one for each choice."""
         now, record, form = self._clock(), self.record, self.form
         if len(news) == 1:
             grouped = {news[0][0] * self._n + news[0][1].sequence: [news[0][1]]}
@@ -213,7 +213,7 @@ class Answering(Response):
             record.longest_pause_s = max(record.longest_pause_s, output.timings.longest_gap_s)
 
     def _account(self, completion: Completion) -> None:
-        """What a whole answer took."""
+        """Return the usage of a whole answer."""
         record, timings = self.record, completion.timings
         if completion.usage is not None:
             self._take_usage(EngineOutput(completion.id, [], usage=completion.usage, timings=timings))
@@ -235,7 +235,7 @@ class Answering(Response):
         self.sending_since = None
 
     async def _say(self, send: Send, error: ApiError) -> None:
-        """An error instead of an answer."""
+        """Send an error instead of an answer."""
         record = self.record
         record.status, record.error, record.finish_reason = error.status, error.code or error.kind, _reason_of(error)
         body = encode(error.body())
@@ -269,7 +269,7 @@ def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
 
 
 def as_api_error(error: PagedError) -> ApiError:
-    """What a client is told of it."""
+    """The error as a client gets it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RefusedByEngine):

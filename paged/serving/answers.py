@@ -1,4 +1,4 @@
-"""What clients get: completions and conversations in OpenAI's form, whole or in pieces."""
+"""Answers to clients: completions and conversations in OpenAI's form, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "abort", "rejected": "l
 
 
 class PromptDetails(msgspec.Struct):
-    """Of the prompt's tokens, those that were found in the cache."""
+    """The prompt's tokens that were found in the cache."""
 
     cached_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
-    """What an answer took."""
+    """The tokens of an answer and of its prompts."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -46,7 +46,7 @@ class TextLogprobs(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """How likely a token of a message was, or could have been."""
+    """The likelihood of a token of a message, or of an alternative to one."""
 
     token: str
     logprob: float
@@ -54,7 +54,7 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChosenLogprob(TokenLogprob):
-    """The same with those that could have been said instead."""
+    """The same with its alternatives."""
 
     top_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
@@ -114,7 +114,7 @@ class Answer(msgspec.Struct):
 
 
 class Piece(msgspec.Struct, omit_defaults=True):
-    """A piece of a stream, which says what was used only where that was asked for."""
+    """A piece of a stream; it has a usage only if the client asked for that."""
 
     id: str
     object: str
@@ -167,7 +167,7 @@ def _bytes_of(token: int, found: Logprob) -> list[int]:
 
 
 class Form:
-    """How one request's answers are written: the head that all of them have, and what is asked for beside the text."""
+    """The form of one request's answers: their common head, and the fields beside the text."""
 
     def __init__(self, id: str, created: int, model: str, *, is_chat: bool, num_logprobs: int | None) -> None:
         self.id, self.created, self.model = id, created, model
@@ -178,11 +178,11 @@ class Form:
         self._piece_of = "chat.completion.chunk" if is_chat else "text_completion"
 
     def opening(self, index: int) -> bytes:
-        """The first piece of a message, which says whose it is."""
+        """Return the first piece of a message, with its role."""
         return self._piece(ChatPiece(index, Said("assistant", "")))
 
     def piece(self, outputs: Sequence[EngineOutput], index: int, usage: Usage | None = None) -> bytes | None:
-        """What has come of one choice, as one piece; None: nothing that a client would see."""
+        """Return the new text of one choice as one piece; None if a client would see nothing."""
         text = "".join(output.text for output in outputs)
         last = outputs[-1]
         reason = reason_of(last.finish_reason)
@@ -201,7 +201,7 @@ class Form:
         return self._piece(TextChoice(index, text, of_text, reason, last.stop_reason), usage)
 
     def usage_piece(self, usage: Usage) -> bytes:
-        """The last piece of a stream, where it was asked for."""
+        """Return the last piece of a stream, with the usage, if the client asked for it."""
         return self._event(Piece(self.id, self._piece_of, self.created, self.model, (), usage))
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> bytes:

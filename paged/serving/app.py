@@ -1,4 +1,4 @@
-"""Paths: who may call what, and which call of the front it is."""
+"""The paths of the server: which clients may call them, and the front's method for each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _ERRORS: dict[int | str, Any] = {
 
 
 class Guard:
-    """What happens before a path is looked up: an id, a key, a body that is neither too long nor too slow."""
+    """The checks before a path is looked up: an id, a key, a body that is neither too long nor too slow."""
 
     def __init__(self, app: Any, settings: Settings, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
         self._app = app
@@ -190,7 +190,7 @@ def build_app(front: Front) -> Any:
 
 
 def guarded(app: Any, settings: Settings, clock: Callable[[], float], new_id: Callable[[], str]) -> Any:
-    """An ASGI application that is given calls which may come in: `scope["state"]["call"]`."""
+    """An ASGI application behind these checks; a call is in `scope["state"]["call"]`."""
     found: Any = Guard(app, settings, clock, new_id)
     if settings.allowed_origins:
         found = CORSMiddleware(
@@ -238,7 +238,7 @@ def _headers(request: Request) -> dict[str, str]:
 
 
 def _say_errors(app: FastAPI) -> None:
-    """Errors have OpenAI's form, wherever they are found."""
+    """Give all errors OpenAI's form, wherever they are raised."""
 
     @app.exception_handler(PagedError)
     async def _own(request: Request, error: PagedError) -> Response:
@@ -257,13 +257,16 @@ def _say_errors(app: FastAPI) -> None:
         place = ".".join(part for part in named if part not in _KINDS)[:200]
         if first["type"] == "json_invalid":
             place, first = "", {"msg": f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"}
+        elif first["type"] == "model_attributes_type" and not place:
+            first = {"msg": "the body has to be a JSON object, sent with Content-Type: application/json"}
         message = f"{place}: {first['msg']}" if place else str(first["msg"])
         found = wrong(message[:1000], place or None, code)
         return JSONResponse(found.body(), 400, _headers(request))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        found = ApiError(error.status_code, str(error.detail))
+        unknown = f"{request.url.path[:200]} is no address of this server; GET / lists them."
+        found = ApiError(error.status_code, unknown if error.detail == "Not Found" else str(error.detail))
         return JSONResponse(found.body(), error.status_code, {**(error.headers or {}), **_headers(request)})
 
     @app.exception_handler(Exception)

@@ -1,4 +1,4 @@
-"""A client's body as what an engine is asked: token ids and sampling parameters."""
+"""A client's body as an engine takes it: token ids and sampling parameters."""
 
 from __future__ import annotations
 

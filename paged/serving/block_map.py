@@ -1,4 +1,4 @@
-"""Whose each block of a pool is, as numbers that a picture can be drawn from.
+"""The owner of each block of a pool, as numbers for a picture.
 
 a request's number (0 and more) | SHARED | CACHED | RETAINED | FREE | HELD
 """

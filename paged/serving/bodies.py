@@ -67,7 +67,7 @@ _CHAT: Reasons = {
 
 
 class StreamOptions(Body):
-    """What a stream says beside its text."""
+    """Options of a stream."""
 
     unsupported: ClassVar[Reasons] = {"include_obfuscation": ("pieces are not padded.", (False,))}
     include_usage: StrictBool = False
@@ -110,7 +110,7 @@ class StructuredOutputs(Body):
 
 
 class _Asked(Body):
-    """What both kinds of requests may say."""
+    """The fields of both kinds of requests."""
 
     unsupported: ClassVar[Reasons] = _BOTH
     model: StrictStr | None = Field(

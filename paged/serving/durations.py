@@ -1,4 +1,4 @@
-"""How long the parts of a request took, by the names that metrics, log and traces have for them.
+"""The seconds of each part of a request, under their names in metrics, log and traces.
 
 arrived      submitted        begun             first               last     ended
    |             |── queue ─────|──── prefill ────|───── decode ──────|        |

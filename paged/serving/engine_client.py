@@ -1,9 +1,9 @@
-"""The front's side of the engine: requests go out, and what they bring is sorted by the calls that asked.
+"""The front's side of the engine: sends requests, and gives each call its outputs.
 
     starting ─> ready ─> restarting ─> ready          dead: it died too often, or could not begin
 
-An engine that dies is replaced. Requests that it had begun end with EngineDied, for what it had said of them is gone;
-those that had not begun are given to the next one, once.
+An engine that dies is replaced. Requests that it had begun end with EngineDied, for their state is lost;
+the others go to the next engine, once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paged import POLICIES
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
 from paged.serving.settings import Settings
-from paged.serving.wire import Abort, Add, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped, Told
+from paged.serving.wire import Abort, Add, Answered, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped
 
 MOST_TRIES = 2
 """Engines that a request is given to."""
@@ -40,7 +40,7 @@ def policies_of() -> list[str]:
 
 
 class Inbox:
-    """What the prompts of one call bring. One task takes from it; what it does not take is kept, and is bounded by the answers' length."""
+    """The outputs of one call's prompts. One task takes from it; the rest is kept, and is bounded by the answers' length."""
 
     __slots__ = ("_error", "_news", "_waiter", "begun", "completions", "num_open", "on_begun")
 
@@ -54,7 +54,7 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[tuple[int, EngineOutput]]:
-        """What has come since the last time, each with the place of its prompt: at least one output, or none once all have ended. Raises what
+        """Return the outputs since the last time, each with the place of its prompt: at least one, or none once all have ended. Raises what
         the call failed with."""
         while not self._news and self.num_open and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -70,27 +70,27 @@ class Inbox:
         return []
 
     def begin(self, place: int, now: float) -> None:
-        """The prompt at this place was let in."""
+        """Note that the prompt at this place was admitted."""
         if self.begun is None:
             self.begun = now
         if self.on_begun is not None:
             self.on_begun(place)
 
     def push(self, place: int, output: EngineOutput) -> None:
-        """More has come."""
+        """Add an output."""
         self._news.append((place, output))
         if output.finished:
             self.num_open -= 1
         self._wake()
 
     def complete(self, place: int, completion: Completion) -> None:
-        """All of a prompt's answers have come."""
+        """Note that all of a prompt's answers have come."""
         self.completions[place] = completion
         self.num_open -= 1
         self._wake()
 
     def fail(self, error: PagedError) -> None:
-        """Nothing more comes; what has come is still there."""
+        """End the call with an error; outputs that have come are kept."""
         if self._error is None:
             self._error = error
         self._wake()
@@ -101,7 +101,7 @@ class Inbox:
 
 
 class _Held:
-    """A request that the engine has, or is to have: whose it is, and how many engines it was given to."""
+    """A request that the engine has, or will get: its call, and the number of engines that it was given to."""
 
     __slots__ = ("add", "has_begun", "inbox", "latest", "num_tries", "place")
 
@@ -156,7 +156,7 @@ class EngineClient:
         self.on_said: Callable[[bytes], None] | None = None
 
     def start(self) -> None:
-        """Begin to keep an engine."""
+        """Start an engine, and a new one when it dies."""
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def wait_until_ready(self) -> Ready:
@@ -195,7 +195,7 @@ class EngineClient:
         return max(1.0, self._began_at + self._takes_s - self._clock())
 
     def must_take(self) -> None:
-        """Raise EngineAway where no requests are taken."""
+        """Raise EngineAway if no requests are taken."""
         if self.state == "starting":
             raise EngineAway("the engine is starting.", self.back_in_s, "engine_starting")
         if self.state != "ready":
@@ -210,13 +210,13 @@ class EngineClient:
             self._give(held)
 
     def abort(self, ids: list[str]) -> None:
-        """These have no reader any more."""
+        """Abort requests that have no reader any more."""
         alive = [request_id for request_id in ids if self._held.pop(request_id, None) is not None]
         if alive and self.state == "ready":
             self._send(Abort(alive))
 
     async def ask(self, what: str, request_id: str = "") -> bytes | None:
-        """The engine's answer to a question, JSON; None: it knows no such request. Raises EngineAway."""
+        """Return the engine's answer to a question, as JSON; None for an unknown request. Raises EngineAway."""
         self.must_take()
         self._num_asked += 1
         number = self._num_asked
@@ -228,7 +228,7 @@ class EngineClient:
             self._questions.pop(number, None)
 
     async def close(self) -> None:
-        """End the engine, and whatever it still has."""
+        """End the engine and all its requests."""
         self.state, self.why = "closed", "the server ends."
         if self._keeper is not None:
             self._keeper.cancel()
@@ -241,7 +241,7 @@ class EngineClient:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _keep(self) -> None:
-        """An engine after the other, until they die too often."""
+        """Run one engine after the other, until they die too often."""
         while True:
             failure = await self._live()
             now = self._clock()
@@ -272,7 +272,7 @@ class EngineClient:
         self._has_begun.set()
 
     async def _live(self) -> str | None:
-        """One engine from its beginning to its end; why it could not begin, if it could not."""
+        """Run one engine from its beginning to its end. Return why it could not begin, if it could not."""
         self._life += 1
         self._began_at = self._clock()
         to_engine, from_engine = (f"ipc://{self._folder}/{name}{self._life}" for name in ("to", "from"))
@@ -321,7 +321,7 @@ class EngineClient:
         return found if isinstance(found, str) else f"the engine ended with status {status} while it began."
 
     async def _read(self, incoming: zmq.asyncio.Socket) -> str:
-        """Sort what the engine sends, until it says that it cannot begin."""
+        """Read and sort the engine's messages, until one says that it cannot begin."""
         while True:
             message = self._decode(await incoming.recv())
             if isinstance(message, Stepped):
@@ -330,7 +330,7 @@ class EngineClient:
                 held = self._held.pop(message.id, None)
                 if held is not None:
                     held.inbox.fail(RefusedByEngine(message.error, message.kind))
-            elif isinstance(message, Told):
+            elif isinstance(message, Answered):
                 answer = self._questions.get(message.number)
                 if answer is not None and not answer.done():
                     answer.set_result(message.answer)
@@ -340,7 +340,7 @@ class EngineClient:
                 return message.error
 
     async def _listen(self, said: asyncio.StreamReader | None) -> None:
-        """Pass the lines on that the engine says on standard error."""
+        """Pass on the lines of the engine's standard error."""
         rest = b""
         while said is not None and self.on_said is not None and (data := await said.read(2**16)):
             *lines, rest = (rest + data).split(b"\n")
@@ -388,7 +388,7 @@ class EngineClient:
             self.on_stepped(step)
 
     def _pass_on(self) -> None:
-        """The engine died: what it had begun has failed, the rest waits for the next one."""
+        """Fail the requests that a dead engine had begun; the rest waits for the next one."""
         error = EngineDied("the engine died while it had this request; it was not finished.", self.back_in_s)
         for request_id, held in list(self._held.items()):
             if held.has_begun or held.num_tries >= MOST_TRIES:

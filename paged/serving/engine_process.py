@@ -1,8 +1,8 @@
-"""The engine's process: requests come in as messages, steps are made, and what they brought goes out, a message a step.
+"""The engine's process: takes requests as messages, runs steps, and sends the outputs, one message a step.
 
     stdin: how to begin, a line       to: messages in       from: messages out
 
-It never waits for who reads: what it sends is kept by ZeroMQ until the front takes it. It ends when its standard
+It never waits for its reader: ZeroMQ keeps messages until the front takes them. It ends when its standard
 input does, so that no engine outlives its server, however that ended.
 """
 
@@ -41,6 +41,7 @@ from paged.serving.watching import Watcher
 from paged.serving.wire import (
     Abort,
     Add,
+    Answered,
     Ask,
     Beginning,
     Failed,
@@ -49,7 +50,6 @@ from paged.serving.wire import (
     Refused,
     Stepped,
     ToEngine,
-    Told,
     received,
 )
 
@@ -60,7 +60,7 @@ MORE = 64
 MOST_FAILED = 3
 """Steps in a row that may raise before the process gives up, and a new one is to begin."""
 READ, MOST_READ = "inproc://read", 32
-"""Where the engine's thread is told that a form has been read; fewer wait for it than forms are kept, so that none is read twice."""
+"""Where the engine's thread hears that a form has been read; fewer wait for it than forms are kept, so that none is read twice."""
 READER_STACK_BYTES = 256 * 2**20
 """As form_probe.STACK_BYTES, which needs llguidance."""
 UNRECOVERABLE = 70
@@ -68,7 +68,7 @@ UNRECOVERABLE = 70
 
 
 class EngineServer:
-    """One engine, asked by messages."""
+    """One engine, driven by messages."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class EngineServer:
         stack_size(usual)
 
     def serve(self) -> None:
-        """Take messages and make steps, for as long as the process lives."""
+        """Take messages and run steps, for as long as the process lives."""
         num_failed = 0
         while True:
             self._take_messages()
@@ -124,7 +124,7 @@ class EngineServer:
                     os._exit(UNRECOVERABLE)
 
     def _take_messages(self) -> None:
-        """Everything that has come; waits for something where there is nothing to do."""
+        """Take all messages; wait for one if there is nothing to do."""
         if not self._engine.has_unfinished:
             self._pace.rest()
             self._in.poll()
@@ -171,7 +171,7 @@ class EngineServer:
             self._to_read.put(asked)
 
     def _add_read(self, asked: Add, error: Exception | None) -> None:
-        """A request's form has been read, or cannot be; its client may have gone meanwhile."""
+        """Add a request whose form has been read, or refuse it if that failed; its client may have gone meanwhile."""
         if self._reading.pop(asked.id, None) is None:
             return
         if error is None:
@@ -222,7 +222,7 @@ class EngineServer:
             self._deliver(outputs, 0.0)
 
     def _prefix_of(self, asked: Add) -> str | None:
-        """What the dashboard calls requests that begin alike: a digest of their first block, and of what keeps it apart from others' blocks."""
+        """Return the dashboard's name for requests with an equal beginning: a digest of their first block and its namespace."""
         size = self._engine.manager.block_size
         if len(asked.prompt) < size:
             return None
@@ -245,10 +245,10 @@ class EngineServer:
         else:
             with suppress(UnknownRequest):
                 answer = msgspec.json.encode(self._watcher.story(asked.id))
-        self._send(Told(asked.number, answer))
+        self._send(Answered(asked.number, answer))
 
     def _note_batch(self, batch: Batch) -> None:
-        """A batch ran."""
+        """Note a batch that ran."""
         self._batch = batch
         self._tokens += batch.num_scheduled_tokens
         if self._waiting:
@@ -286,7 +286,7 @@ class EngineServer:
             self._publisher.publish(time.time())
 
     def _split(self, outputs: list[EngineOutput], completions: list[Completion]) -> list[EngineOutput]:
-        """The outputs of those that stream; of the others, `completions` gets those that are whole now."""
+        """Return the outputs of streaming requests; `completions` gets the whole answers of others."""
         streamed = []
         for output in outputs:
             if output.id not in self._whole:
@@ -329,7 +329,7 @@ class EngineServer:
         )
 
     def _forecast(self) -> list[float]:
-        """In how many seconds each waiting request is let in, and those that would come behind them."""
+        """Return in how many seconds each waiting request is admitted, and further ones behind them."""
         found = forecast(self._engine.scheduler.outlook(), more=MORE, prompt_len=max(1, round(self._prompt_len)))
         step, each = self._pace.coefficients()
         seconds = step * found.steps + each * found.tokens
@@ -367,9 +367,9 @@ def ready(engine: Engine, publisher: KvEventPublisher | None = None) -> Ready:
 
 
 def main() -> None:
-    """Begin as standard input says, and serve until it ends."""
+    """Start as standard input says, and serve until it ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The front is told to end, and ends this process when its requests have.
+        # The front gets the signal to end, and ends this process when its requests have ended.
         signal.signal(number, signal.SIG_IGN)
     beginning = msgspec.json.decode(sys.stdin.buffer.readline(), type=Beginning)
     if beginning.says_json:

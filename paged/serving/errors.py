@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the engine, each with what OpenAI's interface says of it.
+"""Errors between a client and the engine, in the form of OpenAI's interface.
 
 {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
@@ -15,10 +15,10 @@ OVERLOADED, SERVER, TIMEOUT = "overloaded_error", "server_error", "timeout_error
 
 
 class ApiError(PagedError):
-    """What a client is told instead of an answer.
+    """An error that a client gets instead of an answer.
 
     status, kind (its `type`), code, param  as OpenAI's interface has them
-    retry_after                seconds after which to come again; None: nothing is said
+    retry_after                seconds after which to try again; None: not given
     """
 
     def __init__(

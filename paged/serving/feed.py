@@ -1,4 +1,4 @@
-"""The pictures of a running server, read over HTTP: GET dashboard/feed, server-sent events, each a Snapshot as JSON."""
+"""A reader of a running server's pictures: GET dashboard/feed, server-sent events, each a Snapshot as JSON."""
 
 from __future__ import annotations
 

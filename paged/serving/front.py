@@ -1,4 +1,4 @@
-"""The server without its sockets: calls are checked, let in, given to the engine, answered and accounted.
+"""The server without its sockets: checks calls, admits them, gives them to the engine, answers and accounts them.
 
 body ─> tokens and parameters ─> gate ─> engine ─> Answering ─> record
 """
@@ -44,7 +44,7 @@ MOST_NAMED = 1000
 
 @dataclass(slots=True)
 class Call:
-    """Who calls, and how: `client` is what tells it from others, its key, or where it calls from; `tenant` is whose it is. `id` may be the
+    """One call: `client` is its key, or the address that it comes from; `tenant` is its tenant. `id` may be the
     client's own, for its logs and ours; several calls may have it. `own_id` is the server's, and no other call has it. `on_begun` is called when
     the engine begins with one of its prompts."""
 
@@ -101,7 +101,7 @@ class Front:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to keep an engine, and to look after those who read too slowly."""
+        """Start the engine, and the watch for slow readers."""
         self.engine.start()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
@@ -120,7 +120,7 @@ class Front:
         return await self.engine.wait_until_ready()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more, and let those that are there end, for so many seconds."""
+        """Take no more calls, and let the open ones end within so many seconds."""
         self.is_draining = True
         self.sight.close()
         until = self.clock() + timeout_s
@@ -142,7 +142,7 @@ class Front:
         return self._named.get(name, name)
 
     def must_serve(self) -> Ready:
-        """Raise ApiError where no request is taken at the moment."""
+        """Raise ApiError if no request is taken at the moment."""
         if self.is_draining:
             raise unavailable("the server ends, and takes no more requests.", 1.0, "shutdown")
         try:
@@ -153,12 +153,12 @@ class Front:
         return self.engine.ready
 
     def must_have_begun(self) -> None:
-        """Raise ApiError where the engine has not begun for the first time, or never will again."""
+        """Raise ApiError if the engine has not begun for the first time, or never will again."""
         if self.engine.state in ("starting", "dead"):
             self.must_serve()
 
     def must_know(self, model: str | None) -> str:
-        """The name by which the model is called, which the client may leave out. Raises ApiError."""
+        """Return the model's name, which the client may leave out. Raises ApiError for another one."""
         if model is not None and model not in self.names:
             raise ApiError(
                 404,
@@ -213,7 +213,7 @@ class Front:
         return self._answering(call, ready, body, [prompt], params, form, None)
 
     async def _away(self, size: int, what: Callable[[], Any]) -> Any:
-        """Do it, in another thread if it takes a while."""
+        """Run a function, in another thread if it takes a while."""
         return what() if size <= INLINE_CHARS else await asyncio.to_thread(what)
 
     def _answering(
@@ -331,7 +331,7 @@ class Front:
         self.gate.enter(call.tenant, fingerprint_of(call.client, call.body), num, sum(map(len, prompts)), now, forecast)
 
     def forecast(self, now: float) -> list[float]:
-        """In how many seconds each waiting request begins, and those that would come behind them, as the engine said last."""
+        """Return in how many seconds each waiting request begins, and further ones behind them, by the engine's last figures."""
         figures = self.engine.figures
         if figures is None:
             return []
@@ -359,12 +359,12 @@ class Front:
                     answering.task.cancel()
 
     def _account(self, answering: Answering, call: Call) -> None:
-        """A call that was taken has ended."""
+        """Account a taken call that has ended."""
         self.metrics.ended(answering.record)
         self._write_down(answering.record, call)
 
     def _refuse(self, call: Call, error: ApiError) -> None:
-        """A call was not taken."""
+        """Account a refused call."""
         record = RequestRecord(
             call.id, call.path, call.arrived, call.tenant, status=error.status, error=error.code or error.kind
         )
@@ -380,7 +380,7 @@ class Front:
 
 
 def _room(prompt_len: int, num_sequences: int, ready: Ready) -> int:
-    """Tokens that each of so many answers to a prompt may have: they run together, and share the prompt's whole blocks alone."""
+    """Return the tokens that each of so many answers to a prompt may have: they run together, and share only the prompt's whole blocks."""
     room = ready.longest(prompt_len) - prompt_len
     if num_sequences == 1:
         return room
@@ -415,7 +415,7 @@ def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
 
 
 def salt_of(tenant: str | None, salt: str | None) -> str | None:
-    """Tenants share nothing with each other, whatever salts they choose."""
+    """Return a salt that no two tenants share, whatever salts they choose."""
     if tenant is None and salt is None:
         return None
     name = "" if tenant is None else tenant

@@ -1,9 +1,9 @@
-"""Who is let in when too many want something, and when the others are to come again.
+"""Admission of clients under overload: some wait in the queue, the others get a time to come again.
 
     | waiting requests | places kept for clients that come again | free |        up to max_waiting
 
-A client that is not let in gets a time to come again, by the scheduler's forecast of when places become free. From then on a
-place is kept for it. When it comes again, known by its key and its request, it is let in before all that came later.
+A client that is not admitted gets a time to come again, from the scheduler's forecast of free places. From then on a
+place is kept for it. When it comes again, recognised by its key and its request, it goes before all that came later.
 Clients that are alike in both have a place each, and the one that comes when a place is due takes it. One that comes
 before any is due has no place yet, and gets a time of its own. A kept place lapses when its client does not come. Half of
 the places are never kept, so that clients that do not come again leave no engine idle.
@@ -21,12 +21,12 @@ from paged.serving.errors import overloaded
 from paged.serving.settings import Settings, Tenant
 
 EARLY_S = 0.01
-"""Who comes so much before his time has waited as told: a client counts from the moment when it is told, and a timer may be a little early."""
+"""A client may come this much before its time: it counts from the moment when it reads the answer, and a timer may be a little early."""
 LAPSE_S = 10.0
-"""For so long after his time a place is kept for who does not come; longer for who was told to wait long."""
+"""Seconds after its time for which a client's place is kept; more for a client that had to wait long."""
 MOST_KEPT = 10_000
 MOST_ALIKE = 512
-"""Places beside the first for clients that cannot be told apart, all in all: one that asks every second, whatever it is told, looks like many."""
+"""Places beside the first for clients that look alike, in all: one that asks every second, whatever the answer, looks like many."""
 LEAST_WAIT_S = 0.5
 SPARE = 1.15
 """Places pass before a promised one for each place that is promised already: were all promised, each delay would turn a client away."""
@@ -76,7 +76,7 @@ class Crowd:
 
 
 class Gate:
-    """Counts who waits, lets in, and keeps places."""
+    """Counts waiting requests, admits new ones, and keeps places."""
 
     def __init__(self, settings: Settings) -> None:
         self._max_queue_s = settings.max_queue_s
@@ -104,7 +104,7 @@ class Gate:
         is_kept = mine is not None and now >= mine[0].due - EARLY_S
         has_room = all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, crowd})
         if mine is not None and is_kept:
-            # He takes it, or is told another time.
+            # The client takes it, or gets another time.
             self._give_up(key, mine[0])
         if has_room and (is_kept or not self._is_too_long(num, forecast)):
             self._count(tenant, num, tokens)
@@ -115,7 +115,7 @@ class Gate:
         raise overloaded(f"{full}; there is room in about {wait:.1f} s.", wait)
 
     def leave(self, tenant: str | None, num: int, tokens: int) -> None:
-        """Requests that were let in wait no more: they have begun, or ended."""
+        """Note that admitted requests wait no more: they have begun, or ended."""
         self._count(tenant, -num, -tokens)
         crowd = self._tenants.get(tenant or "")
         if crowd is not None and not crowd.num and not crowd.num_kept and tenant not in self._of_name:
@@ -143,7 +143,7 @@ class Gate:
         return max(LEAST_WAIT_S, wait)
 
     def _is_too_long(self, num: int, forecast: Sequence[float]) -> bool:
-        """Whether the last of so many that came now would wait for longer than may be."""
+        """Whether the last of so many new ones would wait longer than `max_queue_s`."""
         most = self._max_queue_s
         return most is not None and begins(self.all.num + num - 1, forecast) > most
 
@@ -164,7 +164,7 @@ class Gate:
             assert each.num >= 0, "who leaves was let in"
 
     def _keep(self, key: tuple[str | None, bytes], kept: Kept) -> None:
-        """A place is kept from now on, if not too many are."""
+        """Keep a place, unless too many are kept."""
         is_alike = key in self._kept
         if len(self._promised) >= MOST_KEPT or (is_alike and self._num_alike >= MOST_ALIKE):
             return
@@ -175,7 +175,7 @@ class Gate:
             each.num_kept += kept.num
 
     def _give_up(self, key: tuple[str | None, bytes], kept: Kept) -> None:
-        """A place is kept no more."""
+        """Give up a kept place."""
         mine = self._kept[key]
         mine.remove(kept)
         if mine:
@@ -214,7 +214,7 @@ def later(forecast: Sequence[float], num_begun: int, age: float) -> list[float]:
 
 
 def fingerprint_of(client: str, body: bytes) -> bytes:
-    """By which who comes again is known: what he asks, and who he is (his key, or where he calls from)."""
+    """Return the digest that recognises a client that comes again: its request, and its key or address."""
     return hashlib.blake2b(
         body, key=hashlib.sha256(client.encode("utf-8", "surrogateescape")).digest(), digest_size=16
     ).digest()

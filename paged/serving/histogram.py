@@ -35,7 +35,7 @@ class Histogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, count: int = 1) -> None:
-        """This value has come so many times."""
+        """Count a value so many times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 

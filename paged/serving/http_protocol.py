@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on what comes before a request: bytes and seconds of its head, and open connections.
+"""uvicorn's HTTP protocol with limits on the bytes and seconds of a request's head, and on open connections.
 
 A client that sends its head slowly, or without an end, holds a connection and nothing else, and not for long.
 """
@@ -35,7 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come."""
+        """Take a new connection."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self.refuse(
@@ -45,14 +45,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.header_timeout_s, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """Note that the client has gone."""
         self._stop_timer()
         if self._prober is not None:
             self._prober.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """It has sent something."""
+        """Take bytes of the client."""
         if self._is_refused or self.transport.is_closing():
             return
         if self._head >= 0:

@@ -1,4 +1,4 @@
-"""Whether and where KV events are published, in the words of vLLM's configuration."""
+"""The configuration of KV events, by vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paged.errors import InvalidConfig
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether and where KV events are published, by the names of vLLM's `--kv-events-config`.
+    """The configuration of KV events, by the names of vLLM's `--kv-events-config`.
 
     publisher       "zmq", or "null" for none; where it is left out, what enable_kv_cache_events says
     endpoint        of what is new; with `*` or `::`, and by ipc, it is bound; any other is connected to

@@ -4,9 +4,9 @@
     publisher's thread                         └──> number, encode, keep ──┤
     a late reader      "from 7 on" ───────────────> the journal ───────────┴─ ROUTER  the same, and an end
 
-The engine's thread takes what happened and reads it, hashes included, since the memory layer is live; all else is the
-other thread's, which owns the sockets and waits for no reader. When the queue is full nothing is taken from the
-memory layer, which adds up what happens meanwhile: the engine never waits and no event is lost.
+The engine's thread takes and reads the events, hashes included, since the memory layer is live; all else is the
+work of the other thread, which owns the sockets and waits for no reader. When the queue is full nothing is taken from the
+memory layer, which adds up the changes meanwhile: the engine never waits and no event is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Message = tuple[bytes, ...]
 
 
 class KvEventPublisher:
-    """Publishes what a manager stores and removes. Every number of an endpoint goes by `rank`, as vLLM's do: tcp://*:5557 is 5558 for rank 1.
+    """Publishes the blocks that a manager stores and removes. A port counts on by `rank`, as vLLM's do: tcp://*:5557 is 5558 for rank 1.
 
     endpoint, replay_endpoint  as they are bound: where a port was left open, with the one that was found
 
@@ -104,7 +104,7 @@ class KvEventPublisher:
         self._thread.start()
 
     def publish(self, now: float) -> None:
-        """Send what happened since the last call; the first one sends all that is there. `now`: seconds since the epoch.
+        """Send the changes since the last call; the first call sends all content. `now`: seconds since the epoch.
 
         Takes about 2 µs where nothing happened. Raises PublisherFailed when nothing can be sent any more.
         """
@@ -127,7 +127,7 @@ class KvEventPublisher:
 def configured_publisher(
     config: KvEventsConfig | None, manager: BlockManager, rank: int = 0
 ) -> KvEventPublisher | None:
-    """A publisher of this manager's events, None where none is wanted. Raises UnusableEndpoint."""
+    """Return a publisher of this manager's events, None if none is configured. Raises UnusableEndpoint."""
     if config is None or not config.enable_kv_cache_events or config.publisher == "null":
         return None
     return KvEventPublisher(
@@ -173,7 +173,7 @@ class _Thread(Thread):
         self.failure: Exception | None = None
 
     def wake(self) -> None:
-        """Have the queue looked at."""
+        """Wake the thread to read the queue."""
         # It may be full of calls that were not heard yet, and the thread may have ended.
         with suppress(OSError):
             self._waker.send(b"\0")
@@ -198,7 +198,7 @@ class _Thread(Thread):
             self._context.destroy()
 
     def _turn(self) -> bool:
-        """Wait for something to do, and do it. False when that was the last time."""
+        """Wait for work, and do it. Return False after the last time."""
         poller = zmq.Poller()
         poller.register(self._woken, zmq.POLLIN)
         if self._replay is not None and len(self._answers) < _MOST_READERS:
@@ -223,7 +223,7 @@ class _Thread(Thread):
         self._pub.send_multipart(_numbered(self._topic, seq, payload), zmq.NOBLOCK)
 
     def _hear(self, replay: zmq.Socket[bytes]) -> None:
-        """Take in one request, if it is one."""
+        """Take one request, if the message is one."""
         reader, *frames = replay.recv_multipart(zmq.NOBLOCK)
         if len(frames) != 2 or frames[0] or len(frames[1]) != SEQ_BYTES:
             return
@@ -234,7 +234,7 @@ class _Thread(Thread):
             answer.append((b"", END_SEQ, b""))
 
     def _answer(self, replay: zmq.Socket[bytes]) -> None:
-        """Send some of what readers are still to get."""
+        """Send some of the batches that readers still wait for."""
         now = time.monotonic()
         for reader, answer in list(self._answers.items()):
             try:
@@ -255,7 +255,7 @@ class _Thread(Thread):
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """A replica's own address, so that all of them can be given one: the port of tcp plus `rank`, another one with `_dp<rank>` behind it."""
+    """Return a replica's own address, so that all can share one setting: the port of tcp plus `rank`, another address with `_dp<rank>` behind it."""
     if not rank:
         return endpoint
     if not endpoint.startswith("tcp://"):

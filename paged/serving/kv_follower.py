@@ -28,7 +28,7 @@ class KvFollower:
         self._last: Numbered | None = None
 
     def doubt(self) -> None:
-        """Something may have been missed."""
+        """Note that something may have been missed."""
         if self.wants is None:
             self.wants = self._last[0] if self._last else 0
 

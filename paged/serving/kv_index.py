@@ -1,4 +1,4 @@
-"""Which blocks which medium of an engine holds, from its KV events: what a router asks before it sends a prompt somewhere.
+"""An index of the blocks in each medium of an engine, from its KV events: a router reads it before it chooses an engine.
 
 Applies batches in the order of their numbers, and says where one is missing.
 """
@@ -32,14 +32,14 @@ _LONGEST = 256
 
 
 class IndexHit(NamedTuple):
-    """What an engine has of a prompt, in tokens: on the device, and behind that on the host alone."""
+    """The part of a prompt that an engine has, in tokens: on the device, and behind that on the host alone."""
 
     num_tokens: int
     host_tokens: int
 
 
 class _Block(msgspec.Struct, frozen=True, gc=False):
-    """What an event says of a block. `tokens` are int32."""
+    """A block by its event. `tokens` are int32."""
 
     parent: BlockHash | None
     tokens: bytes

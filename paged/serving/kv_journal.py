@@ -1,4 +1,4 @@
-"""What an engine's KV events were: the latest batches as they were published, and an index of all that they add up to.
+"""The past KV events of an engine: the latest batches as they were published, and an index of the sum of all.
 
     number   0 1 2 3 4 5 6 7 8 9
              └─ gone ──┘ └ kept ┘       the index: what all of 0 to 9 add up to
@@ -36,9 +36,9 @@ def _go_on() -> None:
 
 
 class Journal:
-    """The last `buffer_steps` batches, numbered from 0 on, and what all of them add up to.
+    """The last `buffer_steps` batches, numbered from 0 on, and the sum of all.
 
-    `restart_points`: what is told is of a model in which prompts begin behind these alone, also while there is none.
+    `restart_points`: the events are of a model in which prompts begin behind these alone, also while there is none.
 
     `breathe` is called again and again while a summary is made, which takes about two microseconds a block.
     """

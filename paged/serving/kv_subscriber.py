@@ -1,4 +1,4 @@
-"""A reader of KV events: batches of one publisher in their order, none missing, whatever was lost on the way or came late.
+"""A reader of KV events: batches of one publisher in order, without gaps, even where messages were lost or late.
 
 What to ask is the follower's.
 """

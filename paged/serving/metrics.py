@@ -1,7 +1,7 @@
-"""What a server counts and measures, for Prometheus: vLLM's names where the meaning is vLLM's, and ours beside them.
+"""A server's metrics for Prometheus: vLLM's names where the meaning is vLLM's, and ours beside them.
 
     vllm:time_to_first_token_seconds        name, labels and buckets are vLLM's
-    paged:blocks{state="cached"}            what vLLM does not tell
+    paged:blocks{state="cached"}            ours, which vLLM does not have
 
 Belongs to one event loop.
 """
@@ -55,7 +55,7 @@ class Followed:
         self._seen = 0.0
 
     def follow(self, total: float) -> None:
-        """Count what the total has above the most that was seen of it."""
+        """Count the rise of the total above its highest value so far."""
         if total > self._seen:
             self._counter.inc(total - self._seen)
             self._seen = total
@@ -80,7 +80,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def ready(self, ready: Ready) -> None:
-        """An engine process takes requests."""
+        """Note that an engine process takes requests."""
         self._caches_prefixes = ready.prefix_caching
         if not self._shows_groups and ready.groups:
             # An engine that takes its place has the same model.
@@ -109,7 +109,7 @@ class Metrics:
         self._set_gauges(NO_ENGINE)
 
     def stepped(self, step: Stepped) -> None:
-        """The engine has made a step, or tells how it is."""
+        """Take the figures of a step, or of a moment."""
         if step.tokens:
             self._step_tokens.observe(step.tokens)
         if step.figures is not None:
@@ -121,7 +121,7 @@ class Metrics:
         self._gap.observe(seconds, count)
 
     def ended(self, record: RequestRecord) -> None:
-        """A request that was taken has ended, in whatever way."""
+        """Count a taken request that has ended, in any way."""
         reason = record.finish_reason
         if reason in MISSED:
             self._missed[reason].inc()
@@ -132,7 +132,7 @@ class Metrics:
         self._note_durations(record)
 
     def refused(self, record: RequestRecord) -> None:
-        """A request was not taken."""
+        """Count a refused request."""
         self._refused.labels(**self._labels, code=record.error or str(record.status)).inc()
         self._note_client(record)
 
@@ -200,7 +200,7 @@ class Metrics:
                 self._pause.observe(record.longest_pause_s)
 
     def _make_engines(self) -> None:
-        """What the engine tells."""
+        """Make the metrics of the engine."""
         self._gauges = self._readings(Gauge, GAUGES)
         self._set_gauges(NO_ENGINE)
         self._counters, self._prefix_counters = self._followed(COUNTERS), self._followed(PREFIX_COUNTERS)
@@ -212,7 +212,7 @@ class Metrics:
         self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
 
     def _make_servers(self) -> None:
-        """What the server tells of itself."""
+        """Make the metrics of the server itself."""
         self._open_streams = self._series(Gauge, "paged:open_streams", "Answers that are being streamed.")
         self._log_lines_lost = int
         self._spans_lost = int
@@ -231,7 +231,7 @@ class Metrics:
         }
 
     def _make_requests(self) -> None:
-        """What is told of each request."""
+        """The figures of each request."""
         finished = "Requests that ended, by how."
         self._finished = {
             reason: self._series(Counter, "vllm:request_success", finished, ("finished_reason", reason))

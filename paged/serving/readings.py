@@ -1,6 +1,6 @@
-"""What of the engine's figures becomes a metric: tables of gauges and counters.
+"""The metrics made from the engine's figures: tables of gauges and counters.
 
-A reading takes one number out of Figures and says by which name and label it is shown. A new metric of the engine is
+A reading takes one number out of Figures and gives it a name and a label. A new metric of the engine is
 a line here, and one in docs/metrics.md.
 """
 

@@ -1,4 +1,4 @@
-"""What is known of one request over HTTP, from its coming to its end: for metrics, for the log and for traces.
+"""The record of one request over HTTP, from its arrival to its end: for metrics, for the log and for traces.
 
 Does not hold a word of a prompt or an answer.
 """

@@ -1,4 +1,4 @@
-"""A line of JSON for each request that ended, and for whatever else is said, written by a thread of its own.
+"""A log with a line of JSON for each request that ended, and for other messages, written by a thread of its own.
 
     write ──> at most 8,192 lines, 16 MiB ──> thread ──> the stream's file descriptor
 
@@ -32,7 +32,7 @@ MOST_BYTES = 16 * 2**20
 
 _BEGINNING = b'{"time":"'
 _NOT_YET_OR_NO_MORE = {"engine_starting", "shutdown"}
-"""Codes of a request that came before the engine had begun, or after the server was told to end: neither is the server's failure."""
+"""Codes of a request that came before the engine had begun, or after the signal to end: neither is the server's failure."""
 
 
 class HasFileno(Protocol):
@@ -43,7 +43,7 @@ class HasFileno(Protocol):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What is said of a request, in this order. Seconds are from its coming on; null: it did not get there."""
+    """The line of a request, in this order. Seconds count from its arrival; null: it did not get there."""
 
     time: str
     level: str
@@ -70,7 +70,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What is said of no request. `lost` are lines of this log, once it can be written again."""
+    """A line about no request. `lost` counts lost lines of this log, once it can be written again."""
 
     time: str
     level: str
@@ -106,15 +106,15 @@ class RequestLog:
         return self._lost
 
     def write(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Write the line of a request that has ended."""
         self._enqueue(_encoded(self._line(record)))
 
     def say(self, level: str, message: str) -> None:
-        """Something has happened that is about no request."""
+        """Write a message about no request."""
         self._enqueue(_encoded(Said(_moment(self._clock()), level, message)))
 
     def pass_on(self, line: bytes) -> None:
-        """The engine's process has said a line on its standard error: one of ours, or a library's text."""
+        """Pass on a line of the engine process's standard error: one of ours, or a library's text."""
         if line.startswith(_BEGINNING):
             self._enqueue(line + b"\n")
         elif line.strip():
@@ -140,7 +140,7 @@ class RequestLog:
             self._lines.clear()
 
     def _run(self) -> None:
-        told = 0
+        reported = 0
         while True:
             with self._changed:
                 while not (self._lines or self._is_closed):
@@ -155,12 +155,14 @@ class RequestLog:
                     self._lost += 1
                     continue
                 lost = self._lost
-                if lost == told or self._lines:
+                if lost == reported or self._lines:
                     continue
             # All has been written that waited: it works again.
-            said = Said(_moment(self._clock()), "warning", f"{lost - told} lines of this log were lost.", lost - told)
+            said = Said(
+                _moment(self._clock()), "warning", f"{lost - reported} lines of this log were lost.", lost - reported
+            )
             if self._put(_encoded(said)):
-                told = lost
+                reported = lost
 
     def _put(self, line: bytes) -> bool:
         """Write a line, and wait as long as that takes; whether it could be written."""

@@ -32,17 +32,17 @@ _OTHER_FILES = 256
 
 
 class Hosted(Protocol):
-    """What a server hosts beside its application: a front, or what sends calls to others."""
+    """The part of a server behind its application: a front, or a router to others."""
 
     @property
     def log(self) -> RequestLog | None:
-        """Where lines of the server's own go."""
+        """The log for the server's own lines."""
 
     async def wait_until_ready(self) -> Ready:
         """Once requests are taken. Raises EngineAway where they never will be."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more, and let those that are there end, for so many seconds."""
+        """Take no more calls, and let the open ones end within so many seconds."""
 
 
 def _own(settings: Settings) -> tuple[Hosted, Any]:
@@ -68,7 +68,7 @@ class _Draining(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come: end what is there first."""
+        """Begin the end after a signal: running requests end first."""
         self.signal = sig
         if self._loop is None or self._ending is not None:
             self.should_exit = self.force_exit = True
@@ -193,7 +193,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _raise_file_limit(wanted: int) -> None:
-    """A connection is an open file: allow as many, as far as the system lets this process."""
+    """Raise this process's limit of open files, as far as the system allows: a connection is an open file."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.

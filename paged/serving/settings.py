@@ -1,4 +1,4 @@
-"""How a server is set up: one struct, from flags, from a TOML file, or from both.
+"""The configuration of a server: one struct, from flags, from a TOML file, or from both.
 
 [[tenants]]
 name = "research"        keys = ["…"]        weight = 2.0        max_waiting = 20
@@ -21,10 +21,10 @@ from paged.serving.kv_config import KvEventsConfig
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who shares the server with others.
+    """One of several clients that share a server.
 
     keys         API keys, each in plain text, or as "sha256:" and 64 hexadecimal digits
-    weight       tokens that it gets beside the others', while all want more than there is
+    weight       its share of tokens relative to the others', while all want more than there is
     max_waiting, max_waiting_tokens
                  limits of its own, within the server's
     """
@@ -61,47 +61,47 @@ def _kv_events(value: Any) -> KvEventsConfig:
 
 # fmt: off
 class Settings(Config, frozen=True, kw_only=True):
-    """A server: what runs, and the settings of its front. A key is plain text, or "sha256:" and a digest."""
+    """A server: its engine, and the settings of its front. A key is plain text, or "sha256:" and a digest."""
 
     of_what: ClassVar[str] = "a server"
 
     engine: EngineConfig = SERVED
     tenants: Annotated[tuple[Tenant, ...], Field(help="Who shares it.", flag="", rule=_tenants)] = ()
 
-    host: Annotated[str, Field(help="An address of this machine; 0.0.0.0: all of them.", panel=_LISTEN)] = "127.0.0.1"
-    port: Annotated[int, Field(help="0: any that is free, which is printed.", least=0, most=65535, panel=_LISTEN)] = 8000
+    host: Annotated[str, Field(help="An address of this machine; 0.0.0.0: all of them.", panel=_LISTEN, vllm=("host",))] = "127.0.0.1"
+    port: Annotated[int, Field(help="0: any free port, which is printed.", least=0, most=65535, panel=_LISTEN, vllm=("port",))] = 8000
     tls_certificate: Annotated[str | None, Field(help="PEM; with --tls-key it serves HTTPS.", metavar="FILE", vllm=("ssl_certfile",), panel=_LISTEN)] = None
     tls_key: Annotated[str | None, Field(help="The certificate's key, PEM.", metavar="FILE", vllm=("ssl_keyfile",), panel=_LISTEN)] = None
     tls_client_ca: Annotated[str | None, Field(help="PEM; clients need a certificate that it signed.", metavar="FILE", vllm=("ssl_ca_certs",), panel=_LISTEN)] = None
-    root_path: Annotated[str, Field(help="What a proxy in front strips off the path.", panel=_LISTEN)] = ""
+    root_path: Annotated[str, Field(help="What a proxy in front strips off the path.", panel=_LISTEN, vllm=("root_path",))] = ""
     allowed_origins: Annotated[tuple[str, ...], Field(help="A web page's origin that may call it from a browser; may be given several times.", flag="--allowed-origin", panel=_LISTEN)] = ()
 
-    served_model_names: Annotated[tuple[str, ...], Field(help="What clients call the model; may be given several times.", usually='MODEL, or "paged"', flag="--served-model-name", panel=_WHO)] = ()
-    api_keys: Annotated[tuple[str, ...], Field(help='A key that clients have to show, in plain text or as "sha256:" and its digest; may be given several times.', usually="everybody may ask", flag="--api-key", variable="PAGED_API_KEY", panel=_WHO)] = ()
+    served_model_names: Annotated[tuple[str, ...], Field(help="What clients call the model; may be given several times.", usually='MODEL, or "paged"', flag="--served-model-name", panel=_WHO, vllm=("served_model_name",))] = ()
+    api_keys: Annotated[tuple[str, ...], Field(help='A key that clients have to show, in plain text or as "sha256:" and its digest; may be given several times.', usually="everybody may ask", flag="--api-key", variable="PAGED_API_KEY", panel=_WHO, vllm=("api_key",))] = ()
     admin_keys: Annotated[tuple[str, ...], Field(help="A key for /requests and the dashboard; may be given several times.", usually="everybody may look", flag="--admin-key", panel=_WHO)] = ()
     tenant_header: Annotated[str | None, Field(help="A header that names the tenant, where a gateway sets it.", panel=_WHO)] = None
 
-    max_waiting: Annotated[int, Field(help="Requests that wait to begin; more are told when to come again.", least=1, panel=_LIMITS)] = 256
-    max_waiting_tokens: Annotated[int | None, Field(help="Prompt tokens of those.", usually="no limit", least=1, panel=_LIMITS)] = None
-    max_connections: Annotated[int, Field(help="Open at a time.", least=1, panel=_LIMITS)] = 8192
-    max_body_bytes: Annotated[int, Field(help="Of a request.", least=1, panel=_LIMITS)] = 8 * 2**20
-    max_prompts: Annotated[int, Field(help="Prompts of a request.", least=1, panel=_LIMITS)] = 128
-    max_n: Annotated[int, Field(help="Answers to a prompt.", least=1, panel=_LIMITS)] = 32
-    max_logprobs: Annotated[int, Field(help="Alternatives beside a token.", least=0, panel=_LIMITS)] = 20
+    max_waiting: Annotated[int, Field(help="Requests that wait to begin; further ones get 429 with a time to retry after.", least=1, panel=_LIMITS)] = 256
+    max_waiting_tokens: Annotated[int | None, Field(help="Prompt tokens of waiting requests.", usually="no limit", least=1, panel=_LIMITS)] = None
+    max_connections: Annotated[int, Field(help="Connections that are open at a time.", least=1, panel=_LIMITS)] = 8192
+    max_body_bytes: Annotated[int, Field(help="Bytes of a request's body.", least=1, panel=_LIMITS)] = 8 * 2**20
+    max_prompts: Annotated[int, Field(help="Prompts of a completion.", least=1, panel=_LIMITS)] = 128
+    max_n: Annotated[int, Field(help="Answers to a prompt (n, best_of).", least=1, panel=_LIMITS)] = 32
+    max_logprobs: Annotated[int, Field(help="Alternatives beside a token.", least=0, panel=_LIMITS, vllm=("max_logprobs",))] = 20
 
-    max_queue_s: Annotated[float | None, Field(help="A request that has not begun by then is told when to come again.", usually="it waits", above=0, panel=_TIMES)] = None
+    max_queue_s: Annotated[float | None, Field(help="A request that has not begun by then gets 429 with a time to retry after.", usually="it waits", above=0, panel=_TIMES)] = None
     request_timeout_s: Annotated[float | None, Field(help="The deadline of a request that names none.", above=0, panel=_TIMES)] = None
-    header_timeout_s: Annotated[float, Field(help="For a request's head to come.", above=0, panel=_TIMES)] = 20.0
-    body_timeout_s: Annotated[float, Field(help="For its body to come.", above=0, panel=_TIMES)] = 30.0
-    keep_alive_s: Annotated[float, Field(help="For another request on a connection.", above=0, panel=_TIMES)] = 30.0
-    stall_timeout_s: Annotated[float, Field(help="A client that reads nothing for so long is gone.", above=0, panel=_TIMES)] = 120.0
-    shutdown_timeout_s: Annotated[float, Field(help="Running requests have so long when the server is to end.", least=0, vllm=("shutdown_timeout",), panel=_TIMES)] = 30.0
-    max_restarts: Annotated[int, Field(help="An engine that dies more often than that stays away.", least=0, panel=_TIMES)] = 3
-    restart_window_s: Annotated[float, Field(help="Within so long.", above=0, panel=_TIMES)] = 600.0
+    header_timeout_s: Annotated[float, Field(help="Time for a request's head, which has at most 64 KiB.", above=0, panel=_TIMES)] = 20.0
+    body_timeout_s: Annotated[float, Field(help="Time for its body, from the first byte to the last.", above=0, panel=_TIMES)] = 30.0
+    keep_alive_s: Annotated[float, Field(help="A connection without a request is closed after this time.", above=0, panel=_TIMES)] = 30.0
+    stall_timeout_s: Annotated[float, Field(help="A client that reads nothing for this long is taken for gone.", above=0, panel=_TIMES)] = 120.0
+    shutdown_timeout_s: Annotated[float, Field(help="Time for running requests when the server ends.", least=0, vllm=("shutdown_timeout",), panel=_TIMES)] = 30.0
+    max_restarts: Annotated[int, Field(help="Restarts of a dead engine within --restart-window-s. After more, the server stays without one.", least=0, panel=_TIMES)] = 3
+    restart_window_s: Annotated[float, Field(help="The time in which --max-restarts counts.", above=0, panel=_TIMES)] = 600.0
 
     log: Annotated[str, Field(help="json: a line a request on standard error; off.", choices=("json", "off"), panel=_SAYS)] = "json"
-    log_prompts: Annotated[bool, Field(help="With prompts and answers.", panel=_SAYS)] = False
-    kv_events: Annotated[KvEventsConfig | None, Field(help="Where to tell which blocks are stored and removed, as vLLM has it.", usually="nowhere", flag="--kv-events-config", metavar="JSON", rule=_kv_events, panel=_SAYS)] = None
+    log_prompts: Annotated[bool, Field(help="Log prompts and answers, too.", panel=_SAYS)] = False
+    kv_events: Annotated[KvEventsConfig | None, Field(help="Where events of stored and removed blocks go, as in vLLM.", usually="nowhere", flag="--kv-events-config", metavar="JSON", rule=_kv_events, what="a JSON object or a table", panel=_SAYS, vllm=("kv_events_config",))] = None
     traces_endpoint: Annotated[str | None, Field(help="An OpenTelemetry collector, over HTTP.", metavar="URL", vllm=("otlp_traces_endpoint",), panel=_SAYS)] = None
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,7 +121,7 @@ class Settings(Config, frozen=True, kw_only=True):
     # fmt: on
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call the model."""
+        """The names of the model for clients."""
         return self.served_model_names or (self.engine.model.model or SHIPPED_NAME,)
 
     @property
@@ -164,7 +164,7 @@ def digest_of(key: str) -> bytes:
 
 
 def is_one_of(key: str, digests: list[bytes]) -> int | None:
-    """Which of these the key is, None: none of them. All are compared, each in constant time."""
+    """Return the place of the key among these, None if it is none of them. All are compared, each in constant time."""
     mine, found = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest(), None
     for place, digest in enumerate(digests):
         if hmac.compare_digest(mine, digest):

@@ -1,4 +1,4 @@
-"""What one sees of a running server: structs that leave the engine's process as MessagePack and reach a browser as JSON.
+"""The pictures of a running server: structs that leave the engine's process as MessagePack and reach a browser as JSON.
 
     Snapshot   the whole at one moment: block map, queues, requests, totals, steps, events, prefixes
     Story      one request from its arrival to its end, with the reason for each wait

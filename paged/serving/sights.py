@@ -16,7 +16,7 @@ MOST_LOOKING = 64
 
 
 class Sight:
-    """The engine as it looks, twice a second."""
+    """Pictures of the engine, twice a second."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class Sight:
         return _Feed(self)
 
     def close(self) -> None:
-        """No viewer gets another picture."""
+        """End the pictures of all viewers."""
         if self._taker is not None:
             self._taker.cancel()
             self._taker = None
@@ -38,7 +38,7 @@ class Sight:
             _hand(looker, None)
 
     def join(self) -> asyncio.Queue[bytes | None]:
-        """Pictures from now on, None at the end; who is slow gets the latest."""
+        """Return a queue of pictures from now on, None at the end; a slow viewer gets the latest."""
         looker: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._lookers.add(looker)
         if self._taker is None:
@@ -46,7 +46,7 @@ class Sight:
         return looker
 
     def leave(self, looker: asyncio.Queue[bytes | None]) -> None:
-        """This viewer has gone."""
+        """Remove a viewer."""
         self._lookers.discard(looker)
 
     async def _take(self) -> None:
@@ -73,7 +73,7 @@ def _hand(looker: asyncio.Queue[bytes | None], picture: bytes | None) -> None:
 
 
 class _Feed(Response):
-    """The response to one who looks."""
+    """The response to one viewer."""
 
     def __init__(self, sight: Sight) -> None:
         self._sight = sight

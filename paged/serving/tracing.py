@@ -2,7 +2,7 @@
 
     llm_request  |───── begun ───── first_token ─────────────────|      attributes by the names of vLLM and of the GenAI conventions
 
-A thread of its own sends them, in batches. What a collector that is slow or away leaves too many of is lost, and
+A thread of its own sends them, in batches. Spans that a slow or absent collector does not take are lost, and
 counted: `span` neither waits nor fails. Needs the `otel` extra.
 """
 
@@ -34,7 +34,7 @@ class Traces:
 
     def __init__(self, endpoint: str, *, model_name: str = "paged", exporter: SpanExporter | None = None) -> None:
         url = checked_url(endpoint)
-        # The whole of it is looked for first, so that a part that is missing is said by the name that is wanted.
+        # Look for all parts first, so that the message names the missing one by the extra that brings it.
         for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
             import_with_extra(module, "serving.tracing.Traces")
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -142,7 +142,7 @@ class Sender:
 
 
 def attributes(record: RequestRecord, model_name: str) -> dict[str, Any]:
-    """What a span says of its request."""
+    """The attributes of a request's span."""
     took = durations(record)
     said = {
         # vLLM's names.

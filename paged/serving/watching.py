@@ -1,4 +1,4 @@
-"""What happens to requests on an engine, kept as events and lives, and what the whole looks like at a moment.
+"""A record of the requests on an engine, as events and lives, and pictures of a moment.
 
     came ──> admitted ──> first token ──> finished        a wait between two of them has a reason, kept when it begins
                  └── preempted ──> returned ──┘
@@ -75,7 +75,7 @@ _ENDS = {"stop": "finished", "length": "finished", "abort": "aborted", "rejected
 
 
 class _Life:
-    """What is kept of one request. Times are the engine's clock's; `away_since` is None while it runs."""
+    """The record of one request. Times are the engine's clock's; `away_since` is None while it runs."""
 
     __slots__ = (
         "away_since",
@@ -127,7 +127,7 @@ class _Life:
 
 
 class Watcher:
-    """Told by the engine's caller what comes, what a step did and what ended; asked for a Snapshot, or one request's Story.
+    """Records arrivals, steps and ends, which the engine's caller reports; gives a Snapshot, or one request's Story.
 
     engine  whose public side is read; `Engine.on_batch` gives the batch that `stepped` wants
     clock   seconds, the one that `now` is read from
@@ -176,7 +176,7 @@ class Watcher:
         self._note(request_id, life, now, "came", f"prompt of {num_prompt_tokens:,} tokens")
 
     def refused(self, request_id: str, tenant: str, num_prompt_tokens: int, why: str, now: float) -> None:
-        """A request was not taken, because of `why`, a sentence."""
+        """Note a refused request; `why` is a sentence."""
         self._num_came += 1
         life = _Life(self._num_came, tenant, num_prompt_tokens, None, now)
         self._note(request_id, life, now, "rejected", why)
@@ -232,7 +232,7 @@ class Watcher:
         self._bury(request_id, life, kind, detail, now)
 
     def snapshot(self) -> Snapshot:
-        """What it all looks like now."""
+        """Return a picture of now."""
         engine, scheduler = self._engine, self._scheduler
         manager, limits, now, unix_time = engine.manager, scheduler.limits, self._clock(), self._wall()
         counts, stats = scheduler.counts(), scheduler.stats()
@@ -264,7 +264,7 @@ class Watcher:
         )
 
     def story(self, request_id: str) -> Story:
-        """One request's life so far. Raises UnknownRequest for one that never came, or ended longer than MAX_ENDED requests ago."""
+        """Return one request's life so far. Raises UnknownRequest for one that never came, or ended longer than MAX_ENDED requests ago."""
         life = self._alive.get(request_id)
         holders: list[tuple[str, int]] = []
         if life is not None:
@@ -340,7 +340,7 @@ class Watcher:
             self._begins(request_id, life, hit_tokens, now)
 
     def _begins(self, request_id: str, life: _Life, hit_tokens: int, now: float) -> None:
-        """It was admitted for the first time."""
+        """Note that a request was admitted for the first time."""
         life.was_admitted = True
         life.runs(now)
         self._fresh.pop(request_id, None)
@@ -353,7 +353,7 @@ class Watcher:
         self._note(request_id, life, now, "first_token", f"after {now - life.came:.2f} s")
 
     def _ask_reasons(self, now: float) -> None:
-        """Who came before this step and is not in it waits, and for something."""
+        """Note why each request waits that came before this step and is not in it."""
         for request_id in list(islice(self._fresh, _REASONS_A_STEP)):
             life = self._alive[request_id]
             if self._is_waiting(request_id):
@@ -363,7 +363,7 @@ class Watcher:
             del self._fresh[request_id]
 
     def _watch_the_head(self, now: float) -> None:
-        """What the first of the queue waits for is another reason than that it stood behind others."""
+        """Note why the first of the queue waits; until now its reason was that it stood behind others."""
         head = self._scheduler.next_id
         if head == self._head:
             return

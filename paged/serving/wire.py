@@ -1,6 +1,6 @@
-"""What the server's two processes say to each other: msgspec structs as MessagePack, a message each.
+"""The messages between the server's two processes: msgspec structs as MessagePack.
 
-    front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Told ──> front
+    front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Answered ──> front
 
 Times are those of the machine's monotonic clock, which both read.
 """
@@ -21,7 +21,7 @@ from paged.serving.kv_config import KvEventsConfig
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What the process is started with: the endpoints are ZeroMQ's, and the front has bound them; `name` is the model's. `says_json`: what it
+    """The start of the engine's process: ZeroMQ endpoints, which the front has bound; `name` is the model's. `says_json`: what it
     says on standard error are lines of JSON. `policies_of` are the modules that registered policies in the front."""
 
     engine: EngineConfig
@@ -50,13 +50,13 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """These have no reader any more; their last outputs come all the same."""
+    """Requests to abort, for they have no reader any more; their last outputs still come."""
 
     ids: list[str]
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """A question, answered by a Told of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
+    """A question, answered by an Answered of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
     violated invariant, "index" the hashes of the content that each tier has."""
 
     number: int
@@ -75,7 +75,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     groups         of a model whose layers are of several kinds; else empty
     rotary_limit   tokens that are computed of a sequence whose prompt has no more; None: as many as of any
     kv_endpoint, kv_replay_endpoint
-                   where KV events are published and told again; None: nowhere
+                   where KV events are published and repeated; None: nowhere
     """
 
     block_size: int
@@ -112,7 +112,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot begin: `error` is what a user can put right."""
+    """The engine cannot begin; `error` says what to change."""
 
     error: str
 
@@ -126,7 +126,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What is so now, and totals since the engine began. Requests, blocks, tokens and seconds, as their names say.
+    """Figures of now, and totals since the engine began. Requests, blocks, tokens and seconds, as their names say.
 
     forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
     groups    of a model whose layers are of several kinds; else empty
@@ -162,7 +162,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
 
     begun     requests that were let in for the first time
     tokens    computed in it
-    sent      when it was told
+    sent      when it was sent
     figures   now and then
     """
 
@@ -175,14 +175,14 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     figures: Figures | None = None
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """The answer to a question, as JSON; None: there is no such request."""
 
     number: int
     answer: bytes | None
 
 
-FromEngine = Ready | Failed | Refused | Stepped | Told
+FromEngine = Ready | Failed | Refused | Stepped | Answered
 
 _USUAL = SamplingParams()
 

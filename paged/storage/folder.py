@@ -82,12 +82,12 @@ class Folder:
         return self.path / "index.sqlite"
 
     def object(self, key: bytes) -> Path:
-        """Where an object lies."""
+        """Return the path of an object."""
         name = key.hex()
         return self.path / "objects" / name[:2] / name
 
     def new(self, key: bytes) -> Path:
-        """Where an object is written before it is `put`."""
+        """Return the path where an object is written before it is `put`."""
         return self._writing / key.hex()
 
     def put(self, key: bytes) -> None:

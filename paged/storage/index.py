@@ -1,4 +1,4 @@
-"""What a folder holds, in SQLite: whose each object is, its size, and when it was last used.
+"""An index of a folder in SQLite: the owner of each object, its size, and when it was last used.
 
 The objects are the truth and the index is a cache of it: an object without a row is found by a sweep, a row without an
 object is a miss that removes it. So the index may be lost, and nothing waits for a disk to have it.

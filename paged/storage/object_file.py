@@ -32,7 +32,7 @@ class Corrupt(Exception):
 
 
 class Header(NamedTuple):
-    """What a file says of itself."""
+    """The header of a file."""
 
     identity: bytes
     key: bytes

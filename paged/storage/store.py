@@ -23,7 +23,7 @@ class BlockStore(Protocol):
     """Blocks of one engine by key. No call raises for what a medium does: content that cannot be had is not there."""
 
     def look_up(self, keys: Sequence[bytes]) -> int:
-        """How many of these blocks are there, from the first one on without a gap. What is found counts as used, its
+        """Return how many of these blocks are there, from the first one on without a gap. Found blocks count as used, the
         last block first. Called by the step's thread: answers from memory, so a `read` may still find less."""
 
     def read(self, keys: Sequence[bytes], into: Blocks) -> int:

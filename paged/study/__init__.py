@@ -1,4 +1,4 @@
-"""What is measured, modelled and compared: the simulator, devices, traces, reports, benchmarks, and policies of other systems.
+"""Measurement and simulation: the simulator, devices, traces, reports, benchmarks, and policies of other systems.
 
     simulator    the real manager and scheduler on a virtual clock
     hardware     models and devices as data, and seconds of a step

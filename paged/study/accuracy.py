@@ -1,4 +1,4 @@
-"""What ways of storing weights, K and V change of a model's words: it reads text, and at each position the true tokens before it are known."""
+"""The effect of quantised weights, K and V on a model's answers: it reads text, and at each position the true tokens before it are given."""
 
 from __future__ import annotations
 

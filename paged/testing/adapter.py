@@ -159,11 +159,11 @@ class ManagerAdapter(ABC):
     @property
     @abstractmethod
     def num_free(self) -> int:
-        """Blocks that nobody holds and that hold nothing."""
+        """Free blocks without content."""
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds, with content that `match` finds."""
+        """Free blocks with content that `match` finds."""
         return 0
 
     @property
@@ -196,7 +196,7 @@ class ManagerAdapter(ABC):
 
     @property
     def host_free(self) -> int:
-        """Host blocks that nobody holds."""
+        """Free host blocks."""
         return self.num_host_blocks
 
     def forget_cache(self) -> None:  # noqa: B027 - without a prefix cache there is nothing to do

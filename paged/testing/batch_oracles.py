@@ -1,4 +1,4 @@
-"""What every scheduled batch has to obey, whatever the policy: limits, order, shares found, progress.
+"""Oracles for every scheduled batch, whatever the policy: limits, order, shares found, progress.
 
 Looks at the public state before a step and at the batch after it.
 """
@@ -67,7 +67,7 @@ def violations(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     batch = flight.batch
     found = limits(rig, flight) + order(rig, before, batch) + progress(rig, before, batch)
     found += victims(rig, before, batch) + promises(rig, batch) + admission(rig, before, batch)
-    return found or foreseen_tokens(rig, flight) + told_anew(rig, flight) + hits(rig, before, flight)
+    return found or foreseen_tokens(rig, flight) + resent_rows(rig, flight) + hits(rig, before, flight)
 
 
 def limits(rig: SchedulerRig, flight: Flight) -> list[str]:
@@ -94,15 +94,15 @@ def limits(rig: SchedulerRig, flight: Flight) -> list[str]:
 
 
 def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """11: whoever is admitted stood before all who still wait, but for those who may be passed; returning requests come first; the
-    waiting preempt nobody."""
+    """11: an admitted request stood before all that still wait, but for those that may be passed; returning requests come first; the
+    waiting preempt none."""
     entered = [id for id in batch.admitted if id in before.waiting]
     found = []
     still_waits = {id for id in before.waiting if rig.scheduler.status(id) == "waiting" and not rig.books[id].is_idle}
     ahead = [id for id in before.waiting if id in entered or id in still_waits]
     found += _overtaken(rig, entered, ahead)
-    # Where nobody else could go on, those who wait for tokens from the caller make room, and those who gave way in vain to
-    # a request that this very step ended stay out. Who waited before has lost its blocks in an update, and is only told of now.
+    # Where no other could go on, those that wait for tokens from the caller make room, and those that gave way in vain to
+    # a request that this very step ended stay out. One that waited before has lost its blocks in an update, and is only reported now.
     at_work = [id for id, _ in batch.preempted if not rig.books[id].is_idle and id not in before.waiting]
     others_run = any(id not in entered for id, _ in keys_of(batch))
     if entered and at_work and others_run:
@@ -135,9 +135,9 @@ def _overtaken(rig: SchedulerRig, entered: list[str], ahead: list[str]) -> list[
 
 
 def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """11, where the scheduler has a `policy` whose victim is the latest: nobody runs on who stands behind one that gave way.
+    """11, where the scheduler has a `policy` whose victim is the latest: no request runs on that stands behind one that gave way.
 
-    Looked at for requests that were decoding. Whoever was preempted before may have its worst case reserved, and is spared.
+    Checked for requests that were decoding. One that was preempted before may have its worst case reserved, and is spared.
     """
     policy = getattr(rig.scheduler, "policy", None)
     if policy is None or policy.victim != "latest" or not batch.preempted:
@@ -161,7 +161,7 @@ def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
 
 
 def promises(rig: SchedulerRig, batch: Any) -> list[str]:
-    """8: where all that a request may need was reserved, nobody gives way but who waits for tokens from the caller.
+    """8: where all that a request may need was reserved, only a request that waits for tokens from the caller gives way.
 
     Appended tokens were not reserved, and a batch that is taken back may take what others share of it.
     """
@@ -188,9 +188,9 @@ def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
 
 def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """10, where the scheduler has a `policy` that admits by the prompt: the first that waits comes in when its blocks are there beside
-    what the running ones still need and the watermark, and whoever comes in leaves those.
+    what the running ones still need and the watermark, and an admitted request leaves those.
 
-    Looked at where nothing else decides: no batch outstanding, nobody paused or loading, nobody preempted before.
+    Checked where nothing else decides: no batch outstanding, no request paused or loading, none preempted before.
     """
     policy, world, manager = getattr(rig.scheduler, "policy", None), rig.world, rig.manager
     if policy is None or policy.strategies is not None or (policy.reservation, policy.chunked) != ("prompt", True):
@@ -267,8 +267,8 @@ def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
     return found
 
 
-def told_anew(rig: SchedulerRig, flight: Flight) -> list[str]:
-    """Where the engine has to know all tokens of a row that it is told anew: nobody comes in while its samples are out, and a token that is
+def resent_rows(rig: SchedulerRig, flight: Flight) -> list[str]:
+    """Where the engine has to know all tokens of a row that is sent to it again: none comes in while its samples are out, and a token that is
     still to be sampled is computed in the batch after the one that samples it, in the same row, whose table has at most grown."""
     if not rig.world.resumes_known:
         return []
@@ -301,7 +301,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     world, batch = rig.world, flight.batch
     found: list[str] = []
     if world.groups:
-        # How long a hit is depends on what each group keeps, which nobody sees from outside; that it is right, every read shows.
+        # How long a hit is depends on what each group keeps, which is not visible from outside; that it is right, every read shows.
         for index, key in enumerate(keys_of(batch)):
             start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
             is_hit = rig.progress(key) is None and start > 0
@@ -338,7 +338,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
             if start < shared * size and not came_back:
                 found.append(f"{id}/{sequence} begins at {start}, though its first {shared * size} tokens are there")
         if world.host_blocks or not request.writes_cache:
-            # A node may live on the host alone; nobody sees that from outside, and it is not announced again.
+            # A node may live on the host alone; that is not visible from outside, and it is not announced again.
             continue
         if rig.progress((id, sequence)) is not None and any(
             path in before.pending or path in computing for path in own[: start // size]

@@ -1,4 +1,4 @@
-"""What every request must have received by now, kept with plain lists beside a scheduler: the expectation, token by token."""
+"""The expected outputs of every request, token by token, in plain lists beside a scheduler."""
 
 from __future__ import annotations
 

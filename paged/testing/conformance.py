@@ -1,8 +1,8 @@
-"""Whether a subject keeps its side of the protocol: every method there, every answer of the promised shape.
+"""Checks that a subject keeps its protocol: every method is there, every answer has the promised shape.
 
     held_to("KVManager", subject)    the subject, with each answer looked at on its way to the rig
 
-Looks at shapes and types alone, so that a slip of an adapter is told as one, by the method's name, and not by a traceback from
+Looks at shapes and types alone, so that the report of an adapter's slip has the method's name, and not by a traceback from
 inside the kit. Whether an answer is right is the rig's business.
 """
 
@@ -80,17 +80,17 @@ class _Held:
         except (AttributeError, TypeError, ValueError, IndexError):
             holds = False
         if not holds:
-            told = repr(answer)
-            told = told if len(told) <= 100 else f"{told[:100]}…"
+            shown = repr(answer)
+            shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
             given = "" if arguments is None else f"({', '.join(map(repr, arguments))})"
-            raise BrokenPromise(f"{self._name}.{name}{given} gave {told}; {self._protocol} promises {promise.words}.")
+            raise BrokenPromise(f"{self._name}.{name}{given} gave {shown}; {self._protocol} promises {promise.words}.")
 
     def _missing(self, name: str, promise: Promise) -> str:
         return f"{self._name} has no `{name}`; {self._protocol} asks for one that gives {promise.words}."
 
 
 def _has(subject: Any, name: str) -> bool:
-    # A property that raises is there: what it raises is told when it is read.
+    # A property that raises is there: a read of it reports what it raises.
     return hasattr(type(subject), name) or name in getattr(subject, "__dict__", {}) or hasattr(subject, name)
 
 
@@ -249,7 +249,7 @@ _SCHEDULER = {
     "abort": Promise("the last output, or None", lambda answer, _: answer is None or _is_output(answer)),
     "status": Promise("a str, one state of a request", lambda answer, _: isinstance(answer, str)),
     "id_of": Promise(
-        "a str, or None for a row that serves nobody", lambda answer, _: answer is None or isinstance(answer, str)
+        "a str, or None for a row that serves no request", lambda answer, _: answer is None or isinstance(answer, str)
     ),
     "counts": Promise(f"a dict of ints by {', '.join(_STATES)}", _is_counts),
     "waiting_ids": Promise("a list of str, in order", _are_strings),

@@ -1,4 +1,4 @@
-"""What a KV slot means: the token written there and the whole context before it, as one number.
+"""The content of a KV slot: its token and the whole context before it, as one number.
 
 A transformer's K and V at position i depend on every token up to i and on the weights that computed them. So the
 stand-in for a slot's content is the whole prefix, interned: equal numbers mean equal namespace and equal tokens, with
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 POISON = -1
-"""The content of a slot that nobody may read: never written, given back, or half written."""
+"""The content of a slot that may not be read: never written, given back, or half written."""
 
 
 def typed(value: object) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from paged.testing.engine_world import Builder, EngineRequest, EngineWorld, build_engine, submit
 from paged.testing.pressure import answers_of
 from paged.testing.protocol import Capabilities, capabilities_of
-from paged.testing.violation import Call, Program, Violation, told
+from paged.testing.violation import Call, Program, Violation, sentence_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Alone:
             # One for each token would do.
             answers = answers_of(engine, [request], 60 + 12 * (len(request.prompt) + request.max_tokens))
         except Exception as error:
-            raise Violation([f"alone in ample memory, {request.id} {told(error)}"], program) from error
+            raise Violation([f"alone in ample memory, {request.id} {sentence_of(error)}"], program) from error
         tokens = answers.tokens[request.id, 0]
         if len(tokens) != request.max_tokens:
             few = f"alone in ample memory, {request.id} gets {len(tokens)} tokens instead of {request.max_tokens}: {tokens}"
@@ -149,7 +149,7 @@ class EngineRig:
             self.past.discard(request.id)
         else:
             if book.fits:
-                self._fail_on([f"{request.id} {told(error)}, and an empty pool holds it"], error)
+                self._fail_on([f"{request.id} {sentence_of(error)}, and an empty pool holds it"], error)
             self.events["refused"] += 1
         self._check()
 
@@ -177,7 +177,7 @@ class EngineRig:
             output = self.engine.abort(id)
         except Exception as error:
             if id in self.live or id in self.past:
-                self._fail_on([f"abort of {id} {told(error)}"], error)
+                self._fail_on([f"abort of {id} {sentence_of(error)}"], error)
         book = self.live.pop(id, None)
         if book is not None:
             self.past.add(id)
@@ -300,4 +300,4 @@ class EngineRig:
         try:
             yield
         except Exception as error:
-            self._fail_on([told(error)], error)
+            self._fail_on([sentence_of(error)], error)

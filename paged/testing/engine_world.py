@@ -1,4 +1,4 @@
-"""One small world for a serving engine, what is asked of the engine in it, and our own engine on a model of a few thousand weights.
+"""One small world for a serving engine, the requests in it, and our own engine on a model of a few thousand weights.
 
 Loads torch and transformers when our own engine is built, not before; a tester of another engine passes another
 builder.
@@ -66,7 +66,7 @@ class EngineWorld(MemoryWorld):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What is asked of an engine, as plain data. `temperature` 0 is greedy; above, `seed` decides (None: the engine may take the id)."""
+    """A request to an engine, as plain data. `temperature` 0 is greedy; above, `seed` decides (None: the engine may take the id)."""
 
     id: str
     prompt: list[int]

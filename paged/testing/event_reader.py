@@ -39,7 +39,7 @@ class EventReader:
                 self.contents, self.restarts = {tier: set() for tier in TIERS}, set()
             elif kind == "RestartPoint":
                 if event.is_stored == (event.hash in self.restarts):
-                    found.append(f"a restart point at {event.length} tokens was told to be what it was")
+                    found.append(f"a restart point at {event.length} tokens was reported to be what it was")
                 (self.restarts.add if event.is_stored else self.restarts.discard)(event.hash)
             elif event.tier not in TIERS:
                 found.append(f"an event of a tier {event.tier!r}")
@@ -52,33 +52,33 @@ class EventReader:
         return found
 
     def differences(self, tier: str, contents: Iterable[Path]) -> list[str]:
-        """What the tier holds against what was told, as sentences."""
+        """What the tier holds against its events, as sentences."""
         expected = {hash_of(path): path for path in contents}
         shown = self.contents[tier]
-        found = [f"no event told that the {tier} stored {expected[key]}" for key in expected.keys() - shown]
-        return found + [f"no event told that the {tier} removed {key.hex()[:8]}" for key in shown - expected.keys()]
+        found = [f"no event said that the {tier} stored {expected[key]}" for key in expected.keys() - shown]
+        return found + [f"no event said that the {tier} removed {key.hex()[:8]}" for key in shown - expected.keys()]
 
     def restart_differences(self, paths: Iterable[Path]) -> list[str]:
-        """The content behind which prompts begin against what was told, as sentences."""
+        """The content behind which prompts begin against its events, as sentences."""
         expected = {hash_of(path): path for path in paths}
         found = [
-            f"15: no event told that prompts begin behind {expected[key]}" for key in expected.keys() - self.restarts
+            f"15: no event said that prompts begin behind {expected[key]}" for key in expected.keys() - self.restarts
         ]
         gone = self.restarts - expected.keys()
-        return found + [f"15: no event told that no prompt begins behind {key.hex()[:8]} any more" for key in gone]
+        return found + [f"15: no event said that no prompt begins behind {key.hex()[:8]} any more" for key in gone]
 
     def _stored(self, event: Any) -> list[str]:
         found: list[str] = []
         blocks = np.asarray(event.tokens, np.int32).reshape(len(event.hashes), -1)
         parent = event.parent
         if event.tier == "device" and parent is not None and parent not in self.contents["device"]:
-            found.append("content was told to be on the device before its parent was")
+            found.append("an event put content on the device before its parent")
         before = hashlib.sha256(event.namespace).digest() if parent is None else parent
         for key, tokens in zip(event.hashes, blocks, strict=True):
             if key != hashlib.sha256(before + tokens.tobytes()).digest():
                 found.append(f"the hash of {tokens.tolist()} is not that of its parent and its tokens")
             if key in self.contents[event.tier]:
-                found.append(f"{tokens.tolist()} was told twice to be on the {event.tier}")
+                found.append(f"two events put {tokens.tolist()} on the {event.tier}")
             self.contents[event.tier].add(key)
             self._parent[key] = parent
             parent = before = key
@@ -88,10 +88,10 @@ class EventReader:
         found: list[str] = []
         for key in hashes:
             if key not in self.contents[tier]:
-                found.append(f"{key.hex()[:8]} was told to leave the {tier}, and was not told to be there")
+                found.append(f"an event removed {key.hex()[:8]} from the {tier}, and none had put it there")
             self.contents[tier].discard(key)
             if tier == "device" and any(self._parent[other] == key for other in self.contents["device"]):
-                found.append("content was told to leave the device before its children did")
+                found.append("an event removed content from the device before its children")
         return found
 
 
@@ -99,7 +99,7 @@ class EventWatch:
     """Reads a manager's events every few looks, as one reader from the beginning and as another one that starts late."""
 
     def __init__(self, manager: Any, stride: int) -> None:
-        """`stride`: looks from one reading to the next; 0: nobody ever reads."""
+        """`stride`: looks from one reading to the next; 0: there is no reader."""
         self._manager = manager
         self._wanted = {"restart_points": True} if isinstance(manager, BlockManager) else {}
         self._stride = stride

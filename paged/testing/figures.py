@@ -1,4 +1,4 @@
-"""What a scheduler's totals have to say by now, counted beside it from the batches that it gave away.
+"""The expected totals of a scheduler, counted from its batches.
 
 A scheduler without `stats` is left alone.
 """
@@ -48,7 +48,7 @@ class Figures:
         self.most[key] = self.most.get(other, 0)
 
     def forget(self, id: str) -> None:
-        """The id stands for nobody, or for somebody else from now on."""
+        """The id stands for no request, or for another one, from now on."""
         for key in [key for key in self.most if key[0] == id]:
             del self.most[key]
 

@@ -18,7 +18,7 @@ from paged.testing.shadow_kv import Slots
 Key = tuple[str, int]
 """One sequence: the request's id and its number in the request."""
 Source = tuple[int, int]
-"""Where a token comes from that nobody knows yet: the batch that samples it, and the place among that batch's rows."""
+"""The source of a token that is not sampled yet: the batch that will sample it, and the place among that batch's rows."""
 Path = tuple[object, ...]
 """Content of a block: the namespace, then the tokens of each block up to it."""
 Mirror = dict[tuple[int, int], int]

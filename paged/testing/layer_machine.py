@@ -42,7 +42,7 @@ class LayerMachine(SchedulerMachine):
     @where(lambda self: self.rig.live and len(self.rig.live) < MAX_LIVE)
     @rule(pick=picks, length=st.integers(1, 20), more=tails(longest=2), steps=st.integers(0, 4), leaves=st.booleans())
     def part_from(self, pick: int, length: int, more: list[int], steps: int, leaves: bool) -> None:
-        """Somebody's prompt begins like all that another one knows, and parts from it where windows have passed and states have gone; the
+        """A prompt begins like all that another request knows, and parts from it where windows have passed and states have gone; the
         other one may be gone, too."""
         id = self.rig.live[pick % len(self.rig.live)]
         known = self.rig.known(id, 0)[1]

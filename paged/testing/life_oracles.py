@@ -1,4 +1,4 @@
-"""What holds between any two calls of a scheduler, and at the end of everything."""
+"""Oracles between any two calls of a scheduler, and at the end of everything."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
 
 
 def usage(book: ExpectedRequest, took: Any) -> list[str]:
-    """What a request is told to have taken, where that can be known without looking at memory."""
+    """The usage that a request reports, where it can be known without looking at memory."""
     if took.hit_tokens and not book.request.reads_cache:
         return [f"{book.id} is not to read the cache, and found {took.hit_tokens} tokens there"]
     return []

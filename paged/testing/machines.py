@@ -19,7 +19,7 @@ from paged.testing.manager_machine import ManagerMachine
 from paged.testing.saved import kept
 from paged.testing.scheduler_machine import SchedulerMachine
 from paged.testing.shrinking import replay, shrink
-from paged.testing.violation import Violation, told
+from paged.testing.violation import Violation, sentence_of
 
 __all__ = [
     "AdapterMachine",
@@ -96,7 +96,7 @@ def first_violation(machine: type[Any], how: settings) -> tuple[Violation | None
     try:
         run_state_machine_as_test(Watched, settings=settings(how, phases=[Phase.generate]))
     except Violation as violation:
-        # The example that fails is run once more, to be told.
+        # Hypothesis runs the failing example once more, for its report.
         return violation, num_begun - 1
     except HypothesisException:
         # A subject that does something else each time.
@@ -105,7 +105,7 @@ def first_violation(machine: type[Any], how: settings) -> tuple[Violation | None
         rig = getattr(last, "rig", None)
         if rig is None:
             raise
-        return Violation([told(error)], rig.program), num_begun - 1
+        return Violation([sentence_of(error)], rig.program), num_begun - 1
     return None, num_begun
 
 

@@ -149,7 +149,7 @@ class ManagerMachine(RigMachine):
         coming=st.lists(tails(longest=3), max_size=3),
     )
     def allocate(self, pick: int, counts: list[int], coming: list[list[int]]) -> None:
-        """A few tokens of some rows; behind all that one of them knows, maybe some that it is told later."""
+        """A few tokens of some rows; behind all that one of them knows, maybe some that it learns later."""
         rows = rotated(self.rig.placeable_rows, pick)[: len(counts)]
         known = [min(count, self.rig.left(row)) for row, count in zip(rows, counts, strict=False)]
         ahead = coming if self.capabilities.rows_in_flight else []
@@ -233,7 +233,7 @@ class ManagerMachine(RigMachine):
     )
     @rule(token=st.integers(0, 1), more=tails(), salt=st.integers(0, 2), ends=st.booleans(), stays=st.booleans())
     def outlive(self, token: int, more: list[int], salt: int, ends: bool, stays: bool) -> None:
-        """A sequence that knows one token fills its block with tokens that it is told later, and is forked before it is: the fork holds a
+        """A sequence that knows one token fills its block with tokens that it learns later, and is forked before that: the fork holds a
         partial block that becomes content. The first one goes; its fork goes on."""
         row = self.rig.add([token], ("outlive", salt))
         later = [token] * (self.rig.world.block_size - 1)
@@ -313,7 +313,7 @@ class ManagerMachine(RigMachine):
     @where(lambda self: self.capabilities.host_tier and self.rig.free_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, salt=st.integers(0, 2), both=st.booleans())
     def swap_under_pressure(self, pick: int, salt: int, both: bool) -> None:
-        """Rows go to the host, somebody else's content takes all the room that there is, and they are copied back."""
+        """Rows go to the host, content of another sequence takes all the room, and the rows are copied back."""
         rows = rotated(self.rig.free_rows, pick)[: 1 + both]
         self.rig.swap_out(rows)
         room = self.rig.naive.device.available * self.rig.world.block_size

@@ -37,7 +37,7 @@ class ManagerWorld(MemoryWorld):
     least_load: int = 0
     """Tokens on the host that make a hit worth loading."""
     event_stride: int = 0
-    """Calls from one reading of the events to the next; 0: nobody reads them."""
+    """Calls from one reading of the events to the next; 0: there is no reader."""
     lag: int = 0
     """Moves and writes that the device may be behind by."""
 
@@ -136,14 +136,16 @@ class ManagerRig:
     def partial_rows(self) -> list[int]:
         """Rows on the device whose last block is begun and not full: a fork of one shares a block that both will write."""
         return [
-            r for r in self.placeable_rows if self.naive.rows[r].launched % self.world.block_size and not self.untold(r)
+            r
+            for r in self.placeable_rows
+            if self.naive.rows[r].launched % self.world.block_size and not self.unlearnt(r)
         ]
 
     def left(self, row: int) -> int:
         """Tokens that the row knows and that are not launched."""
         return max(0, len(self.naive.rows[row].tokens) - self.naive.rows[row].launched)
 
-    def untold(self, row: int) -> int:
+    def unlearnt(self, row: int) -> int:
         """Tokens that are launched and that the row does not know yet."""
         return len(self.naive.rows[row].coming)
 
@@ -215,14 +217,14 @@ class ManagerRig:
         self._compare()
 
     def _tell(self, row: int, tokens: list[int]) -> None:
-        self.events["told later"] += self.untold(row) > 0
+        self.events["learns later"] += self.unlearnt(row) > 0
         self.manager.append(row, tokens)
         self.naive.append(row, tokens)
         self.naive.accept(self._leader)
 
     def allocate(self, rows: Sequence[int], counts: Sequence[int], coming: Sequence[list[int]] = ()) -> None:
         """Place known tokens, `counts[i]` of them, in the batch that is being composed, and behind them `coming[i]`, whose values the
-        row is told later; the device writes them."""
+        row learns later; the device writes them."""
         coming = coming if any(coming) else ()
         self._note("allocate", list(rows), list(counts), *([[list(each) for each in coming]] if coming else []))
         columns = {row: self.manager.table(row).tolist() for row in rows}

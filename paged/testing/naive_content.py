@@ -1,4 +1,4 @@
-"""What the naive model knows of content: both tiers, which prefix resides where, what is pinned or kept longer."""
+"""The naive model's content: both tiers, the place of each prefix, and what is pinned or kept longer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paged.testing.naive_pool import Block, NaivePool, Node
 
 
 class NaiveContent:
-    """Both tiers of the naive model, and what is asked of content alone."""
+    """Both tiers of the naive model, and questions about content alone."""
 
     def __init__(
         self,

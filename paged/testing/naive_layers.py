@@ -1,4 +1,4 @@
-"""What layers of several kinds keep of a sequence, in plain Python: the rules that worlds, shadow and invariants compare with.
+"""The tokens and states that layers of several kinds keep of a sequence, in plain Python: worlds, shadow and invariants compare with these rules.
 
 A group is anything with `kind`, `reach` and `pages`, such as a `paged.LayerGroup`.
 """

@@ -35,7 +35,7 @@ class Row:
     """One sequence. `table` lies on the device, `tail` on the host, in that order.
 
     `shares`: by batch that has not ended, the tokens [start, end) that it computes of this row, or that the row inherited as a fork;
-    empty once the row gave up its blocks from `start` on. `coming`: values of launched tokens that the row is told later.
+    empty once the row gave up its blocks from `start` on. `coming`: values of launched tokens that the row learns later.
     """
 
     tokens: list[int]
@@ -160,7 +160,7 @@ class NaiveManager(NaiveContent):
     def allocate(
         self, numbers: Sequence[int], counts: Sequence[int], coming: Sequence[Sequence[int]] = ()
     ) -> list[tuple[int, int]]:
-        """Place tokens in the batch that is being composed, `coming[i]` of them with values that the row is told later.
+        """Place tokens in the batch that is being composed, `coming[i]` of them with values that the row learns later.
 
         Returns the copies made, as (row number, column). Raises NoRoom, changing nothing.
         """
@@ -275,7 +275,7 @@ class NaiveManager(NaiveContent):
             self._carry(node, row, column)
 
     def catch_up(self, row: Row, shown: Shown, switches: Callable[[int, Block], bool]) -> None:
-        """The row looks again at what it computed and could not publish; whether it does is told by `switches` and `shown`."""
+        """The row looks again at what it computed and could not publish; `switches` and `shown` say whether it does."""
         if self.prefix_caching:
             self._publish(row, lambda node, blocks: shown(node, blocks), lambda column, block: switches(column, block))
 

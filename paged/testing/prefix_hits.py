@@ -1,4 +1,4 @@
-"""How many prompt tokens have to be prefix hits: a manager that forgets hits computes right and is wrong all the same.
+"""The number of prompt tokens that have to be prefix hits: a manager that forgets hits gives right answers and is still wrong.
 
 For the case that one can work out by hand: prompts come one after the other, each served to its end before the next, in a pool that holds
 everything or evicts what was used least recently. `expected_hits` predicts, by the naive model; `hit_violations` serves the prompts

@@ -84,11 +84,11 @@ def pressure_differences(
     *,
     most_steps: int = 10_000,
 ) -> list[str]:
-    """What of the answers is not the same under pressure, in sentences; empty when there is nothing.
+    """Return the differences of the answers under pressure, as sentences; empty if there are none.
 
     `build(ample)` makes an engine that serves the requests one after the other, each to its end, so that it should have room for the
     largest and cache nothing; `build(tight)` one that gets all at once. Compared are tokens, finish reasons and, where the engine
-    shows them, logits, bit by bit. What `check()` of either says is told, too. A request that does not end within `most_steps` steps is a
+    shows them, logits, bit by bit. What `check()` of either says counts, too. A request that does not end within `most_steps` steps is a
     difference. What the engine raises goes through.
     """
     alone, roomy = Answers(), build(ample)

@@ -1,7 +1,7 @@
 """The pressure oracle with our own scheduler and worker, where more can be seen than from outside.
 
 `PressureRun` runs requests under given conditions and keeps every logit row that was sampled from. Blocks are filled
-with NaN when they become free, so that a read of somebody else's memory shows, and a shadow keeps who wrote which
+with NaN when they become free, so that a read of foreign memory shows, and a shadow keeps who wrote which
 slot. It is a `ServingEngine` itself, with what the shadow found in its `check()`.
 """
 

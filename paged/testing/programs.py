@@ -90,7 +90,7 @@ class RandomEngine:
         if len(rig.flights) > 1 and chance.random() < 0.5:
             gave_way = [id for id, _ in rig.flights[-1].batch.preempted]
             if any(rig.in_flight(id) for id in gave_way):
-                # Whoever gave way while batches compute for it gets no token of those.
+                # A request preempted while batches compute for it gets no token of those.
                 return "update", ((0,),)
         if self.is_unlucky and rig.has_work and not rig.flights and chance.random() < 0.3:
             self.coming = ["fail"]

@@ -1,4 +1,4 @@
-"""What the kit asks of a KV-cache manager, of a scheduler and of a serving engine, and which features it may take for granted.
+"""The protocols of a KV-cache manager, a scheduler and a serving engine for the kit, and the features that each may have.
 
 A subject that has these methods can be tested as it is; one that names things differently needs an adapter with these
 names. What it cannot do at all it says in its `Capabilities`, and the kit leaves those rules out.

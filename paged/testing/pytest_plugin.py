@@ -1,6 +1,6 @@
 """The pytest plugin of the kit: rigs as fixtures that end in a check, and two options for the state machines.
 
-pytest loads it wherever paged is installed, so it imports nothing before somebody asks.
+pytest loads it wherever paged is installed, so it imports nothing before it is used.
 
     --paged-examples N         of each state machine that `run_machine` runs; drawn anew every time
     --paged-failures FOLDER    where what was found is saved, for `paged check replay`

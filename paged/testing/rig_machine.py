@@ -1,4 +1,4 @@
-"""What the state machines of all rigs end with: the rig is drained, and what happened in it is told to Hypothesis."""
+"""The end that the state machines of all rigs share: drain the rig, and report to Hypothesis what happened in it."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class SchedulerMachine(RigMachine):
         runs_dry: bool,
     ) -> None:
         """Three prompts that grow until they are in each other's way; the first may be the longest, and drive both others out. The last one may
-        be a group, of which a sequence waits. In the end whoever samples may have to wait for tokens, with all that is reserved for him;
-        who gave way goes on."""
+        be a group, of which a sequence waits. In the end the sampling request may have to wait for tokens, with all that is reserved for it;
+        a preempted one goes on."""
         wish = replace(wish, share=0.2, output=output, num_computed=0)
         self.add(replace(wish, share=share, output=1.0, num_sequences=1, salt=None), again=False)
         self.add(replace(wish, num_sequences=1, salt="a"), again=False)
@@ -170,8 +170,8 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.keeps_content_on_host)
     @rule(wish=wishes(), steps=st.integers(1, 8), num_gone=st.integers(0, 2), pick=picks)
     def take_back_copies(self, wish: Wish, steps: int, num_gone: int, pick: int) -> None:
-        """The first of the next steps that copies anything fails before it has. Whoever it was for may be gone by then, and somebody
-        else's prompt, which nothing is known of, takes the room."""
+        """The first of the next steps that copies anything fails before it has. The request that it copied for may be gone by then, and an
+        unknown prompt takes the room."""
         for _ in range(steps):
             batch = self.rig.schedule()
             if len(batch.moves):
@@ -192,8 +192,8 @@ class SchedulerMachine(RigMachine):
         wish=wishes(), num_before=st.sampled_from([0, 0, 3]), num_after=st.sampled_from([0, 3, 4]), leaves=st.booleans()
     )
     def come_back_in_vain(self, wish: Wish, num_before: int, num_after: int, leaves: bool) -> None:
-        """What others drove to the host comes back for a batch that fails before it has copied anything. Before that and after it somebody
-        who waits for tokens forks, and may leave: what the forks drive out wants to go to the host, too."""
+        """What others drove to the host comes back for a batch that fails before it has copied anything. Before that and after it a request
+        that waits for tokens forks, and may leave: what the forks drive out wants to go to the host, too."""
         length = self.rig.world.block_size + 1
         first = Wish(wish.prompt[:1] * length, output=0.01)
         for salt in (None, "b", "c"):
@@ -316,19 +316,19 @@ class SchedulerMachine(RigMachine):
         steps=st.integers(0, 6),
         counts=COUNTS,
         is_cancelled=st.booleans(),
-        told=st.integers(0, 2),
+        appended=st.integers(0, 2),
     )
     def branch(
-        self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool, told: int
+        self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool, appended: int
     ) -> None:
-        """A sequence goes on in several ways for some steps, the first of which may fail, and the last of which is told tokens; then
+        """A sequence goes on in several ways for some steps, the first of which may fail, and the last of which gets tokens; then
         without the first one."""
         id = self.running[pick % len(self.running)]
         first = next(n for n, each in enumerate(self.rig.books[id].sequences) if each.reason is None)
         for _ in range(num_forks):
             self.rig.fork(id, first)
-        if told and id in self.rig.live and not self.rig.in_flight(id):
-            self.rig.append(id, [0] * told, len(self.rig.books[id].sequences) - 1)
+        if appended and id in self.rig.live and not self.rig.in_flight(id):
+            self.rig.append(id, [0] * appended, len(self.rig.books[id].sequences) - 1)
         if is_cancelled and self.capabilities.cancel:
             self.rig.schedule()
             self.rig.cancel(False)

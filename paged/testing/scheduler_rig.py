@@ -25,7 +25,7 @@ from paged.testing.flight import Flight, Key, Mirror, Source
 from paged.testing.naive_layers import has_states
 from paged.testing.shadow_groups import ShadowGroups, views_of
 from paged.testing.shadow_kv import ShadowKV
-from paged.testing.violation import Call, Program, Violation, told
+from paged.testing.violation import Call, Program, Violation, sentence_of
 from paged.testing.world import Builder, World, build_scheduler
 
 Delivery = tuple[list[int], str | None]
@@ -149,7 +149,7 @@ class SchedulerRig:
                 self.scheduler.add(request, now=self.now)
         except NeverFits:
             self._fail_on(life_oracles.refusal(self.world, request))
-            # The id now stands for the refused request, whoever had it before.
+            # The id now stands for the refused request, whichever had it before.
             self.books.pop(request.id, None)
             self.num_added += 1
             self.events["refused"] += 1
@@ -227,7 +227,7 @@ class SchedulerRig:
             self.flights.append(flight)
         self.events["several outstanding"] += len(self.flights) > 1
         self.events["drafts"] += flight.has_drafts
-        self.events["computes what nobody knows"] += bool(flight.rests_on())
+        self.events["computes unknown tokens"] += bool(flight.rests_on())
         self._check()
         return batch
 
@@ -381,7 +381,7 @@ class SchedulerRig:
         if not moved and len(flight.batch.moves):
             self.carried.insert(0, None)
         for id in dict.fromkeys(flight.loading):
-            # Whoever lost what it shared of this batch waits again, without a row, and asks anew, perhaps for more.
+            # A request that lost what it shared of this batch waits again, without a row, and asks anew, perhaps for more.
             is_loading = self.scheduler.status(id) == "loading"
             if moved and is_loading:
                 continue
@@ -391,7 +391,7 @@ class SchedulerRig:
         for index, key in enumerate(flight.keys):
             start = int(flight.batch.seq_lens[index] - flight.batch.num_tokens[index])
             if start and has_states(self.world.groups):
-                # Nobody knows what its states are now: the request begins anew.
+                # Its states are unknown now: the request begins anew.
                 self.events["cancel of states"] += key in self.computed
                 self._forget_progress(key[0])
             elif start > (self.progress(key) or 0):
@@ -554,10 +554,10 @@ class SchedulerRig:
         if id not in self.loads:
             return
         if self.scheduler.status(id) != "loading":
-            # It ended meanwhile; what arrives is for nobody.
+            # It ended meanwhile; what arrives has no use.
             del self.loads[id]
             return
-        # Whoever brings KV waits for the moves of the batch that named the blocks.
+        # KV arrives after the moves of the batch that named the blocks.
         if any(not flight.has_run for flight in self.flights):
             self.run(len(self.flights) - 1)
         load = self.loads[id]
@@ -574,7 +574,7 @@ class SchedulerRig:
             with self._blaming(RequestInFlight):
                 self.scheduler.loaded(id, num_tokens)
         except RequestInFlight:
-            # What it shares with the batch that asked for the load is still being computed; it is told again later.
+            # What it shares with the batch that asked for the load is still being computed; it is reported again later.
             self._fail_on([] if self.is_held(id) else [f"{id} is in no batch, and yet loaded says so"])
             return
         del self.loads[id]
@@ -857,7 +857,7 @@ class SchedulerRig:
             raise
         except Exception as error:
             self.has_failed = True
-            raise Violation([told(error)], self.program) from error
+            raise Violation([sentence_of(error)], self.program) from error
 
 
 def content_namespace(namespace: Any) -> Any:

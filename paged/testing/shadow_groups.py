@@ -1,7 +1,7 @@
 """KV memory of layers of several kinds without tensors: pages that any group may use, each slot of which says what lies there.
 
 A slot of an attention group's page holds the prefix that a real K or V would have been computed from, and of which group and which part of
-a block it is. A page of a state holds the prefix that the state has seen. So a read sees a wrong token, a page that went to somebody else, a
+a block it is. A page of a state holds the prefix that the state has seen. So a read sees a wrong token, a page that went to another row, a
 block of another group, two parts exchanged, and a state that is too old or too new.
 
     shadow = ShadowGroups(groups, num_pages, block_size)
@@ -112,7 +112,7 @@ class ShadowGroups:
         return found
 
     def poison(self, pages: Iterable[int]) -> None:
-        """Pages that nobody holds: whoever reads them now reads POISON."""
+        """Free pages: a read of them gets POISON."""
         self.pages[list(pages)] = POISON
 
     def _value(self, content: int, group: int, part: int) -> int:

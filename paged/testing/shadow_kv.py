@@ -112,7 +112,7 @@ class ShadowKV:
         ]
 
     def poison(self, blocks: Iterable[int], tier: str = "device") -> None:
-        """Blocks that hold nothing: whoever reads them now reads POISON, as NaN would show it in a real pool."""
+        """Blocks that hold nothing: a read of them gets POISON, as it would get NaN in a real pool."""
         (self.device if tier == "device" else self.host)[list(blocks)] = POISON
 
     def run(

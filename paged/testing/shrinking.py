@@ -18,7 +18,7 @@ from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.violation import Call, Program, Violation, told
+from paged.testing.violation import Call, Program, Violation, sentence_of
 from paged.testing.world import World
 
 Build = Callable[[Any], Any]
@@ -79,7 +79,7 @@ def _make(rig: Any, call: Call | None) -> None:
         if not isinstance(rig, ManagerRig):
             # These rigs blame their subject themselves: what is left is a mistake of the kit.
             raise
-        raise Violation([told(error)], rig.program) from error
+        raise Violation([sentence_of(error)], rig.program) from error
 
 
 def _failing(world: Any, calls: Sequence[Call], build: Build | None, left: Iterator[int]) -> list[Call] | None:

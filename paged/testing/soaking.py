@@ -20,7 +20,7 @@ TINY = World(num_blocks=12, block_size=2, host_blocks=6, max_tokens_per_step=16,
 
 @dataclass(frozen=True)
 class SoakReport:
-    """What a soak did: `num_free` and `num_cached` blocks at its end, and how often each event occurred."""
+    """The result of a soak: `num_free` and `num_cached` blocks at its end, and how often each event occurred."""
 
     num_requests: int
     num_calls: int

@@ -1,4 +1,4 @@
-"""What the state machines draw: tiny worlds and tokens out of two or three, so that sharing and eviction happen all the time.
+"""Strategies of the state machines: tiny worlds and two or three different tokens, so that sharing and eviction happen all the time.
 
 prompts, tails                       token ids; most prompts begin like another one
 wishes, engine_wishes                requests, before they are cut to a world: `Wish.request` and `Wish.engine_request` do that
@@ -47,7 +47,7 @@ picks = st.integers(0, 11)
 
 @dataclass(frozen=True)
 class Wish:
-    """What a client wants, before it is cut to a world: lengths are shares of what the pool holds."""
+    """A client's request, before it is cut to a world: lengths are shares of the pool."""
 
     prompt: list[int]
     share: float = 1.0
@@ -97,7 +97,7 @@ class Wish:
         )
 
     def engine_request(self, id: str, world: EngineWorld, able: Capabilities) -> EngineRequest:
-        """What is asked of an engine of it."""
+        """The part of it that an engine gets."""
         is_drawn = able.seeds and self.temperature > 0
         return EngineRequest(
             id=id,
@@ -260,7 +260,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
 
 
 def manager_worlds() -> st.SearchStrategy[ManagerWorld]:
-    """A few blocks, with and without a host tier, a cache, and somebody who reads its events."""
+    """A few blocks, with and without a host tier, a cache, and a reader of its events."""
     return st.builds(
         ManagerWorld,
         num_blocks=st.integers(3, 12),

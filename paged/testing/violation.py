@@ -1,4 +1,4 @@
-"""How the kit says that a rule was broken: what was seen, and the program that led there, ready to paste into a test or to be saved."""
+"""The report of a broken rule: the observation, and the program that led there, ready to paste into a test or to save."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class ShortRepr:
     """A dataclass that prints as the line to type again: its first two fields, and what is not as usual."""
 
     def __repr__(self) -> str:
-        told = [
+        shown = [
             f"{each.name}={getattr(self, each.name)!r}"
             for place, each in enumerate(fields(self))  # type: ignore[arg-type]
             if place < 2 or getattr(self, each.name) != each.default
         ]
-        return f"{type(self).__name__}({', '.join(told)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
 class Program:
-    """What was done to a subject: `rig` is the name of the class that did it, `world` what it was built from."""
+    """The calls made on a subject: `rig` is the name of the class that made them, `world` what it was built from."""
 
     rig: str
     world: Any
@@ -47,8 +47,8 @@ class Violation(AssertionError):
         self.program = program
 
 
-def told(error: Exception) -> str:
-    """What a subject raised that it may not raise, and where, as one sentence of a violation."""
+def sentence_of(error: Exception) -> str:
+    """Return a forbidden error of a subject, and its place, as one sentence of a violation."""
     frames = extract_tb(error.__traceback__)[-4:]
     way = " < ".join(f"{frame.name} line {frame.lineno}" for frame in reversed(frames))
     return f"raised {type(error).__name__}: {error} ({way})"

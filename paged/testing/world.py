@@ -109,7 +109,7 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
     wishes = {name: getattr(world, name) for name in ("watermark", "preemption", "max_preemptions")}
     if world.policy in RESERVES:
-        # Nobody is preempted who reserved all, and such policies say so themselves.
+        # A policy that reserves everything preempts no request, and says so itself.
         wishes["preemption"] = wishes["max_preemptions"] = None
     if POLICIES[world.policy].foresight != "none":
         wishes["known_outputs"] = world.known_outputs

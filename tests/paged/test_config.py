@@ -75,7 +75,7 @@ def test_a_struct_is_checked_however_it_is_made():
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
 
 
-ALIASES = [(its.name, other) for its in SETTINGS.values() for other in its.vllm]
+ALIASES = [(its.name, other) for its in SETTINGS.values() for other in its.vllm if other != its.name]
 
 
 @pytest.mark.parametrize(("ours", "vllms"), ALIASES)
@@ -133,14 +133,64 @@ def test_a_variable_that_would_not_do_is_named(monkeypatch, variable, text, said
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat"])
-def test_each_setting_is_an_option_with_its_help_and_vllms_names(command):
+def test_each_setting_is_an_option_with_its_help_default_range_and_vllms_names(command):
     options = {option.name: option for option in typer.main.get_command(app).commands[command].params}
     fields = {**SETTINGS, **(fields_of(Settings) if command == "serve" else {})}
     tables = {"tenants", "tenant_weights"}
     assert not tables & set(options) and set(fields) - tables <= set(options)
+    engine = Settings().engine if command == "serve" else EngineConfig()
     # What these are on a command of their own: the model is its argument, the seed one of a request.
     its_own = {"serve": {"model"}, "generate": {"seed"}, "chat": {"seed"}}[command]
     for name in set(fields) - tables - its_own:
-        names = {each.partition("/")[0] for each in options[name].opts}
-        assert {f"--{each.replace('_', '-')}" for each in fields[name].vllm} <= names
-        assert options[name].help == fields[name].help
+        field, option = fields[name], options[name]
+        names = {each.partition("/")[0] for each in option.opts}
+        assert {f"--{each.replace('_', '-')}" for each in field.vllm} <= names
+        assert option.help.startswith(field.help)
+        assert not (field.limits or field.choices) or option.help[len(field.help) + 2 :] == f"{field.takes[1:]}."
+        assert option.show_default == field.shown(getattr(getattr(engine, field.group, Settings()), name))
+
+
+@pytest.mark.parametrize("field", SETTINGS.values(), ids=lambda field: field.name)
+def test_a_file_has_the_same_names_defaults_and_ranges(tmp_path, field):
+    default, path = DEFAULTS[field.name], tmp_path / "a.toml"
+    if default not in (None, ()):
+        path.write_text(f"[engine]\n{field.name} = {msgspec.json.encode(default).decode()}\n")
+        assert EngineConfig.from_toml(path) == EngineConfig()
+    if field.limits:
+        path.write_text(f"[engine]\n{field.name} = {-1 if field.least == 0 else 0}\n")
+        with pytest.raises(InvalidConfig, match=re.escape(f"{path}: {field.name} has to be {field.takes}; got")):
+            EngineConfig.from_toml(path)
+
+
+# Keywords of `Engine` before there was an EngineConfig, and options of the commands.
+OLD_KEYWORDS = {
+    "num_blocks": 64, "kv_cache_bytes": 2**20, "block_size": 8, "host_blocks": 7, "policy": "vllm", "tenant_weights": {"a": 2.0}, "max_tokens_per_step": 64,
+    "max_sequences": 4, "max_chunk": 16, "max_model_len": 512, "prefix_caching": False, "host_caching": True, "costs": "measured", "backend": "reference",
+    "batch_invariant": False, "dtype": "float32", "device": "cuda", "seed": 3, "max_retries": 0, "steps_ahead": 1, "speculate": "lookup",
+}  # fmt: skip
+OLD_OPTIONS = {
+    "serve": "--config --host --port --tls-certificate --ssl-certfile --tls-key --ssl-keyfile --tls-client-ca --ssl-ca-certs --root-path --allowed-origin "
+    "--served-model-name --api-key --admin-key --tenant-header --max-waiting --max-waiting-tokens --max-connections --max-body-bytes --max-prompts --max-n "
+    "--max-logprobs --max-queue-s --request-timeout-s --header-timeout-s --body-timeout-s --keep-alive-s --stall-timeout-s --shutdown-timeout-s "
+    "--shutdown-timeout --max-restarts --restart-window-s --log --log-prompts --no-log-prompts --kv-events-config --traces-endpoint --otlp-traces-endpoint "
+    "--backend --batch-invariant --fast --dtype --device --seed --max-model-len --speculate --num-drafts --draft-model --blocks --num-gpu-blocks-override "
+    "--kv-cache-bytes --kv-cache-memory-bytes --block-size --host-blocks --prefix-caching --no-prefix-caching --enable-prefix-caching "
+    "--no-enable-prefix-caching --host-caching --no-host-caching --policy --max-tokens-per-step --max-num-batched-tokens --max-sequences --max-num-seqs "
+    "--max-chunk --steps-ahead",
+    "generate": "--speculate --num-drafts --draft-model --model -m --backend --dtype --device --fast --blocks --block-size --host-blocks --policy "
+    "--max-tokens-per-step --max-sequences",
+    "chat": "--system --max-tokens --temperature --seed --model -m --blocks --block-size",
+}
+
+
+def test_every_old_keyword_works():
+    for name, value in OLD_KEYWORDS.items():
+        assert flat(EngineConfig.of(**{name: value})) == DEFAULTS | {name: value}
+    drafts = {"speculate": "draft", "num_drafts": 4, "draft_model": "a/folder"}
+    assert flat(EngineConfig.of("a/model", **drafts)) == DEFAULTS | drafts | {"model": "a/model"}
+
+
+@pytest.mark.parametrize("command", OLD_OPTIONS)
+def test_every_old_option_is_one_still(command):
+    params = typer.main.get_command(app).commands[command].params
+    assert set(OLD_OPTIONS[command].split()) <= {name for each in params for name in (*each.opts, *each.secondary_opts)}

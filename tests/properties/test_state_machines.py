@@ -13,7 +13,7 @@ from paged.testing.machines import ManagerMachine, SchedulerMachine, run_machine
 MANAGER_SHARES = {
     0.3: "hit",
     0.2: "no room",
-    0.1: "evict, fork, swap out, row in several batches, unknown tokens, told later, append in flight, free in flight, "
+    0.1: "evict, fork, swap out, row in several batches, unknown tokens, learns later, append in flight, free in flight, "
     "confirm of a void share, fork in flight, evict pending content",
     0.05: "swap in, shared with a batch that is out, swap out in flight, pending content on the host",
     0.03: "switch, truncate in flight",
@@ -25,7 +25,7 @@ MANAGER_SHARES = {
 }
 SCHEDULER_SHARES = {
     0.3: "hit",
-    0.2: "switch, computes what nobody knows, void, append",
+    0.2: "switch, computes unknown tokens, void, append",
     0.1: "preempted by recompute, cancel with full blocks, abort in flight, several outstanding, several sampled, none sampled, "
     "cancel behind another, drafts accepted, drafts rejected, load",
     0.05: "became paused, several tokens refused, finish, fork",

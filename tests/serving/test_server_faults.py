@@ -66,6 +66,16 @@ def test_a_body_that_is_wrong_gets_an_error_of_openais_form(usual_server, what):
     assert len(heard.error["message"]) < 1200
 
 
+def test_a_body_that_is_no_object_and_a_wrong_address_say_what_is_right(usual_server):
+    heard = asked(usual_server, b"[]")
+    assert heard.error["message"] == "the body has to be a JSON object, sent with Content-Type: application/json"
+    heard = got(usual_server, "/v1/complet")
+    assert (heard.status, heard.error["message"]) == (
+        404,
+        "/v1/complet is no address of this server; GET / lists them.",
+    )
+
+
 @pytest.mark.parametrize(
     ("odd", "statuses"),
     [

@@ -1,4 +1,4 @@
-"""What an ingress sends to a replica, and what comes back.
+"""The messages between an ingress and a replica.
 
 An answer is a stream of lists of ASGI messages. The very first message is of the type TAKEN, with the `replica` that
 answers; one of the type BEGUN comes when the engine begins with the request, and before it nothing is lost with a replica.

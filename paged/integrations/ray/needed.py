@@ -1,4 +1,4 @@
-"""Which Ray is needed. Imports none before it is asked."""
+"""The version of Ray that is needed. Imports Ray only on a call."""
 
 from __future__ import annotations
 

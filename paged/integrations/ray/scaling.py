@@ -1,4 +1,4 @@
-"""How many replicas there are to be, by the load that they report.
+"""The number of replicas, by the load that they report.
 
 Ray sends this module by value: it has nothing but the function.
 """

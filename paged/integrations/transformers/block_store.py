@@ -1,4 +1,4 @@
-"""Where transformers keeps its keys and values, as blocks that ours can number: its tensors, the tables that it reads, the copies of a step.
+"""The keys and values of transformers as blocks that our manager can number: its tensors, the tables that it reads, the copies of a step.
 
 Two layouts: up to 5.18 or so a pair of tensors for each layer, later one tensor of bytes, in which two sectors of
 trash stand before the blocks.

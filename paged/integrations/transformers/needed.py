@@ -1,4 +1,4 @@
-"""Which names of transformers' continuous batching the plug-in uses, and whether the transformers that is installed has them.
+"""The names of transformers' continuous batching that the plug-in uses, and a check that the installed transformers has them.
 
 Imports no transformers before it is asked.
 """

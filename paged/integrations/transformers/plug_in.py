@@ -98,7 +98,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         self.active_requests.update((each.request_id, each) for each in states)
 
     def finish_request(self, request_id: str) -> None:
-        """transformers has ended a sequence: at its last token, which ours is told of when the step has ended, or because it failed."""
+        """transformers has ended a sequence: at its last token, which our scheduler learns when the step has ended, or because it failed."""
         state = self.active_requests.pop(request_id, None)
         if state is not None and state.status != RequestStatus.FINISHED:
             self._end(state)
@@ -159,7 +159,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         return rows, only_decodes, len(tokens), int(begins.sum())
 
     def _decide(self, most_read: int) -> None:
-        """Decide a step with rows, if there is one; what it copies is copied, and its tables are told."""
+        """Decide a step with rows, if there is one; make its copies, and send its tables."""
         while True:
             batch = self.decisions.schedule(self._clock())
             for id in batch.admitted:
@@ -186,7 +186,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         self._parts.extend(_parts_of((batch.seq_lens - batch.num_tokens).tolist(), most_read))
 
     def _take_in(self) -> None:
-        """The step that was out has ended: our scheduler is told what was sampled."""
+        """End the step that was out: give our scheduler what was sampled."""
         batch, self._batch = self._batch, None
         if batch is None:
             return

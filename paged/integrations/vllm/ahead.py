@@ -3,7 +3,7 @@
     schedule 7 | schedule 8, which computes what 7 samples | update 7 | schedule 9 | update 8 | ...
 
 The runner keeps what it sampled on its device, and takes it from there in the step right after. Of a row that it is
-told anew it takes all tokens from here, so such a row waits until they are known (`resumes_known` of our scheduler).
+sent again it takes all tokens from here, so such a row waits until they are known (`resumes_known` of our scheduler).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class TellingAhead(Telling):
         output = super().output_of(batch, lives)
         before, self._before = self._before, output.num_scheduled_tokens.keys()
         if not self._uses_v2_runner:
-            told = output.scheduled_cached_reqs
-            anew = [id for id in told.req_ids if id not in before or id in told.resumed_req_ids]
-            told.all_token_ids = {id: self._decisions.tokens_of(id).tolist() for id in anew}
+            cached = output.scheduled_cached_reqs
+            anew = [id for id in cached.req_ids if id not in before or id in cached.resumed_req_ids]
+            cached.all_token_ids = {id: self._decisions.tokens_of(id).tolist() for id in anew}
         return output
 
     def nothing(self) -> Any:

@@ -1,4 +1,4 @@
-"""What became of each request in a step, as vLLM's front end wants it.
+"""The outputs of each request in a step, in vLLM's form.
 
 Most outputs are a request's id and one token; they are made in one go. What else a request wants with its tokens
 (log-probabilities, the first time how much of its prompt was found, events, a grammar's word) is put in one by one.

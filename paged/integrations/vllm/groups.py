@@ -57,8 +57,8 @@ class Part(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """What a model's layers keep. `parts`: one a group of vLLM's. `zeroes`: the runner clears new blocks, and has
-    to be told them."""
+    """What a model's layers keep. `parts`: one a group of vLLM's. `zeroes`: the runner clears new blocks, and
+    needs their ids."""
 
     block_size: int
     layers: tuple[LayerGroup, ...]
@@ -111,7 +111,7 @@ def groups_of(memory: Any) -> Groups:
 
 
 class ToldGroups:
-    """What the runner was told of each group's tables. What a window has passed is the null block in a whole table.
+    """What the runner knows of each group's tables. What a window has passed is the null block in a whole table.
     In a table that only grew it stays, since the runner does not read there any more."""
 
     def __init__(self, manager: BlockManager, groups: Groups, most_tokens: int) -> None:
@@ -122,7 +122,7 @@ class ToldGroups:
 
     def copies_of(self, batch: Batch) -> list[Any]:
         """The copies to make before a step: those that were decided, and of states that their rows must not overwrite.
-        Such a row goes on in the copy, so it is told its tables anew."""
+        Such a row goes on in the copy, so its tables are sent again."""
         pairs = batch.moves.device_to_device.tolist()
         for number in self._states:
             assert batch.groups is not None, "a model with states has groups"

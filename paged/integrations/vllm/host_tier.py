@@ -5,7 +5,7 @@
         "kv_connector_extra_config": {"host_blocks": 4000}}'
 
 vLLM calls a connector before it writes anything of a step, and that is all that a tier needs here: which blocks
-travel is decided with the step, and told with it. Its scheduler side, which would look for content elsewhere, is
+travel is decided with the step, and sent with it. Its scheduler side, which would look for content elsewhere, is
 never asked: our scheduler knows both tiers. Decides nothing.
 """
 

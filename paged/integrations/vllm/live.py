@@ -1,4 +1,4 @@
-"""What the plug-in keeps of a request that has not ended."""
+"""The plug-in's record of a live request."""
 
 from __future__ import annotations
 

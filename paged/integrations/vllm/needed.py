@@ -1,4 +1,4 @@
-"""Which names and fields of vLLM the plug-in uses, and whether the vLLM that is installed has them.
+"""The names and fields of vLLM that the plug-in uses, and a check that the installed vLLM has them.
 
 vLLM calls its scheduler interface private and changes it between versions. So what is used is listed here, a version
 that has all of it is accepted, and one that does not is refused with the names that are missing. Imports no vLLM

@@ -13,11 +13,11 @@ from paged.scheduler import POLICIES, Costs
 
 VARIABLE = "PAGED_VLLM"
 HOST_TIER = "paged.integrations.vllm.host_tier"
-"""The module path by which vLLM is told to take our connector."""
+"""The module path of our connector, for vLLM's options."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What vLLM has no setting for.
+    """Options that vLLM has no setting for.
 
     policy          a name in paged.POLICIES
     prefix_caching  equal prefixes share their blocks, whatever vLLM's enable_prefix_caching says: that one hashes every prompt, which is

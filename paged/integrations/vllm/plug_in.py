@@ -1,7 +1,7 @@
 """A scheduler for vLLM: its interface in front, ours behind.
 
     vLLM's Request  →  paged.Request             a request comes (translation.py), or is held back until its grammar, its adapter or its id is free
-    paged.Batch     →  SchedulerOutput           a step is decided; the runner is told what differs (telling.py)
+    paged.Batch     →  SchedulerOutput           a step is decided; the runner gets what differs (telling.py)
     ModelRunnerOutput → tokens → EngineCoreOutput   what was sampled is written down, and who has ended goes (answers.py)
 
 Which tokens, which blocks and who has ended is decided by `paged.Scheduler`; vLLM's own Request objects are only
@@ -390,7 +390,7 @@ class Scheduler(SchedulerInterface):
         return request_id in self._live
 
     def has_finished_requests(self) -> bool:
-        """Whether the runner has to be told of some that have ended."""
+        """Whether the runner has to hear of requests that have ended."""
         return bool(self._finished_ids)
 
     def get_request_counts(self) -> tuple[int, int]:

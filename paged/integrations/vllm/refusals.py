@@ -1,4 +1,4 @@
-"""What of vLLM the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
+"""The features of vLLM that the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
 
 The table of features in docs/integrations/vllm.md says the same, and a test compares them.
 """
@@ -59,7 +59,7 @@ REFUSALS = (
     Refusal(
         "states beside asynchronous scheduling",
         lambda config, memory: bool(states_in(memory)) and config.scheduler_config.async_scheduling,
-        "a request that goes on in another state has to be told anew, with tokens that are only being sampled; give --no-async-scheduling",
+        "a request that goes on in another state has to be sent again, with tokens that are only being sampled; give --no-async-scheduling",
     ),
     Refusal("speculation beside states", _guesses_beside_states, "the runner writes a state a draft, and ours has one a step"),
     Refusal("states with a ring of inputs", _replays_states, "what the ring holds is counted by request, and a copied state has another; leave --use-replayssm away"),
@@ -96,7 +96,7 @@ REFUSALS = (
         "every step may guess equally many; give num_speculative_tokens alone",
     ),
     Refusal("sampling masks", lambda config, _: bool(getattr(config.model_config, "return_sampling_mask", False)), "outputs carry none here; leave return_sampling_mask away"),
-    Refusal("pipeline parallelism", lambda config, _: config.parallel_config.pipeline_parallel_size > 1, "several batches are out at a time, and stages are told tokens by the scheduler"),
+    Refusal("pipeline parallelism", lambda config, _: config.parallel_config.pipeline_parallel_size > 1, "several batches are out at a time, and stages get tokens from the scheduler"),
     Refusal(
         "context parallelism",
         lambda config, _: max(config.parallel_config.decode_context_parallel_size, config.parallel_config.prefill_context_parallel_size) > 1,
@@ -122,8 +122,10 @@ def carried(config: Any, memory: Any, options: Options, block_size: int, *, is_a
     that contradict them, too. `is_ahead`: by the class for asynchronous scheduling."""
     asked_for = [(refusal, asked) for refusal in REFUSALS if (asked := refusal.is_asked_for(config, memory))]
     if asked_for:
-        told = "; ".join(f"{refusal.feature} ({refusal.why.format(asked)})" for refusal, asked in asked_for)
-        raise RefusedByPaged(f"paged's scheduler does not carry: {told}. Leave --scheduler-cls away for vLLM's own.")
+        features = "; ".join(f"{refusal.feature} ({refusal.why.format(asked)})" for refusal, asked in asked_for)
+        raise RefusedByPaged(
+            f"paged's scheduler does not carry: {features}. Leave --scheduler-cls away for vLLM's own."
+        )
     _must_be_the_right_class(config, is_ahead=is_ahead)
     policy = POLICIES[options.policy]
     if policy.layout == "region":

@@ -21,7 +21,7 @@ Tables = tuple[list[int], ...]
 
 
 class Telling:
-    """Remembers what the runner was told of each row.
+    """Remembers what the runner knows of each row.
 
     groups          what the model's layers keep
     num_drafts      that the runner may guess for a request in a step
@@ -78,7 +78,7 @@ class Telling:
     def _told_whole(
         self, batch: Batch, ids: list[str], lives: dict[str, Live], blocks: list[Tables | None]
     ) -> tuple[list[tuple[int, Tables]], set[str]]:
-        """Of the rows whose tables the runner has not right: place and tables of those that are told as new, and who of the others gets
+        """Of the rows whose tables the runner has not right: place and tables of those that are sent as new, and which of the others get
         another table; the others' `blocks` are filled in."""
         new, resumed = [], set()
         for place, tables, is_whole in self._groups.tell(batch):

@@ -9,11 +9,13 @@ They are for demonstrations and tests.
 from pathlib import Path
 from typing import TypeVar
 
+from paged.errors import CheckpointNotFound
+
 T = TypeVar("T")
 
 EMBEDDED, HYBRID = "embedded", "hybrid"
 NAMES = (EMBEDDED, HYBRID)
-"""What those are called that a model can be named by."""
+"""The names of models that ship."""
 
 
 def checkpoint_path() -> Path:
@@ -36,6 +38,19 @@ def named_or_shipped(model: T | None) -> T | Path:
     if model is None or model == EMBEDDED:
         return checkpoint_path()
     return hybrid_path() if model == HYBRID else model
+
+
+def check_folder(folder: Path) -> None:
+    """Raise CheckpointNotFound unless the folder has a configuration and weights. Needs no library."""
+    if not folder.is_dir():
+        raise CheckpointNotFound(
+            f"{folder}: no such folder. A folder in the Hugging Face layout is needed (config.json, .safetensors, a tokenizer), or the name of "
+            f"a model that ships, {' or '.join(NAMES)}; nothing is fetched by name."
+        )
+    if not (folder / "config.json").is_file():
+        raise CheckpointNotFound(f"{folder}: no config.json; a folder in the Hugging Face layout is needed.")
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointNotFound(f"{folder}: no .safetensors file; other formats of weights are not read.")
 
 
 def is_shipped(path: Path) -> bool:

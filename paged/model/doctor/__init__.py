@@ -1,4 +1,4 @@
-"""What this machine and installation give, and what is wrong with them: `paged doctor` shows it.
+"""An examination of this machine and installation, and of their problems: `paged doctor` shows it.
 
     findings.py      what is found, as data
     machine.py       this machine and the libraries that are installed, without loading them

@@ -1,4 +1,4 @@
-"""Which attention backends work on which device, and whether the model that ships answers by them."""
+"""The attention backends that work on each device, tried with the model that ships."""
 
 from __future__ import annotations
 

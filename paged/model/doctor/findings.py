@@ -1,4 +1,4 @@
-"""What an examination finds, as data: plain names, counts, bytes and seconds."""
+"""The results of an examination, as data: plain names, counts, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong, and what there is to do. `is_broken`: it should work here, and does not; else it could be better."""
+    """A problem, and its remedy. `is_broken`: it should work here, and does not; else it could be better."""
 
     what: str
     remedy: str

@@ -57,7 +57,7 @@ def coded_library() -> Any:
 
 
 class PackedCodes(nn.Module):
-    """A weight [outs, depth] in codes as codes.h has it, and what C is told of it."""
+    """A weight [outs, depth] in codes as codes.h has it, and what C needs to know of it."""
 
     def __init__(self, weight: QuantisedWeight, columns: int) -> None:
         super().__init__()

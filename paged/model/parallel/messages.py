@@ -1,4 +1,4 @@
-"""What rank 0 and another rank say to each other, over a pair of sockets.
+"""The messages between rank 0 and another rank, over a pair of sockets.
 
 Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, which have no answer; at any time Failed
 """

@@ -1,4 +1,4 @@
-"""Which part of each weight a rank has.
+"""The part of each weight that a rank has.
 
     q, k, v, gate, up        rows: some heads, some columns between gate and down
     o, down                  columns, so that each rank has a part of the sum; their biases are rank 0's

@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 
 
 def store_of_first() -> Any:
-    """Where ranks find each other, on a port that is free; rank 0 has it, and holds it as long as it has ranks."""
+    """The meeting point of ranks, on a free port; rank 0 owns it, and holds it as long as it has ranks."""
     return _dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
 
 

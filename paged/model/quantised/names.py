@@ -1,4 +1,4 @@
-"""How weights can be quantised at load, by name, what codes take, and which layers a configuration lists; without torch, for settings and planning."""
+"""The kinds of quantisation at load, by name, the bytes of codes, and the layers that a configuration lists; without torch, for settings and planning."""
 
 from __future__ import annotations
 

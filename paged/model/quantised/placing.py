@@ -131,7 +131,7 @@ class Placed:
 
 
 class CodesSource(Protocol):
-    """Where the codes of a module's layers come from."""
+    """The source of the codes of a module's layers."""
 
     @property
     def quantization(self) -> str:

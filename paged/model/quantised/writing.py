@@ -42,7 +42,7 @@ _COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far a layer's codes are from its floats."""
+    """The error of a layer's codes against its floats."""
 
     name: str
     bytes_before: int
@@ -53,7 +53,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: bytes of all tensors before and after, and each layer's error."""
+    """The result of writing: bytes of all tensors before and after, and each layer's error."""
 
     folder: Path
     bytes_before: int

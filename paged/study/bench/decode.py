@@ -1,4 +1,4 @@
-"""What a steady decode step costs the host: `schedule` and `update` with every row decoding one token.
+"""The host's time of a steady decode step: `schedule` and `update` with every row decoding one token.
 
 Figures are over windows of 16 steps, because rows that were admitted together need a new block in the same step, once
 in 16.

@@ -32,7 +32,7 @@ from paged.study.traces import Trace
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is made with, beside its model."""
+    """The options of an engine, beside its model."""
 
     num_blocks: int
     block_size: int = 16

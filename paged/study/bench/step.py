@@ -1,4 +1,4 @@
-"""Where a decode step of the engine goes, part by part.
+"""The time of a decode step of the engine, part by part.
 
     | schedule | inputs | forward pass                    | sampling | update | outputs |      host: all but the forward pass
                         | attention | products | the rest |

@@ -1,4 +1,4 @@
-"""What a model's sequences need of devices, and where their steps meet the roofline.
+"""The memory that a model's sequences need on devices, and the place of their steps on the roofline.
 
 Rates are the published ones, so that figures can be compared with other people's.
 """

@@ -1,4 +1,4 @@
-"""What a cost model answers, and a token budget that suits it: what stands in for a number that is not given."""
+"""The protocol of a cost model, and the choice of a token budget for it where none is given."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What a `model_type` does not write into its configuration.
+    """Facts of each `model_type` that its configuration does not have.
 
     positions  rows of its table of position embeddings beyond its longest sequence; None: it has none
     full_every every so manieth layer attends to all where a window is named; 0: none does

@@ -1,4 +1,4 @@
-"""What an engine adds to the kernels of a step."""
+"""The time that an engine adds to the kernels of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of a named model keep: of those that ship from a table, of others by their own configuration."""
+"""The layers of a named model and what they keep: from a table for those that ship, else from the configuration."""
 
 from __future__ import annotations
 

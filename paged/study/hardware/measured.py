@@ -1,4 +1,4 @@
-"""Which cost model a model on a device gets: measured kernels where there are any, else published figures."""
+"""The choice of a cost model for a model on a device: measured kernels if there are any, else published figures."""
 
 from __future__ import annotations
 

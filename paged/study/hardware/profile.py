@@ -50,7 +50,7 @@ class ProfileError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose steps were timed: a name for people, and the sizes by which it is known again."""
+    """The model of the timed steps: a name for people, and the sizes that identify it."""
 
     name: str
     layers: int

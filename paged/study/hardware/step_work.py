@@ -1,4 +1,4 @@
-"""What one step asks of a device, as a few amounts."""
+"""The work of one step for a device, as a few amounts."""
 
 from __future__ import annotations
 

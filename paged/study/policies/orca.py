@@ -1,4 +1,4 @@
-"""What Orca reserves: a contiguous region a sequence, for its whole context or for an output whose length is known, exactly or nearly.
+"""Orca's reservation: a contiguous region for each sequence, for its whole context or for an output whose length is known, exactly or nearly.
 
 regions.py lays the regions out.
 """

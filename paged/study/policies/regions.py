@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 class Regions:
-    """Which stretches of `num_blocks` blocks are free. Splits the smallest piece that is large enough, of those the first; a
+    """The free stretches among `num_blocks` blocks. Splits the smallest piece that is large enough, of those the first; a
     region that is given back joins its buddy, the other half of the piece that both came from (Knuth, volume 1, 2.5)."""
 
     def __init__(self, num_blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""Which batches are timed: numbers of decoding rows, lengths of their contexts, sizes of chunks, and both together.
+"""The batches to time: numbers of decoding rows, lengths of their contexts, sizes of chunks, and both together.
 
     streams  | ================ |   token streams of falling length, computed and cached once a round: prefill in full steps
              | ============ |

@@ -1,4 +1,4 @@
-"""What simulations found, for people and for other programs: one HTML file with plots, CSV, Chrome traces.
+"""Results of simulations for people and for programs: one HTML file with plots, CSV, Chrome traces.
 
 Nothing is simulated here. Plots need the extra `study`.
 """

@@ -30,7 +30,7 @@ _WITH_UNITS = {
 
 
 def flat(outcome: Outcome) -> dict[str, Cell]:
-    """What was simulated and what was found, a value a column. Units end the names: `_s` virtual seconds, `_tokens`, `_share` from 0 to 1.
+    """The options and results of simulations, a value a column. Units end the names: `_s` virtual seconds, `_tokens`, `_share` from 0 to 1.
 
     What the scenario says stands first; where the result says it, too (a budget that was worked out), the result's value is taken.
     """

@@ -1,4 +1,4 @@
-"""What all plots share: paper, axes, panels beside and above one another.
+"""The common parts of all plots: paper, axes, panels beside and above one another.
 
 A plot is a plain dict in plotly's schema (https://plotly.com/javascript/reference/) with numpy arrays in it, so that
 making one needs no plotly.

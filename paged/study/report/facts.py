@@ -1,4 +1,4 @@
-"""What was simulated, in words: trace, model, device, memory, budget, versions."""
+"""The simulated scenarios in words: trace, model, device, memory, budget, versions."""
 
 import platform
 from collections.abc import Callable, Sequence

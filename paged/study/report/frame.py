@@ -1,4 +1,4 @@
-"""What all pages share: a head that forbids every request, looks, and plotly's script inside the file."""
+"""The common parts of all pages: a head that forbids every request, styles, and plotly's script inside the file."""
 
 import html
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What tells outcomes apart: a policy, and a setting in which policies are compared; and a colour for each policy."""
+"""Names of outcomes: a policy, and a setting in which policies are compared; and a colour for each policy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -54,20 +54,20 @@ def named(outcomes: Sequence[Outcome]) -> list[Named]:
         paces.setdefault((load.trace, load.rate), outcome.load.pace(load.rate))
     facts = [_varying(outcome, paces) for outcome in outcomes]
     policies = [outcome.result.policy for outcome in outcomes]
-    told = [key for key in facts[0] if _tells_apart(key, facts, policies)] if facts else []
+    names = [key for key in facts[0] if _tells_apart(key, facts, policies)] if facts else []
     looks = {policy: _look(number) for number, policy in enumerate(_ours_first(policies))}
     times: dict[tuple[str, str], int] = {}
     found = []
     for outcome, fact, policy in zip(outcomes, facts, policies):
-        setting = _joined(fact, told)
+        setting = _joined(fact, names)
         time = times[policy, setting] = times.get((policy, setting), 0) + 1
         found.append(
             Named(
                 outcome,
                 label=policy if time == 1 else f"{policy} ({time})",
                 setting=setting,
-                line=_joined(fact, [key for key in told if key not in (*_LOADS, "seed")]),
-                load=_joined(fact, [key for key in told if key in _LOADS]),
+                line=_joined(fact, [key for key in names if key not in (*_LOADS, "seed")]),
+                load=_joined(fact, [key for key in names if key in _LOADS]),
                 look=looks[policy],
             )
         )

@@ -1,4 +1,4 @@
-"""What stands above each plot: a heading, and what one has to know to read it."""
+"""The text above each plot: a heading, and how to read the plot."""
 
 from paged.study.report.over_time import NUM_LINE_POINTS, NUM_POINTS
 from paged.study.report.roof import NUM_STEPS

@@ -43,11 +43,11 @@ def lines(outcomes: Sequence[Named]) -> list[tuple[str, list[Line]]]:
         ("Requests and steps", _counts()),
     ]
     results = [named.outcome.result for named in outcomes]
-    told = [
+    sections = [
         (heading, [line for line in group if any(line.figure(result) is not None for result in results)])
         for heading, group in groups
     ]
-    return [(heading, group) for heading, group in told if group]
+    return [(heading, group) for heading, group in sections if group]
 
 
 def _throughput() -> list[Line]:

@@ -1,6 +1,6 @@
 """A simulation held against what the real engine did with the same requests.
 
-Told the seconds that the engine's steps took, it has to decide what the engine decided, entry by entry (`replay`).
+Given the seconds that the engine's steps took, it has to decide what the engine decided, entry by entry (`replay`).
 Timed by a cost model, its figures have to be near the engine's (`predict`).
 """
 

@@ -1,4 +1,4 @@
-"""What was done to a trace since it was read or made up, so that a report can say it."""
+"""The changes to a trace since it was read or generated, for reports."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What makes columns a trace: their shapes, and what each number may be."""
+"""The rules for columns of a trace: their shapes, and the range of each number."""
 
 from __future__ import annotations
 

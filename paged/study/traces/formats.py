@@ -1,6 +1,6 @@
 """The trace formats that are understood: one function and one line in `FORMATS` each.
 
-A file's format is told from its first line, never from its name.
+A file's format is recognised by its first line, never from its name.
 """
 
 import csv

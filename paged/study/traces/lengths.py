@@ -1,4 +1,4 @@
-"""How long the prompts and outputs of a made-up service are."""
+"""The lengths of prompts and outputs of a generated service."""
 
 import math
 from statistics import NormalDist

@@ -1,4 +1,4 @@
-"""What a trace's numbers may be, said once for files, transformations and generators."""
+"""The limits of a trace's numbers, for files, transformations and generators."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Where a trace's name leads: to a file, to an excerpt of a published trace that ships with the package, or to a generator.
+"""Opens a trace by its name: a file, an excerpt of a published trace that ships with the package, or a generator.
 
 `data/README.md` says of the excerpts the same, beside the files.
 """

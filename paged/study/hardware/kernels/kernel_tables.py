@@ -1,4 +1,4 @@
-"""How long a device's kernels take, by their sizes: tables fitted to measured kernels, and how they are asked.
+"""The seconds of a device's kernels by their sizes: tables fitted to measured kernels, and their look-up.
 
     seconds = e^L(sizes) · (launch + least seconds by the published rates)
 
@@ -283,7 +283,7 @@ class _Head(msgspec.Struct):
 
 
 class _Family(msgspec.Struct, frozen=True):
-    """Who answers a question about attention: its grid, for so many heads, with so many times the sequences."""
+    """The grid that answers for attention with so many heads, with so many times the sequences."""
 
     key: str
     heads: float

@@ -1,4 +1,4 @@
-"""What others timed of one model's layers on one device: folders in LLMServingSim's form, read and checked.
+"""Published timings of one model's layers on one device: folders in LLMServingSim's form, read and checked.
 
 dense.csv         layer, tokens, time_us          what every token goes through but attention, one layer of each
 per_sequence.csv  layer, sequences, time_us       LM head and sampler, once a step

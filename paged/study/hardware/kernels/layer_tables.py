@@ -1,4 +1,4 @@
-"""How long the layers of one model take on one device: tables of what was timed, and how they are read.
+"""The seconds of one model's layers on one device: tables of timings, and their look-up.
 
 Dense layers by the tokens of a step, LM head and sampler by its sequences, attention of a mixed step by four sizes at once: a prompt's
 chunk, the tokens before it, the sequences that decode beside it, and their length. Between what was timed seconds go in straight lines,

@@ -38,7 +38,7 @@ class Timed(msgspec.Struct, frozen=True, eq=False):
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What was timed on a device, by kind, and with what: versions by table."""
+    """The timings of a device, by kind, and the versions by table."""
 
     product: Timed
     prefill: Timed
