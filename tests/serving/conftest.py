@@ -15,15 +15,20 @@ sys.meta_path.insert(0, Finder())
 
 @pytest.fixture(scope="session")
 def usual_server():
-    with served(max_sequences=8) as found:
+    with served() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def impatient_server():
     """One that waits for no slow client, and lets pages of one origin ask."""
-    options = {"header_timeout_s": 1.5, "body_timeout_s": 1.5, "allowed_origin": "https://a.example"}
-    with served(max_sequences=8, **options) as found:
+    options = {
+        "header_timeout_s": 1.5,
+        "body_timeout_s": 1.5,
+        "stall_timeout_s": 1.0,
+        "allowed_origin": "https://a.example",
+    }
+    with served(**options) as found:
         yield found
 
 
