@@ -44,7 +44,9 @@ def run_without(run_python, repository):
     """Run a program as if these modules were not installed."""
 
     def run(names, program):
-        return run_python("-c", WITHOUT.format(names=names) + program, env={"PYTHONPATH": str(repository)})
+        # A program of one thread may fork.
+        env = {"PYTHONPATH": str(repository), "OPENBLAS_NUM_THREADS": "1"}
+        return run_python("-c", WITHOUT.format(names=names) + program, env=env)
 
     return run
 
