@@ -66,6 +66,24 @@ def terminal(monkeypatch):
 
 
 @pytest.fixture
+def nothing_built(monkeypatch, tmp_path):
+    """The folder for native code, which is not there yet: nothing is loaded, as in a new process."""
+    from paged.attention import backend
+    from paged.attention.native import backend as native, build
+    from paged.model.native import coded, packed
+
+    def forget():
+        remembered = (build.library, native.attention_function, backend._say_once, coded.coded_library)
+        for each in (*remembered, packed.model_library):
+            each.cache_clear()
+
+    monkeypatch.setenv("PAGED_CACHE", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache"
+    forget()
+
+
+@pytest.fixture
 def trace_file(tmp_path):
     """Write a trace of rows "arrival_s,prompt_tokens,output_tokens", and return its path."""
 

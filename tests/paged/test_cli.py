@@ -100,7 +100,7 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, termina
     runner_for = demo_model.runner_for
     monkeypatch.setattr(demo_model, "runner_for", marked)
     # Fewer requests than people see: all of them are answered in the test above.
-    for name, limit in (("WITH_MODEL", 60), ("HYBRID", 24), ("ALONE", 24)):
+    for name, limit in (("WITH_MODEL", 40), ("HYBRID", 12), ("ALONE", 12)):
         scenario = getattr(demo, name)
         load = msgspec.structs.replace(scenario.load, limit=limit)
         monkeypatch.setattr(demo, name, msgspec.structs.replace(scenario, load=load))
@@ -109,16 +109,16 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, termina
     for words in (
         "96 blocks of 8 tokens",
         "preempted",
-        "60 of 60 requests ended",
+        "40 of 40 requests ended",
         "prefix hits",
         "0 violations",
-        "0 of 60",
+        "0 of 40",
         "200 pages for layers of 2 kinds",
         "full, 2 a block",
         "state, 1 a state",
-        "24 of 24 requests ended",
+        "12 of 12 requests ended",
         "begins at the state kept after",
-        "0 of 24 answers under pressure and alone",
+        "0 of 12 answers under pressure and alone",
     ):
         assert words in drawn
     assert "██" in drawn

@@ -116,11 +116,11 @@ def test_a_model_that_does_not_load_is_a_problem(monkeypatch, tmp_path):
     assert (found.engine.load_s, found.engine.answers) == (None, [])
 
 
-def test_without_a_compiler_it_says_what_to_do_and_answers_in_torch(run_python, tmp_path, repository):
-    env = {"CC": "/nonexistent", "PAGED_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(repository)}
-    done = run_python("-m", "paged", "doctor", "--json", env=env)
-    document = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, document["is_usable"]) == (1, "", False)
+def test_without_a_compiler_it_says_what_to_do_and_answers_in_torch(paged, nothing_built, monkeypatch):
+    monkeypatch.setenv("CC", "/nonexistent")
+    status, out, err = paged("doctor", "--json")
+    document = json.loads(out)
+    assert (status, err, document["is_usable"]) == (1, "", False)
     (broken,) = (each for each in document["problems"] if each["is_broken"])
     assert broken == {
         "what": "CC names '/nonexistent', and there is no such compiler.",
@@ -134,19 +134,16 @@ def test_without_a_compiler_it_says_what_to_do_and_answers_in_torch(run_python, 
     assert all(each["agrees"] for each in document["engine"]["answers"])
 
 
-def test_what_is_not_built_is_built_unless_that_is_declined(run_python, tmp_path, repository):
-    cache = tmp_path / "cache"
+def test_what_is_not_built_is_built_unless_that_is_declined(document, nothing_built, monkeypatch):
     # Compiled in half the time, without what makes it fast.
-    env = {"PAGED_CACHE": str(cache), "PAGED_CFLAGS": "-O0", "PYTHONPATH": str(repository)}
+    monkeypatch.setenv("PAGED_CFLAGS", "-O0")
 
     def native(*options):
-        done = run_python("-m", "paged", "doctor", "--json", *options, env=env)
-        assert (done.returncode, done.stderr) == (0, "")
-        engine = json.loads(done.stdout)["engine"]
+        engine = document("doctor", *options)["engine"]
         return [each["state"] for each in engine["native"]["libraries"]], len(engine["answers"])
 
     assert native("--no-build") == (["not built"] * 2, 0)
-    assert not cache.exists()
+    assert not nothing_built.exists()
     assert native() == (["compiled"] * 2, 3)
     assert native("--no-build") == (["found"] * 2, 3)
 

@@ -171,12 +171,11 @@ def test_more_blocks_than_memory_holds_are_one_line_that_says_how_many_would_fit
     assert virtual_memory() - before < 200 * 2**10
 
 
-def test_where_attention_cannot_be_compiled_a_line_says_so_once(run_python, tmp_path, repository):
-    asked = ("-m", "paged", "generate", "--prompt", PROMPT, "--prompt", "Return", "--max-tokens", "4", "--json")
-    env = {"CC": "/nonexistent", "PAGED_CACHE": str(tmp_path), "PYTHONPATH": str(repository)}
-    done = run_python(*asked, env=env)
-    assert (done.returncode, json.loads(done.stdout)["backend"]) == (0, "torch_gather")
-    assert done.stderr == (
+def test_where_attention_cannot_be_compiled_a_line_says_so_once(paged, nothing_built, monkeypatch):
+    monkeypatch.setenv("CC", "/nonexistent")
+    status, out, err = paged("generate", "--prompt", PROMPT, "--prompt", "Return", "--max-tokens", "4", "--json")
+    assert (status, json.loads(out)["backend"]) == (0, "torch_gather")
+    assert err == (
         'paged: attention runs in torch, which is slower, because "native" cannot be compiled: '
         "CC names '/nonexistent', and there is no such compiler.\n"
     )

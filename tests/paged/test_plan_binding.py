@@ -10,7 +10,7 @@ from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, pla
 
 REPLACE = msgspec.structs.replace
 ON_A100 = Device(model="llama-3-8b", device="a100-80g")
-AZURE = Load(trace="azure", limit=60, rate=40, context=8192)
+AZURE = Load(trace="azure", limit=30, rate=40, context=8192)
 TARGETS = Targets(ttft_s=1.0, gap_s=0.05)
 
 

@@ -32,77 +32,31 @@ def tested(run_python, tmp_path):
     return call
 
 
-def test_a_rig_of_a_test_is_drained_at_its_end(tested):
+def test_rigs_are_drained_what_is_watched_is_checked_and_examples_are_an_option(tested):
     status, out = tested(
         """
-def test_theirs(paged_scheduler_rig, paged_manager_rig, paged_engine_rig):
-    from paged import Request
-    from paged.testing import EngineRequest, StandInEngine
+import os
 
+from paged import BlockManager, Request
+from paged.testing import EngineRequest, StandInEngine
+from paged.testing.machines import ManagerMachine, num_examples, run_machine
+
+
+def test_rigs(paged_scheduler_rig, paged_manager_rig, paged_engine_rig):
     rig = paged_scheduler_rig()
     rig.add(Request(id="a", prompt=[1, 0, 1], max_tokens=2))
     rig.schedule()
     other = paged_manager_rig()
     other.allocate([other.add([0, 1], None)], [2])
     paged_engine_rig(build=StandInEngine).add(EngineRequest(id="a", prompt=[1, 0]))
-"""
-    )
-    assert (status, "1 passed" in out) == (0, True), out
 
 
-def test_what_only_shows_at_the_end_is_an_error_with_its_program_and_is_saved(tested, tmp_path):
-    (tmp_path / "theirs.py").write_text(LOSES)
-    status, out = tested(
-        """
-import theirs
-
-
-def test_theirs(paged_manager_rig):
-    rig = paged_manager_rig(build=theirs.build)
-    rig.allocate([rig.add([0, 1, 2], None)], [3])
-    rig.confirm()
-""",
-        "--paged-failures",
-        "found",
-    )
-    assert status == 1
-    assert "1 passed, 1 error" in out
-    assert "rig = ManagerRig(ManagerWorld(" in out
-    assert "paged check replay found" in out
-    (file,) = (tmp_path / "found").iterdir()
-    assert json.loads(file.read_bytes())["build"] == "theirs:build"
-
-
-def test_a_subject_that_is_watched_is_checked_at_the_end(tested):
-    source = """
-from paged import BlockManager
-
-
-class Theirs(BlockManager):
-    def check(self):
-        return [*super().check(), *{found}]
-
-
-def test_theirs(paged_checked):
-    manager = paged_checked(Theirs(4, 2))
+def test_watched(paged_checked):
+    manager = paged_checked(BlockManager(4, 2))
     manager.allocate([manager.add([0, 1, 2])], [3])
-"""
-    status, out = tested(source.format(found=[]))
-    assert (status, "1 passed" in out) == (0, True), out
-    status, out = tested(source.format(found=["2: a block too many"]))
-    assert (status, "1 passed, 1 error" in out) == (1, True), out
-    assert "Theirs: 2: a block too many" in out
 
 
-def test_the_number_of_examples_is_an_option_and_the_environment_is_left_alone(tested):
-    status, out = tested(
-        """
-import os
-
-from paged.testing.machines import ManagerMachine, num_examples, run_machine
-
-
-def test_theirs():
+def test_examples():
     assert num_examples(250) == 7
     assert os.environ["PAGED_EXAMPLES"] == "7"
     run_machine(ManagerMachine, few=250, steps=5)
@@ -110,7 +64,44 @@ def test_theirs():
         "--paged-examples",
         "7",
     )
-    assert status == 0, out
+    assert (status, "3 passed" in out) == (0, True), out
+
+
+def test_what_only_shows_at_the_end_is_an_error_and_a_rigs_program_is_saved(tested, tmp_path):
+    (tmp_path / "theirs.py").write_text(LOSES)
+    status, out = tested(
+        """
+import theirs
+
+
+def test_rig(paged_manager_rig):
+    rig = paged_manager_rig(build=theirs.build)
+    rig.allocate([rig.add([0, 1, 2], None)], [3])
+    rig.confirm()
+
+
+class Theirs(theirs.BlockManager):
+    def check(self):
+        return [*super().check(), "2: a block too many"]
+
+
+def test_watched(paged_checked):
+    manager = paged_checked(Theirs(4, 2))
+    manager.allocate([manager.add([0, 1, 2])], [3])
+""",
+        "--paged-failures",
+        "found",
+    )
+    assert status == 1
+    assert "2 passed, 2 errors" in out
+    assert "rig = ManagerRig(ManagerWorld(" in out
+    assert "paged check replay found" in out
+    assert "Theirs: 2: a block too many" in out
+    (file,) = (tmp_path / "found").iterdir()
+    assert json.loads(file.read_bytes())["build"] == "theirs:build"
+
+
+def test_a_number_of_examples_that_is_no_number_is_refused(tested):
     status, out = tested("def test_theirs(): pass", "--paged-examples", "none")
     assert status == 4
     assert "'none' is no number of examples; at least 1 is needed" in out

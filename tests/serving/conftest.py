@@ -15,15 +15,20 @@ sys.meta_path.insert(0, Finder())
 
 @pytest.fixture(scope="session")
 def usual_server():
-    with served(max_sequences=8) as found:
+    with served() as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def impatient_server():
     """One that waits for no slow client, and lets pages of one origin ask."""
-    options = {"header_timeout_s": 1.5, "body_timeout_s": 1.5, "allowed_origin": "https://a.example"}
-    with served(max_sequences=8, **options) as found:
+    options = {
+        "header_timeout_s": 1.5,
+        "body_timeout_s": 1.5,
+        "stall_timeout_s": 1.0,
+        "allowed_origin": "https://a.example",
+    }
+    with served(**options) as found:
         yield found
 
 
@@ -39,7 +44,9 @@ def run_without(run_python, repository):
     """Run a program as if these modules were not installed."""
 
     def run(names, program):
-        return run_python("-c", WITHOUT.format(names=names) + program, env={"PYTHONPATH": str(repository)})
+        # A program of one thread may fork.
+        env = {"PYTHONPATH": str(repository), "OPENBLAS_NUM_THREADS": "1"}
+        return run_python("-c", WITHOUT.format(names=names) + program, env=env)
 
     return run
 

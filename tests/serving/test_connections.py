@@ -1,19 +1,27 @@
 """Connections: hosts, heads and bodies that are too long, too slow or none, clients that close one half or both, TLS, and browsers."""
 
+import asyncio
 import json
 import shutil
 import socket
 import ssl
 import subprocess
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+from paged.errors import EngineAway, ServerFailed
+from paged.serving import server as serving
+from paged.serving.settings import Settings
+
 from .http_client import DRAWN, LONG, TEXT, USUAL  # noqa: TID252
-from .serving_process import served  # noqa: TID252
+from .serving_process import END_S, free_port  # noqa: TID252
 
 CLOSE = "connection: close\r\n"
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -108,11 +116,62 @@ def test_a_body_that_a_closed_half_leaves_unfinished_is_not_waited_for(server):
     assert talk(server, request(USUAL)[:-5], shuts=True) == b""
 
 
-def test_the_head_of_a_next_request_that_comes_too_slowly_does_not_break_into_an_answer():
-    with served(header_timeout_s=0.2, log="off") as server:
-        heard = talk(server, request(DRAWN) + b"GET /health HTTP/1.1\r\nx-a: ")
-    answer, is_whole, rest = heard.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert is_whole and answer.count(b"HTTP/1.1 ") == 1
+class Hosted:
+    """An application that answers each request in two pieces, the second one when the head of a next request is late; and no engine."""
+
+    log = None
+
+    def __init__(self):
+        self.is_over = Event()
+
+    async def wait_until_ready(self):
+        await asyncio.to_thread(self.is_over.wait)
+        raise EngineAway("it is over.", None)
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await asyncio.sleep(5 * HASTE_S)
+        await send({"type": "http.response.body", "body": b"ended"})
+
+
+HASTE_S = 0.1
+
+
+@pytest.fixture
+def hosts():
+    """Serve `Hosted` in a thread with these settings; what has its port."""
+    with ExitStack() as until_the_end:
+
+        def host(**settings):
+            hosted, found = Hosted(), SimpleNamespace(port=free_port())
+            settings = Settings(port=found.port, log="off", **settings)
+
+            def serve():
+                with pytest.raises(ServerFailed, match="it is over"):
+                    serving.serve(settings, make=lambda _: (hosted, hosted))
+
+            threads = until_the_end.enter_context(ThreadPoolExecutor(1))
+            ran = threads.submit(serve)
+            until_the_end.callback(lambda: ran.result(END_S))
+            until_the_end.callback(hosted.is_over.set)
+            while not ran.done():
+                with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", found.port)):
+                    break
+            return found
+
+        yield host
+
+
+def test_the_head_of_a_next_request_that_comes_too_slowly_does_not_break_into_an_answer(hosts):
+    heard = talk(hosts(header_timeout_s=HASTE_S), request(USUAL) + b"GET /health HTTP/1.1\r\nx-a: ")
+    answer, is_whole, rest = heard.partition(b"ended\r\n0\r\n\r\n")
+    assert is_whole and answer.count(b"HTTP/1.1 ") == 1 and b"begun" in answer
     assert rest == b""
 
 
@@ -154,16 +213,15 @@ def test_without_allowed_origins_no_browser_of_another_origin_may_ask(usual_serv
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
-def test_with_a_certificate_it_answers_over_tls_and_nothing_else(tmp_path):
+def test_with_a_certificate_it_answers_over_tls_and_nothing_else(tmp_path, hosts):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost", "-days", "2"]
     subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     context = ssl.create_default_context(cafile=str(certificate))
     context.check_hostname = False
-    with served(log="off", tls_certificate=certificate, tls_key=key) as server:
-        assert server.url.startswith("https://")
-        plain = socket.create_connection(("127.0.0.1", server.port), timeout=600)
-        with context.wrap_socket(plain) as connection:
-            connection.sendall(request(USUAL, more=CLOSE))
-            assert b"".join(iter(lambda: connection.recv(65536), b"")).startswith(b"HTTP/1.1 200")
-        assert b"HTTP" not in talk(server, request(USUAL))
+    server = hosts(tls_certificate=f"{certificate}", tls_key=f"{key}")
+    plain = socket.create_connection(("127.0.0.1", server.port), timeout=600)
+    with context.wrap_socket(plain) as connection:
+        connection.sendall(request(USUAL, more=CLOSE))
+        assert b"".join(iter(lambda: connection.recv(65536), b"")).startswith(b"HTTP/1.1 200")
+    assert b"HTTP" not in talk(server, request(USUAL))

@@ -1,10 +1,10 @@
-"""A conversation goes on after its server was killed: the next turn finds on the disk what the last one computed."""
+"""A conversation goes on after its server was killed, which takes its engine with it: the next turn finds on the disk what the last one
+computed."""
 
-import os
-import signal
 import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +14,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("zmq")
 
 from .http_client import CHAT, ask, run  # noqa: TID252
-from .serving_process import flags, started  # noqa: TID252
+from .serving_process import END_S, flags, started  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when the body of it raises an exception. " * 6
 
@@ -33,7 +33,7 @@ def num_written(folder):
         return index.execute("SELECT count(*) FROM objects").fetchone()[0]
 
 
-def test_the_next_turn_after_kill_9_finds_the_last_one_on_the_disk(tmp_path):
+def test_a_server_that_is_killed_takes_its_engine_with_it_and_the_next_turn_finds_the_last_one_on_the_disk(tmp_path):
     folder = tmp_path / "cache"
     options = flags({"disk_cache": folder, "disk_cache_gb": 1})
     messages = [{"role": "user", "content": SAID}]
@@ -43,9 +43,13 @@ def test_the_next_turn_after_kill_9_finds_the_last_one_on_the_disk(tmp_path):
         # The writer is a moment behind.
         while num_written(folder) < num_blocks:
             time.sleep(0.01)
-        engine = server.engine
+        engine = Path(f"/proc/{server.engine}")
         server.process.kill()
-        os.kill(engine, signal.SIGKILL)
+        server.process.wait()
+    until = time.monotonic() + END_S
+    while engine.exists():
+        assert time.monotonic() < until, "the engine outlives its server"
+        time.sleep(0.01)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And else?"}]
     with started(*options) as server:

@@ -14,7 +14,7 @@ MOST = 10 * 16 - 3 + 1
 
 @pytest.fixture(scope="module", params=[True, False], ids=["cached", "not cached"])
 def server(request):
-    with served(log="off", max_sequences=8, blocks=80, prefix_caching=request.param) as found:
+    with served(log="off", blocks=80, prefix_caching=request.param) as found:
         yield found
 
 

@@ -42,10 +42,16 @@ def test_an_id_that_is_no_id_is_not_taken(usual_server):
     assert heard.headers["x-request-id"] != "a b"
 
 
-def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(tmp_path):
-    config = tmp_path / "serve.toml"
+@pytest.fixture(scope="module")
+def server_without_admin(tmp_path_factory):
+    """One with a key of its own and two tenants."""
+    config = tmp_path_factory.mktemp("tenants") / "serve.toml"
     config.write_text('tenants = [{name = "a", keys = ["key-a"]}, {name = "b", keys = ["key-b"]}]\n')
+    with served(config=config, api_key="right") as found:
+        yield found
 
+
+def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(server_without_admin):
     async def go(server):
         body = LONG | {"max_tokens": 400}
         first = asyncio.create_task(ask(server.port, TEXT, body, headers=key("key-a") | NAMED))
@@ -58,12 +64,11 @@ def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(tmp_path):
         stories = [(await get(server.port, "/requests/mine", headers=shown)).status for shown in ({}, key("key-b"))]
         return await first, again, stories
 
-    with served(config=config) as server:
-        first, again, stories = run(go(server))
-        assert first.is_whole and first.finish_reason == "length"
-        assert again.is_whole
-        # Nobody is an admin here, so nobody sees anybody's request.
-        assert stories == [401, 403]
+    first, again, stories = run(go(server_without_admin))
+    assert first.is_whole and first.finish_reason == "length"
+    assert again.is_whole
+    # A tenant is no admin, and sees no request.
+    assert stories == [401, 403]
 
 
 def test_keys_are_needed_where_there_are_any_and_an_admins_for_requests(odd_server):
@@ -82,9 +87,10 @@ def test_keys_are_needed_where_there_are_any_and_an_admins_for_requests(odd_serv
     assert (refused.status, refused.body) == (wrong.status, wrong.body) and wrong.status == 401
 
 
-def test_with_keys_and_without_an_admins_the_servers_own_keys_see_its_requests():
-    with served(api_key="right") as server:
-        assert asked(server, headers=key("right") | NAMED).status == 200
-        assert [got(server, "/requests/mine", key(name)).status for name in (None, "wrong", "right")] == [401, 403, 200]
-        lines = [line for line in server.lines if line.get("id") == "mine"]
-    assert lines[0]["status"] == 200
+def test_with_keys_and_without_an_admins_the_servers_own_keys_see_its_requests(server_without_admin):
+    server = server_without_admin
+    assert asked(server, headers=key("right") | {"x-request-id": "ours"}).status == 200
+    assert [got(server, "/requests/ours", key(name)).status for name in (None, "wrong", "right")] == [401, 403, 200]
+    server.wait_until(lambda: any(line.get("id") == "ours" for line in server.lines))
+    (line,) = [line for line in server.lines if line.get("id") == "ours"]
+    assert line["status"] == 200

@@ -18,7 +18,23 @@ from paged.errors import NoFeed
 from paged.serving.feed import snapshots
 
 from .http_client import TEXT, USUAL, ask, asked, get, got  # noqa: TID252
-from .serving_process import END_S, Served, free_port, imported_first, started  # noqa: TID252
+from .serving_process import END_S, Served, free_port, imported_first  # noqa: TID252
+
+# What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
+ODD = """
+import os, sys, threading, time, warnings
+def odd():
+    import logging
+    while not logging.root.handlers:
+        time.sleep(0.01)
+    warnings.warn("a warning of " + who)
+    os.write(2, b"[W123] text of a library\\n") if who == "an engine" else None
+    raise RuntimeError("an error of " + who)
+name = " ".join(sys.orig_argv)
+who = "an engine" if "engine_process" in name else "a front" if "serve" in name else None
+if who:
+    threading.Thread(target=odd, daemon=True).start()
+"""
 
 # An engine waits until the test lets it begin.
 HELD = """
@@ -34,14 +50,14 @@ if "paged.serving.engine_process" in sys.orig_argv:
 
 @contextmanager
 def held(folder, *arguments):
-    """A server that answers, whose engines begin when there is a file "go" in the folder."""
+    """A server that answers, whose engines begin when there is a file "go" in the folder; both say what no library would."""
     port = free_port()
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "paged", "serve", "--port", str(port), *arguments],
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={**os.environ, **imported_first(folder, HELD), "LET_BEGIN": str(folder / "go")},
+            env={**os.environ, **imported_first(folder, HELD + ODD), "LET_BEGIN": str(folder / "go")},
         )
     server = Served(f"http://127.0.0.1:{port}", port, process, folder / "stderr")
     try:
@@ -104,7 +120,7 @@ def test_the_first_page_leads_to_what_there_is(starting):
     assert [link for link in links if got(starting, f"/{link}").status == 404] == []
 
 
-def test_a_first_start_and_a_death_are_told_as_they_are(tmp_path):
+def test_a_first_start_and_a_death_are_told_as_they_are_and_each_line_of_the_log_is_json(tmp_path):
     """One server, for each costs two starts."""
     go = tmp_path / "go"
     with held(tmp_path, "--max-restarts", "1") as server:
@@ -145,36 +161,11 @@ def test_a_first_start_and_a_death_are_told_as_they_are(tmp_path):
         assert "retry-after" not in gone.headers
         shown = got(server, "/metrics").body
         assert 'paged:engine_restarts_total{engine="0",model_name="paged"} 2.0' in shown
-        server.process.terminate()
-        assert server.process.wait(END_S) == 0
-
-
-# What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
-ODD = """
-import os, sys, threading, time, warnings
-def odd():
-    import logging
-    while not logging.root.handlers:
-        time.sleep(0.01)
-    warnings.warn("a warning of " + who)
-    os.write(2, b"[W123] text of a library\\n") if who == "an engine" else None
-    raise RuntimeError("an error of " + who)
-name = " ".join(sys.orig_argv)
-who = "an engine" if "engine_process" in name else "a front" if "serve" in name else None
-if who:
-    threading.Thread(target=odd, daemon=True).start()
-"""
-
-
-def test_each_line_of_the_log_is_json_whoever_says_it(tmp_path):
-    wanted = [f"a{kind} of {who}" for kind in (" warning", "n error") for who in ("an engine", "a front")]
-    wanted += ["[W123] text", "the engine process died (status -9).", '"status":200']
-    with started(env=imported_first(tmp_path, ODD)) as server:
-        assert asked(server).status == 200
-        os.kill(server.engine, signal.SIGKILL)
+        wanted = [f"a{kind} of {who}" for kind in (" warning", "n error") for who in ("an engine", "a front")]
+        wanted += ["[W123] text", "the engine process died (status -9).", '"status":200']
         server.wait_until(lambda: all(each in server.said for each in wanted))
         server.process.terminate()
-        server.process.wait(END_S)
+        assert server.process.wait(END_S) == 0
         lines = server.lines
         assert len(lines) == len(server.said.splitlines())
     (error,) = [line for line in lines if "an error of a front" in line.get("message", "")]
