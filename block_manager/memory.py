@@ -57,6 +57,8 @@ class Memory:
     ) -> None:
         self.layout, self.block_size, self.prefix_caching = layout, layout.block_size, layout.keeps
         self.num_blocks, self.num_host_blocks, self.host_caching = num_blocks, host_blocks, host_caching
+        # Blocks that requests can have: see `spare`.
+        self.capacity = num_blocks
         leads = [0, *(side.lead for side in layout.sides)]
         self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), leads=leads)
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
@@ -86,6 +88,10 @@ class Memory:
         self._any_reserved = False
         # An upper bound of the tokens that a row knows.
         self._longest = 0
+
+    def spare(self, num_blocks: int) -> None:
+        """Count so many blocks as taken: content is pinned in them."""
+        self.capacity = self.num_blocks - num_blocks
 
     def add_counted(
         self,

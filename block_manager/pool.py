@@ -33,6 +33,8 @@ _SOLE_WITH_CONTENT = np.full(_PATTERN, _CONTENT + 1, np.int64).tobytes()
 _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
 # Levels of retention, 0 for content that is not retained.
 _NUM_LEVELS = 4
+# A retention's number, and the runs that it is of, last one first.
+Retained = tuple[int, list[Run]]
 _Number = TypeVar("_Number", bound=np.integer)
 NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
@@ -70,6 +72,7 @@ class Pool:
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
         self._forget: Callable[[list[Taken], Blocks], None] | None = None
+        self._choose: Callable[[int, int], None] | None = None
         self._grows = grows
         # How many pages each block has, int16 [num_blocks] (None: one), and which, int32 [num_blocks, most_pages].
         self._width: NDArray[np.int16] | None = None
@@ -96,6 +99,11 @@ class Pool:
         self._forget = forget
         if has_places:
             self.place = np.zeros(self.num_blocks, np.int8)
+
+    def on_raised(self, choose: Callable[[int, int], None]) -> None:
+        """Call `choose` with a level and a number of blocks before so many of a raised level are evicted: it may put others
+        of that level first."""
+        self._choose = choose
 
     def refs(self, blocks: Blocks | NDArray[np.int32] | slice = slice(None)) -> NDArray[np.int32]:
         """References to each of these blocks, int32 [n]; to all; a copy."""
@@ -158,8 +166,10 @@ class Pool:
     def _evicted(self, num_pages: int) -> Blocks:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
         taken: list[Taken] = []
-        for queue in self.queues:
+        for level, queue in enumerate(self.queues):
             if num_pages > 0 and queue.num_cached:
+                if level and self._choose is not None:
+                    self._choose(level, num_pages)
                 parts, num, released = queue.take(num_pages, self._width)
                 taken += parts
                 num_pages -= num
@@ -304,6 +314,11 @@ class Pool:
         self.level[blocks] = levels
         self.release(cached)
 
+    def put_first(self, blocks: Blocks) -> None:
+        """Let these cached blocks, last one first, be the next of their levels to be evicted, the first one first."""
+        self.hold(blocks)
+        self.release(blocks[::-1].copy(), is_next=True)
+
     def keep(self, blocks: Blocks) -> None:
         """`hold` beyond the tables, counted for the checker."""
         self.hold(blocks)
@@ -313,6 +328,11 @@ class Pool:
         """Release what `keep` held."""
         self.kept.subtract(blocks.tolist())
         self.release(blocks)
+
+    @property
+    def num_kept_alone(self) -> int:
+        """Blocks that only `keep` holds."""
+        return sum(num == self.num_refs(block) for block, num in self.kept.items() if num)
 
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
         """Mark these used blocks as carrying nodes of `run` in a place."""
@@ -456,7 +476,7 @@ class Retentions:
         # The first logical time at which a retention ends: `expire` does nothing before it.
         self.next_end = np.inf
 
-    def retain(self, run: Run, at: int, level: int, until: float | None) -> None:
+    def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
         way, number = list(upwards(run, at)), self._next
         if until is not None:
@@ -471,6 +491,23 @@ class Retentions:
         for each, last in way:
             each.retain(number, last, level)
             self.apply_to(each, renewed=(last, level))
+        return number, [each for each, _ in way]
+
+    def end(self, retained: Retained) -> None:
+        """End a retention, if it has not ended."""
+        number, runs = retained
+        for run in runs:
+            if run.retained.pop(number, None) is not None:
+                self.apply_to(run)
+
+    def cut(self, run: Run, first: int) -> None:
+        """End what retains nodes of a run from `first` on; what is before them stays retained."""
+        for number, (last, level) in list(run.retained.items()):
+            if last >= first:
+                run.retained.pop(number)
+                if first:
+                    run.retain(number, first - 1, level)
+        self.apply_to(run)
 
     def extend(self, run: Run, at: int, end: Run) -> None:
         """Keep what hangs off a node, one node of its own, as long and as high as that."""
@@ -492,10 +529,7 @@ class Retentions:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
         self.reach(now)
         while self._ends and self._ends[0][0] <= self.now:
-            _, number, runs = heapq.heappop(self._ends)
-            for run in runs:
-                run.retained.pop(number, None)
-                self.apply_to(run)
+            self.end(heapq.heappop(self._ends)[1:])
         self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:

@@ -5,6 +5,7 @@ A lookup compares token ids. Each row has a path through the content, which is o
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -59,6 +60,9 @@ class PrefixIndex:
         # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
         self._next_run = 0
+        # By digest of the first of nodes that were evicted together: place, number and step; at most `most_gone`.
+        self.gone: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
+        self.most_gone = 0
         # None until events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
         for place, pool in ((DEVICE, device), (HOST, host)):
@@ -565,6 +569,31 @@ class PrefixIndex:
                 start += stop - first
         return found
 
+    def loose_end(self, place: int, way: list[Node]) -> Blocks:
+        """The cached blocks at the end of a path that nothing goes on behind, last node first, int64 [n]. `way`: the last node
+        of each of its runs, as `upwards` gave them once; nodes that are nowhere by now are passed over."""
+        pool, parts, child = self.pools[place], [NO_BLOCKS], None
+        for run, at in way:
+            if run.row >= 0:
+                break
+            if not run.length:
+                continue
+            own = -1 if child is None else child.at
+            first = max((offset + 1 for offset, num in run.children.items() if num > (offset == own)), default=0)
+            there, child = run.blocks[place], run
+            if there is not None:
+                if len(there) > at + 1:
+                    break
+                blocks = there[first:][::-1]
+                is_loose = (pool.state[blocks] < 0) & (blocks >= 0)
+                num = len(blocks) if is_loose.all() else int(is_loose.argmin())
+                parts.append(blocks[:num])
+                if num < len(blocks):
+                    break
+            if first:
+                break
+        return np.concatenate(parts)
+
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
         pool, found = self.pools[place], list[Node | None]()
         offsets: dict[Run, dict[int, int]] = {}
@@ -583,6 +612,11 @@ class PrefixIndex:
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES
+        for run, first, stop in spans if self.most_gone and not are_sides else ():
+            if not run.is_end:
+                self.gone[self.digests(run, first + 1, first)[0]] = place, stop - first, self.batch
+        while len(self.gone) > self.most_gone:
+            self.gone.popitem(last=False)
         for run, first, stop in spans:
             if is_main:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)

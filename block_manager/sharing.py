@@ -7,6 +7,8 @@ batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +16,14 @@ from numpy.typing import NDArray
 
 from paged.errors import UnknownContent
 
+from .content_key import extend_chain, namespace_digest
 from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
 from .layout import Counts
+from .pool import Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, Blocks, Path, Span, first_of, num_nodes
+from .runs import DEVICE, HOST, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
 from .side_content import HitEnd, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
@@ -316,23 +320,131 @@ class Content:
 
     def retain(self, tokens: NDArray[np.int32], root: bytes, level: int, until: float | None) -> int:
         """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
-        path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._tables.block_size
-        match = self._index.match(path, data, limit)
-        if match.first_pending >= 0:
-            spans = first_of(match.spans, match.first_pending)
-        else:
-            spans = match.spans + self._index.match(path, data, limit, HOST, match).spans
-        if not spans:
+        if not (spans := self.confirmed(tokens, root)):
             raise UnknownContent(len(tokens))
         run, _, stop = spans[-1]
         self.retentions.retain(run, stop - 1, level, until)
         return num_nodes(spans) * self._tables.block_size
 
+    def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
+        """The confirmed nodes of a prefix, all of these tokens at most: what the device has, and then the host."""
+        path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._tables.block_size
+        match = self._index.match(path, data, limit)
+        if match.first_pending >= 0:
+            return first_of(match.spans, match.first_pending)
+        return match.spans + self._index.match(path, data, limit, HOST, match).spans
+
+    def way_of(self, row: int) -> list[Node]:
+        """The last confirmed node of the row, and of each run before it."""
+        last = self._index.last_node(row)
+        return [] if last is None else list(upwards(*last))
+
+    def remember_evicted(self, most: int) -> None:
+        """Remember the last `most` evictions from now on, for `why_missing`."""
+        self._index.most_gone = most
+
+    def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
+        """The cached prefix of these tokens, blocks on the device and then on the host; what was evicted of what comes next
+        (place, blocks, step; None: nothing that is remembered); and whether another namespace has its first block."""
+        here, there = self.split(self.confirmed(tokens, root))
+        num, size, digests = num_nodes(here) + num_nodes(there), self._index.block_bytes, list[bytes]()
+        first = tokens[: self._tables.block_size].tobytes()
+        elsewhere = any(
+            run.parent is None and key != root + first and key.endswith(first) for key, run in self._index.runs.items()
+        )
+        if (num + 1) * size <= 4 * len(tokens):
+            extend_chain(digests, namespace_digest(root), tokens[: (num + 1) * size // 4].tobytes(), size)
+        return num_nodes(here), num_nodes(there), self._index.gone.get(digests[-1]) if digests else None, elsewhere
+
+    def way_to(self, spans: list[Span]) -> list[Node]:
+        """The last of these nodes, and of each run before it."""
+        run, _, stop = spans[-1]
+        return list(upwards(run, stop - 1))
+
+    def spans_of(self, way: list[Node]) -> list[Span]:
+        """The nodes of a way, first to last, as far as they are content on the device or the host without a gap."""
+        found, is_here = list[Span](), True
+        for run, at in reversed(way):
+            stop = min(at + 1, self._index.confirmed_length(run))
+            length = self._on_device(run, 0, stop) if is_here else 0
+            if is_here := length > at:
+                found.append((run, 0, length))
+                continue
+            length += run.num_there(HOST, length, stop)
+            if length:
+                found.append((run, 0, length))
+            if length <= at:
+                break
+        return found
+
+    def _on_device(self, run: Run, first: int, stop: int) -> int:
+        return stop - first if run.row >= 0 else run.num_there(DEVICE, first, stop)
+
+    def split(self, spans: list[Span]) -> tuple[list[Span], list[Span]]:
+        """Those of confirmed nodes that the device has without a gap, and those after them."""
+        for i, (run, first, stop) in enumerate(spans):
+            if (num := self._on_device(run, first, stop)) < stop - first:
+                here = [(run, first, first + num)] if num else []
+                return spans[:i] + here, [(run, first + num, stop), *spans[i + 1 :]]
+        return spans, []
+
+    def pin(self, spans: list[Span]) -> Blocks:
+        """Hold the blocks of these nodes, which the device has, until `unpin`. Returns them, int64 [n]."""
+        blocks = self._index.blocks_of(DEVICE, spans).copy()
+        self._index.pools[DEVICE].keep(blocks)
+        return blocks
+
+    def unpin(self, blocks: Blocks) -> None:
+        self._index.pools[DEVICE].let_go(blocks[::-1].copy())
+
+    def fetch(self, spans: list[Span]) -> None:
+        """Plan copies of these nodes, which only the host has, to free blocks of the device, where they are cached."""
+        assert self._offload is not None, "content is on the host alone only where it is offloaded"
+        self._index.pools[DEVICE].release(self._offload.load(spans)[::-1].copy())
+
+    def demote(self, way: list[Node], most: int | None = None) -> int:
+        """Let the end of a way that nothing goes on behind, its last `most` blocks, be the next to be evicted, whatever retained
+        it. Returns its blocks, on the device and the host."""
+        total = 0
+        for place in (DEVICE, HOST):
+            blocks, pool = self._index.loose_end(place, way)[:most], self._index.pools[place]
+            for run in dict.fromkeys(pool.run[blocks].tolist()):
+                lost = np.isin(run.blocks[place], blocks).nonzero()[0]
+                self.retentions.cut(run, int(lost[0]))
+            if len(blocks):
+                pool.put_first(blocks)
+                total += len(blocks)
+        return total
+
+    def on_raised(self, choose: Callable[[int, int, int], None]) -> None:
+        """Call `choose` with a place, a level and a number of blocks before so many of a raised level are evicted there."""
+        for place in (DEVICE, HOST):
+            self._index.pools[place].on_raised(partial(choose, place))
+
+    def loose_end(self, place: int, way: list[Node]) -> Blocks:
+        """`PrefixIndex.loose_end`."""
+        return self._index.loose_end(place, way)
+
+    def put_first(self, place: int, blocks: Blocks) -> int:
+        """Let the blocks of a loose end be the next of their level to be evicted. Returns what `num_first` takes."""
+        pool = self._index.pools[place]
+        pool.put_first(blocks)
+        return pool.state.item(blocks.item(-1))
+
+    def num_first(self, place: int, blocks: Blocks, mark: int) -> int:
+        """How many of the blocks that `put_first` marked are still there."""
+        return int(np.count_nonzero(self._index.pools[place].state[blocks] == mark))
+
     def retain_row(self, row: int, level: int, until: float | None) -> None:
         """`retain` the confirmed content of the row; do nothing if it has none, or if `until` has passed."""
-        last = self._index.last_node(row)
-        if last is not None and (until is None or until > self.retentions.now):
-            self.retentions.retain(*last, level, until)
+        if way := self.way_of(row):
+            self.retain_node(way[0], level, until)
+
+    def retain_node(self, node: Node, level: int, until: float | None) -> Retained | None:
+        """`retain` a node and all before it; None, and nothing is done, if `until` has passed."""
+        if until is not None and until <= self.retentions.now:
+            return None
+        return self.retentions.retain(*node, level, until)
 
     def reset(self) -> bool:
         """Forget all content. Return False and change nothing while any block of either tier is used."""

@@ -115,6 +115,18 @@ class InvalidNamespace(PagedError, TypeError):
     """A namespace that is not built of None, bool, int, str, bytes and tuples of them."""
 
 
+class InvalidHint(PagedError, ValueError):
+    """A hint of an unknown action, without exactly one target, or with a field out of range."""
+
+
+class UnknownSession(PagedError, LookupError):
+    """No request named a session of this id, or it has ended."""
+
+    def __init__(self, session_id: object) -> None:
+        super().__init__(f"no session {session_id!r} is known; a request's session_id begins one.")
+        self.session_id = session_id
+
+
 class UnknownContent(PagedError, LookupError):
     """Not even the first block of a prompt of `num_tokens` tokens is in the cache, so there is nothing to keep."""
 

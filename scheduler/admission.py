@@ -304,7 +304,7 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
     givers = [other for other in state.victims.candidates(books, may_give) if other is not request]
     keepers = [other for other in (*state.running, *state.away) if other not in givers]
     kept = manager.pages_of_rows([row for other in keepers for row in other.live_rows])
-    if books.to_go_on(request) > manager.num_blocks - kept:
+    if books.to_go_on(request) > manager.capacity - kept:
         return False
     needed = books.to_go_on if request.status is Status.RUNNING else books.to_return
     return _clear(state, step, request, needed) or books.to_go_on(request) <= books.allowance(request)

@@ -32,6 +32,9 @@ def violations_of(state: State) -> list[str]:
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
+    found += state.hints.violations(
+        [each.request.session_id for each in state.requests.values() if each.request.session_id]
+    )
     return found + state.reservation.violations(state.books) + state.manager.check()
 
 
@@ -74,8 +77,8 @@ def _rows(state: State) -> list[str]:
         held = tables.num_blocks[bounded] - tables.first[side.table, bounded]
         goes_on = tables.num_blocks[bounded] * manager.block_size < columns.max_total[bounded]
         late += int(np.maximum(held + goes_on - side.most, 0).sum()) * side.pages
-    if worst > manager.num_blocks + late:
-        found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.num_blocks}.")
+    if worst > manager.capacity + late:
+        found.append(f"8: {worst} blocks are reserved for worst cases; the pool has {manager.capacity}.")
     return found
 
 

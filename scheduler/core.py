@@ -36,14 +36,16 @@ from . import admission, ending
 from .batch import Batch, Output, Outputs, SchedulerStats
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated_drafts
+from .hints import Hint, HintOutcome, checked_cap, checked_hint
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
-from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, state_of, validated, wrong
+from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, request_root, state_of, validated, wrong
 from .rows import NO_ROWS, Counts
+from .sessions import SessionView
 from .state import Limits, State, Step
 from .strategies import strategies_of
-from .views import Explanation, Outlook, RequestView, explain, outlook, view_of
+from .views import Explanation, Outlook, PrefixExplanation, RequestView, explain, explain_prefix, outlook, view_of
 
 
 def _checked_count(name: str, value: Any) -> int:
@@ -70,6 +72,10 @@ def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
+def _pinned(limits: Limits) -> str:
+    return f" without {limits.max_pinned:,} that may be pinned" if limits.max_pinned else ""
+
+
 class Scheduler(Uncopyable):
     """Decides what each step runs on the memory of `manager`, which no other scheduler may use.
 
@@ -83,6 +89,11 @@ class Scheduler(Uncopyable):
     costs                what swapping and recomputing cost
     tenant_weights       shares of tenants, by name, where the policy's order is "fair"; 1 for tenants not named
     max_outstanding      batches that may be out at a time
+    max_pinned           blocks of content that hints may pin, all tenants together. What is never evicted can serve no
+                         request: `NeverFits` counts them as taken from the start
+    max_pinned_per_tenant  of each tenant; None: max_pinned
+    max_cached_per_tenant  blocks that each tenant's finished requests may leave: what is over goes first; None: no limit
+    remember_evicted     evictions, and steps, that are remembered for `explain_prefix`
     resumes_known        for engines that ask the scheduler for the tokens of a row that was not in the last batch, or
                          has other blocks: such a row computes known tokens only, and a request that gave its blocks
                          back returns after the batches that sample for it
@@ -105,7 +116,14 @@ class Scheduler(Uncopyable):
         tenant_weights: Mapping[str, float] | None = None,
         max_outstanding: int = 4,
         resumes_known: bool = False,
+        max_pinned: int = 0,
+        max_pinned_per_tenant: int | None = None,
+        max_cached_per_tenant: int | None = None,
+        remember_evicted: int = 0,
     ) -> None:
+        if not isinstance(manager, BlockManager):
+            raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
+        most = manager.num_blocks - 1
         limits = Limits(
             max_tokens_per_step=_checked_count("max_tokens_per_step", max_tokens_per_step),
             max_sequences=_checked_count("max_sequences", max_sequences),
@@ -115,15 +133,19 @@ class Scheduler(Uncopyable):
             vocabulary_size=None if vocabulary_size is None else _checked_count("vocabulary_size", vocabulary_size),
             max_outstanding=_checked_count("max_outstanding", max_outstanding),
             resumes_known=checked_flag("resumes_known", resumes_known),
+            max_pinned=checked_cap("max_pinned", max_pinned, most),
+            max_pinned_per_tenant=checked_cap("max_pinned_per_tenant", max_pinned_per_tenant, most),
+            max_cached_per_tenant=checked_cap("max_cached_per_tenant", max_cached_per_tenant, UNLIMITED),
+            remember_evicted=checked_integer("remember_evicted", remember_evicted, 0, UNLIMITED),
         )
-        if not isinstance(manager, BlockManager):
-            raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
         if costs is not None and not isinstance(costs, Costs):
             raise errors.InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
         chosen = policy_named(policy)
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
-        strategies = strategies_of(chosen, manager.num_blocks, weights)
+        memory.spare(limits.max_pinned)
+        memory.content.remember_evicted(limits.remember_evicted)
+        strategies = strategies_of(chosen, memory.capacity, weights)
         if strategies.reservation.reserves and not strategies.reservation.is_counted:
             memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
@@ -173,6 +195,8 @@ class Scheduler(Uncopyable):
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
         state.requests[request.id] = new
+        if request.session_id is not None:
+            state.hints.sessions.begin(request.session_id, arrival)
         state.queues.wait(new)
         if state.foresight is not None or state.waiting.head() is new:
             state.queues.reopen()
@@ -199,6 +223,9 @@ class Scheduler(Uncopyable):
         state.set_now(now)
         if manager.content.retentions.next_end <= now:
             manager.content.retentions.expire(now)
+        if state.hints.next_end <= now:
+            state.hints.expire(now)
+        state.hints.sessions.reach(now)
         if state.carried.groups:
             state.carried.forget_stale()
         carried = state.carried.groups
@@ -216,6 +243,9 @@ class Scheduler(Uncopyable):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and not carried and not step.loads:
             admission.force_progress(state, step)
+        if state.hints.has_to_fetch and manager.growth.may_copy:
+            manager.growth.draw_promised()
+            state.hints.fetch()
         if proposed is not None:
             place_drafts(state, step, proposed)
         if carried:
@@ -223,6 +253,10 @@ class Scheduler(Uncopyable):
             step.moves.insert(0, group.moves)
             step.loads.extend(map(tuple, group.loads.tolist()))
         batch = self._packer.pack(step)
+        if limits.remember_evicted:
+            state.admissions[batch.number] = now, tuple(step.admitted)
+            if len(state.admissions) > limits.remember_evicted:
+                state.admissions.popitem(last=False)
         if not batch.is_empty:
             outstanding.put_out(batch)
         self._raise_violations()
@@ -362,6 +396,41 @@ class Scheduler(Uncopyable):
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.reservation.blocks_drawn(state.books, request, 0))
         state.start_running(request)
+
+    @alone
+    def hint(self, hint: Hint, now: float = 0.0) -> HintOutcome:
+        """Say what is known of content that is to come, or is not; see `Hint`. Return what became of it. `now` is as in
+        `schedule`. Raises InvalidHint, UnknownRequest or InvalidRequest (`now`), changing nothing."""
+        state = self._state
+        hint, now = checked_hint(hint), latest_time(now, state.now)
+        request = None
+        if hint.request is not None and hint.action != "unpin" and (request := self._known(hint.request)) is None:
+            return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
+        state.set_now(now)
+        outcome = state.hints.carry_out(hint, request, now)
+        state.queues.reopen()
+        self._raise_violations()
+        return outcome
+
+    def explain_prefix(
+        self, tokens: Any, *, salt: str | None = None, adapter: str | None = None, extra_key: Any = None
+    ) -> PrefixExplanation:
+        """Return what is cached of a prompt, and why no more is: evicted when and for whom (see `remember_evicted`), never
+        computed here, or computed under another salt, adapter or extra_key. Raises InvalidTokens or InvalidNamespace."""
+        array = token_array(tokens)
+        return explain_prefix(self._state, array, request_root(salt, adapter, extra_key))
+
+    def session(self, session_id: str) -> SessionView:
+        """Return what is known of a session. Raises UnknownSession."""
+        sessions = self._state.hints.sessions
+        if not isinstance(session_id, str) or session_id not in sessions.by_id:
+            raise errors.UnknownSession(session_id)
+        return sessions.view_of(sessions.by_id[session_id], self._state.hints.pinned_of(session_id))
+
+    def sessions(self, limit: int) -> list[SessionView]:
+        """Return up to `limit` sessions, those whose turns ended last first. Raises InvalidConfig."""
+        most = checked_integer("limit", limit, 0, 2**62)
+        return [self.session(each) for each in islice(reversed(self._state.hints.sessions.by_id), most)]
 
     def explain(self, request_id: str) -> Explanation:
         """Return why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
@@ -506,7 +575,7 @@ class Scheduler(Uncopyable):
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
         state, books, error = self._state, self._state.books, None
-        model, num_blocks = state.limits.max_model_len, state.manager.num_blocks
+        model, num_blocks = state.limits.max_model_len, state.manager.capacity
         needed = books.blocks_for(num_tokens + 1) * new.num_live
         needed += state.manager.layout.spare_pages * new.num_live
         needed -= state.reservation.blocks_shared(books, new.num_live, num_tokens)
@@ -523,7 +592,7 @@ class Scheduler(Uncopyable):
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
             message = (
                 f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
-                f"{num_blocks:,}. Raise num_blocks to {needed:,}{advice}."
+                f"{num_blocks:,}{_pinned(state.limits)}. Raise num_blocks to {needed + state.limits.max_pinned:,}{advice}."
             )
             error = errors.NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
         if error is not None:

@@ -148,7 +148,7 @@ class Foresight:
         self._slack = np.array(manager.block_size // 2, np.int64)
         self._full_pages = max(manager.layout.full_pages, 1)
         # Slots of the full group if all pages were its own.
-        self._num_slots = manager.num_blocks * manager.block_size // self._full_pages
+        self._num_slots = manager.capacity * manager.block_size // self._full_pages
 
     def finished(self, *, pause: int) -> None:
         """Note that a sequence has ended that stood still for at most `pause` steps at a time."""
@@ -235,7 +235,7 @@ class Foresight:
         shared = tables - manager.device.num_used
         if request.request.reads_cache:
             shared += manager.content.held_prefix(request.first_tokens, request.root)
-        return (manager.num_blocks + shared) * manager.block_size
+        return (manager.capacity + shared) * manager.block_size
 
     def peak_with(self, request: RequestState) -> int:
         """Return the peak of tokens in memory if the waiting request is admitted now."""

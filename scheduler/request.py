@@ -87,6 +87,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     writes_cache     off: no other request finds what is computed for it
     retention        how its content is kept when it has finished; None: as any other
     tenant           whose share fair policies count it to; None is a tenant, too. Unlike `salt` it separates no content
+    session_id       the session that it is a turn of: what it leaves is kept for the next turn, see `Hint`; None: of none
     """
 
     id: str
@@ -107,6 +108,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     writes_cache: bool = True
     retention: Retention | None = None
     tenant: str | None = None
+    session_id: str | None = None
 
     @property
     def is_private(self) -> bool:
@@ -118,7 +120,7 @@ _INTEGERS = ("max_tokens", "min_tokens", "num_sequences", "num_computed", "prior
 # What most requests leave as it is.
 _rare_of = attrgetter(
     "min_tokens", "priority", "num_sequences", "num_computed", "reads_cache", "writes_cache",
-    "expected_tokens", "retention", "tenant", "salt", "adapter", "stop_token_ids", "keep_at",
+    "expected_tokens", "retention", "tenant", "salt", "adapter", "stop_token_ids", "keep_at", "session_id",
 )  # fmt: skip
 _USUAL = _rare_of(Request(id="", prompt=()))
 _USUAL_TYPES = [*map(type, _USUAL)]
@@ -146,14 +148,19 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
     if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
-    root = _NO_NAMESPACE
-    if request.salt is not None or request.adapter is not None or request.extra_key is not None:
-        try:
-            root = root_prefix((request.salt, request.adapter, request.extra_key))
-        except InvalidNamespace as error:
-            raise wrong(request.id, f"extra_key: {error}") from None
+    try:
+        root = request_root(request.salt, request.adapter, request.extra_key)
+    except InvalidNamespace as error:
+        raise wrong(request.id, f"extra_key: {error}") from None
     # The array may be the caller's.
     return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, root
+
+
+def request_root(salt: str | None, adapter: str | None, extra_key: Any) -> bytes:
+    """Return the encoded namespace of requests with these. Raises InvalidNamespace."""
+    if salt is None and adapter is None and extra_key is None:
+        return _NO_NAMESPACE
+    return root_prefix((salt, adapter, extra_key))
 
 
 def _check_fields(request: Request) -> None:
@@ -173,6 +180,11 @@ def _check_fields(request: Request) -> None:
         ("writes_cache", isinstance(request.writes_cache, bool), "True or False"),
         ("retention", isinstance(request.retention, Retention | None), "a Retention or None"),
         ("tenant", request.tenant is None or type(request.tenant) is str, "a string or None"),
+        (
+            "session_id",
+            request.session_id is None or (type(request.session_id) is str and request.session_id),
+            "a non-empty string or None",
+        ),
         ("salt", isinstance(request.salt, str | None), "a string or None"),
         ("adapter", isinstance(request.adapter, str | None), "a string or None"),
         ("stop_token_ids", are_tokens, "a tuple of token ids, each from 0 to 2^31 - 1"),
@@ -251,6 +263,7 @@ class RequestState(Counted, eq=False, gc=False):
     longest_pause: int = 0  # most steps that it stood still because blocks were taken from it
     load_batch: int = 0
     charged: int = 0  # tokens charged to its tenant at its first admission
+    hints: tuple[Any, ...] = ()  # those that are carried out when it finishes
 
     @property
     def id(self) -> str:

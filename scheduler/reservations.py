@@ -30,7 +30,7 @@ class Reservation:
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """Return the tokens that each sequence of a group can have in an empty pool, as far as known before."""
-        return manager.layout.tokens_in(manager.num_blocks)
+        return manager.layout.tokens_in(manager.capacity)
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         """Return the tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
@@ -75,7 +75,7 @@ class Drawn(Reservation):
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """No sequence of a group shares what it reserves."""
-        return manager.layout.tokens_in(manager.num_blocks // num_sequences)
+        return manager.layout.tokens_in(manager.capacity // num_sequences)
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         return self._total_of(books, request, sequence)
@@ -120,7 +120,7 @@ class Books:
         self.queues, self._max_preemptions = queues, policy.max_preemptions
         self._looks_ahead = policy.foresight != "none"
         self.bounded: dict[RequestState, None] = {}
-        self.watermark_blocks = int(policy.watermark * manager.num_blocks)
+        self.watermark_blocks = int(policy.watermark * manager.capacity)
         self._owed: int | None = None
         # Blocks that a sequence of so many tokens needs.
         self.blocks_for = manager.layout.pages_for
