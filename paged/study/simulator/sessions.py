@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Batch, BlockManager, Costs, Hint, Request, Scheduler
+from paged import Batch, BlockManager, Costs, Request, Scheduler
 from paged.errors import InvalidConfig, SimulationStuck
+from paged.scheduler import Hint
 from paged.study.hardware import CostModel, Spans, StepWork, Tiling
 from paged.study.simulator.arrivals import Arrivals
 from paged.study.simulator.result import Percentiles
