@@ -6,13 +6,13 @@ from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
 from .pool import NO_BLOCKS, Retained
-from .runs import HOST, Blocks, Node, Run, Span, first_of
+from .runs import DEVICE, HOST, Blocks, Node, Run, Span, first_of, num_nodes
 from .sharing import Hit
 from .side_content import HitEnd
 from .views import GroupStats, GroupTables, MemoryStats, RowView, TierView
 
 __all__ = [
-    "HOST", "NO_BLOCKS", "Admission", "BlockManager", "Blocks", "Cleared", "Composed", "Event", "GroupStats",
+    "DEVICE", "HOST", "NO_BLOCKS", "Admission", "BlockManager", "Blocks", "Cleared", "Composed", "Event", "GroupStats",
     "GroupTables", "Hit", "HitEnd", "LayerGroup", "Layout", "Memory", "MemoryStats", "Moves", "Node", "Removed",
-    "RestartPoint", "Retained", "RowView", "Run", "Span", "Stored", "TierView", "first_of",
+    "RestartPoint", "Retained", "RowView", "Run", "Span", "Stored", "TierView", "first_of", "num_nodes",
 ]  # fmt: skip

@@ -317,7 +317,7 @@ def end_sequences(
     for sequence in sequences:
         num_output, way = state.books.num_output(request, sequence), list[Node]()
         if (session_id := request.request.session_id) is not None and is_last and sequence == sequences[-1]:
-            state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], num_output, state.now)
+            state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], num_output)
         if sentence is None:
             state.lengths.note(num_output)
             if state.foresight is not None:
@@ -327,7 +327,7 @@ def end_sequences(
         if (row := state.unseat(request, sequence, None)) >= 0:
             state.manager.release(row)
         if way:
-            state.hints.finish(request.hints, way)
+            state.hints.finish(request, way)
             if state.quotas is not None:
                 state.quotas.note(request.request.tenant, way, request.hit_tokens)
     if not is_last:
