@@ -58,12 +58,14 @@ class Simulation:
         answer: Answer | None = None,
         shared: Arrivals | None = None,
         latencies: Latencies | None = None,
+        as_asked: Callable[[Request], Request] | None = None,
     ) -> None:
         """`clients`: a closed loop of so many, each of which sends the trace's next request when its last one has ended; arrival times
         are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect.
         `runs_ahead`: the engine decides on a step while the one before runs, so who comes meanwhile is in the step after it. `prompt_of` gives a
         request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that samples, by default the
-        stand-in's. `shared` and `latencies`: those of all replicas, of which this is one. Raises InvalidConfig for fewer than one client or a price that is none.
+        stand-in's. `shared` and `latencies`: those of all replicas, of which this is one. `as_asked` gives a request as it is added, by default as the
+        trace has it. Raises InvalidConfig for fewer than one client or a price that is none.
         """
         if clients is not None and clients < 1:
             raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
@@ -81,6 +83,7 @@ class Simulation:
         self._answers = Answers(trace)
         self._prompt_of = prompt_of or trace.prompt
         self._answer = answer
+        self._as_asked = as_asked or (lambda request: request)
         self._runs_ahead = runs_ahead
         # When the latest step began.
         self._began_s = 0.0
@@ -150,7 +153,7 @@ class Simulation:
         """Take a request of the trace that has come. Return whether it can ever run."""
         self.latencies.arrived(number, arrival)
         try:
-            self.scheduler.add(self._request(number), now=arrival)
+            self.scheduler.add(self._as_asked(self._request(number)), now=arrival)
         except NeverFits:
             # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
             return False

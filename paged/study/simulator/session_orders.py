@@ -1,0 +1,59 @@
+"""What a memory of so many blocks can hit of sessions' prompts: everything kept, and an offline order as a bound.
+
+Both look at one prompt after another, as they came; decoding, and what a scheduler needs memory for, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Prompts = Sequence[tuple[int, NDArray[np.int64]]]
+"""In the order in which they came: session, and block ids, int64 [n]; ids are equal where content is."""
+
+
+def blocks_if_all_kept(prompts: Prompts, num_ids: int) -> int:
+    """Blocks of prompts that hit where nothing is ever forgotten; ids are below `num_ids`."""
+    seen, hits = np.zeros(num_ids, np.bool_), 0
+    for _, blocks in prompts:
+        hits += _first(~seen[blocks])
+        seen[blocks] = True
+    return hits
+
+
+def blocks_offline(prompts: Prompts, capacity: int) -> int:
+    """Blocks that hit where the end of the session goes first whose next turn comes last. That is known beforehand here: a bound that is good,
+    and not proven to be the best. Of a session only its last prompt is kept."""
+    following: dict[int, int] = {}
+    after = [0] * len(prompts)
+    for place in range(len(prompts) - 1, -1, -1):
+        session = prompts[place][0]
+        after[place] = following.get(session, len(prompts))
+        following[session] = place
+    held: dict[int, int] = {}
+    next_turn: dict[int, int] = {}
+    latest: dict[int, NDArray[np.int64]] = {}
+    size = hits = 0
+    for place, (session, blocks) in enumerate(prompts):
+        have = latest.get(session, blocks[:0])[: held.get(session, 0)]
+        common = min(len(have), len(blocks))
+        hits += _first(have[:common] != blocks[:common])
+        size += len(blocks) - len(have)
+        held[session], latest[session], next_turn[session] = len(blocks), blocks, after[place]
+        for other in _farthest(held, next_turn, session):
+            cut = min(max(0, size - capacity), held[other])
+            held[other], size = held[other] - cut, size - cut
+            if size <= capacity:
+                break
+    return hits
+
+
+def _farthest(held: dict[int, int], next_turn: dict[int, int], session: int) -> Iterable[int]:
+    return sorted(held, key=lambda other: (next_turn[other], other != session), reverse=True)
+
+
+def _first(is_missing: NDArray[np.bool_]) -> int:
+    """How many stand before the first True."""
+    return int(is_missing.argmax()) if is_missing.any() else len(is_missing)

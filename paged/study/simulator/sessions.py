@@ -1,0 +1,459 @@
+"""Recorded sessions on the real scheduler, as a closed loop: a turn begins when what it waited for has passed since the last one ended.
+
+sessions ──> turns ──> scheduler, on a device and a host ──> ended: a hint, and the next turn after its pause
+               └─ what memory lacks and the disk has: loading ──┘
+
+Within the bounds instead of a closed loop turns begin when they did in the recording, and nothing takes any time: what then hits is what an order
+of eviction gives, and compares with orders that know the future.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paged import Batch, BlockManager, Costs, Request, Scheduler
+from paged.errors import InvalidConfig, SimulationStuck
+from paged.scheduler import Hint
+from paged.study.hardware import CostModel, Spans, StepWork, Tiling
+from paged.study.simulator.arrivals import Arrivals
+from paged.study.simulator.result import Percentiles
+from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
+from paged.study.simulator.simulation import Simulation, Step
+from paged.study.traces import Trace
+from paged.study.traces.content import MAX_SHARED_IDS, segment_tokens
+from paged.study.traces.sessions import Begun, Turn
+
+Keeps = Literal["lru", "sessions", "hints"]
+KEEPS: tuple[Keeps, ...] = ("lru", "sessions", "hints")
+"""What says what is kept: nothing but use; each request's session; and hints at the end of each turn."""
+TURN_GROUPS = ((1, 1), (2, 5), (6, 20), (21, None))
+"""Turns of a line, from 1, of which times to first token are reported together: the first and the last of each group."""
+WAITS: dict[str, str | None] = {"tool_use": "tool", "end_turn": "person"}
+"""What a turn's `stop` says of what the next one waits for."""
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in blocks; and what it takes to bring content up: seconds before the first byte, and bytes a second.
+
+    The link to the host has the device's rate. The disk holds each full block of a prompt that was computed; what is read least recently goes.
+    """
+
+    device_blocks: int
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    host_latency_s: float = 10e-6
+    disk_latency_s: float = 100e-6
+    disk_bytes_per_s: float = 6e9
+
+    def check(self) -> None:
+        """Raises InvalidConfig."""
+        for name, least in (("device_blocks", 2), ("host_blocks", 0), ("disk_blocks", 0)):
+            if getattr(self, name) < least:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least} is needed")
+        for name in ("host_latency_s", "disk_latency_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
+        if not 0 < self.disk_bytes_per_s < math.inf:
+            raise InvalidConfig(f"disk_bytes_per_s is {self.disk_bytes_per_s}; it must be a finite number above 0")
+
+
+class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of sessions.
+
+    keeps            of KEEPS
+    sessions, turns, shortened
+                     how many; shortened: prompts that the device cannot hold, whose ends were left out and count as missed
+    prompt_blocks    full blocks of the prompts, as recorded
+    device, host, disk
+                     shares of them that hit there
+    kept, offline    shares that would hit if nothing were ever forgotten, and by the offline order in device and host
+    computed_twice   prompt tokens that had been computed before, preemptions included
+    preemptions      of requests
+    ttft_s           of all turns; ttft_by_turn: of each of TURN_GROUPS
+    makespan_s       virtual seconds
+    """
+
+    keeps: Keeps
+    sessions: int
+    turns: int
+    shortened: int
+    prompt_blocks: int
+    device: float
+    host: float
+    disk: float
+    kept: float
+    offline: float
+    computed_twice: int
+    preemptions: int
+    ttft_s: Percentiles
+    ttft_by_turn: tuple[Percentiles, ...]
+    makespan_s: float
+
+    @property
+    def hit(self) -> float:
+        """Share of the prompts' blocks that hit anywhere."""
+        return self.device + self.host + self.disk
+
+
+class _Timeless:
+    """A cost model by which nothing takes any time, and copies are worth it."""
+
+    tiling: Tiling | None = None
+    spans: Spans = ()
+
+    def seconds(self, work: StepWork) -> Any:
+        return 0.0 * work.computed_tokens
+
+    def costs(self, block_size: int) -> Costs:
+        return Costs(seconds_per_swapped_block=1e-9, seconds_per_token=1.0)
+
+
+class _WithLatency:
+    """A cost model, and what copies between device and host take before their first byte."""
+
+    def __init__(self, step: CostModel, latency_s: float) -> None:
+        self._step, self._latency_s = step, latency_s
+        self.tiling, self.spans, self.costs = step.tiling, step.spans, step.costs
+
+    def seconds(self, work: StepWork) -> Any:
+        return self._step.seconds(work) + self._latency_s * (work.moved_tokens > 0)
+
+
+class _Lines:
+    """All turns as numbers, in the order of their sessions and lines. Line `line` has turns `first[line]` to `first[line + 1]` − 1.
+
+    session  int64 [lines]; base: what is added to block ids, int64 [sessions], so that sessions share nothing
+    """
+
+    def __init__(self, begun: Sequence[Begun]) -> None:
+        self.turns: list[Turn] = []
+        self.first = [0]
+        self.session: list[int] = []
+        self.line_of: list[int] = []
+        self.children: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        self.base = np.cumsum([0, *(each.session.num_ids for each in begun)])
+        if self.base[-1] >= MAX_SHARED_IDS:
+            raise InvalidConfig(f"{self.base[-1]:,} different blocks; at most {MAX_SHARED_IDS:,} have ids")
+        for number, each in enumerate(begun):
+            own = len(self.session)
+            for line in each.session.lines:
+                place = len(self.session)
+                if line.parent >= 0:
+                    self.children.setdefault((own + line.parent, line.after), []).append((place, line.delay_s))
+                self.session.append(number)
+                self.line_of += [place] * len(line.turns)
+                self.turns += line.turns
+                self.first.append(len(self.turns))
+
+    def is_last(self, turn: int) -> bool:
+        return turn + 1 == self.first[self.line_of[turn] + 1]
+
+    def place(self, turn: int) -> int:
+        """Number of a turn in its line, from 0."""
+        return turn - self.first[self.line_of[turn]]
+
+    def blocks(self, turn: int) -> NDArray[np.int64]:
+        return self.turns[turn].blocks + self.base[self.session[self.line_of[turn]]]
+
+
+class _Coming(Arrivals):
+    """Turns that come, and reads of the disk that end, in order of time."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace, None)
+        # When, a number that keeps the order of what comes at once, and the turn.
+        self._turns: list[tuple[float, int, int]] = []
+        self.reads: list[tuple[float, int, int]] = []
+        self._num_put = 0
+
+    def put(self, at: float, turn: int) -> None:
+        heappush(self._turns, (at, self._num_put, turn))
+        self._num_put += 1
+
+    @property
+    def are_left(self) -> bool:
+        return bool(self._turns)
+
+    def next_turn_s(self) -> float:
+        return self._turns[0][0] if self._turns else math.inf
+
+    def next_s(self) -> float:
+        return min(self.next_turn_s(), self.reads[0][0] if self.reads else math.inf)
+
+    def take(self) -> int:
+        self.num_added += 1
+        return heappop(self._turns)[2]
+
+
+class _Disk:
+    """Blocks by content, the least recently used first. One reader, that reads one prompt's after another's."""
+
+    def __init__(self, tiers: Tiers, block_bytes: int, *, takes_time: bool) -> None:
+        self._most = tiers.disk_blocks
+        self._latency_s = tiers.disk_latency_s if takes_time else 0.0
+        self.block_s = block_bytes / tiers.disk_bytes_per_s if takes_time else 0.0
+        self._held: OrderedDict[int, None] = OrderedDict()
+        self._free_s = 0.0
+
+    def look_up(self, blocks: NDArray[np.int64]) -> int:
+        """How many are there, from the first on; they count as used."""
+        ids, held = blocks.tolist(), self._held
+        found = next((place for place, each in enumerate(ids) if each not in held), len(ids))
+        self._use(ids[:found])
+        return found
+
+    def write(self, blocks: NDArray[np.int64]) -> None:
+        self._use(blocks.tolist())
+        while len(self._held) > self._most:
+            self._held.popitem(last=False)
+
+    def _use(self, ids: list[int]) -> None:
+        # The last first: of a prompt its end goes first.
+        for each in reversed(ids):
+            self._held[each] = None
+            self._held.move_to_end(each)
+
+    def read(self, now: float, num_blocks: int) -> float:
+        """Read so many blocks. Return when they are there."""
+        self._free_s = max(now, self._free_s) + self._latency_s + num_blocks * self.block_s
+        return self._free_s
+
+
+class SessionRun:
+    """Sessions on their way through a scheduler of their own, by a cost model, or without one within the bounds."""
+
+    def __init__(
+        self,
+        begun: Sequence[Begun],
+        tiers: Tiers,
+        cost_model: CostModel | None,
+        *,
+        keeps: Keeps = "hints",
+        longest_pause_s: float = 1800.0,
+        token_bytes: int = 131_072,
+        max_tokens_per_step: int = 2048,
+        max_sequences: int = 64,
+        seed: int = 0,
+        check: bool = False,
+    ) -> None:
+        """`longest_pause_s`: longer pauses are cut. `token_bytes`: K and V of a token. `seed` chooses tokens, and nothing that depends on them.
+        Raises InvalidConfig."""
+        tiers.check()
+        if keeps not in KEEPS:
+            raise InvalidConfig(f"keeps is {keeps!r}; known are {', '.join(KEEPS)}")
+        if not begun:
+            raise InvalidConfig("no session was given")
+        if not longest_pause_s >= 0:
+            raise InvalidConfig(f"longest_pause_s is {longest_pause_s}; it must be 0 or more")
+        self._begun, self._tiers, self._keeps, self._seed = begun, tiers, keeps, seed
+        self._longest_pause_s, self._is_bound = longest_pause_s, cost_model is None
+        self._size = begun[0].session.block_size
+        self._lines = lines = _Lines(begun)
+        step = _Timeless() if cost_model is None else _WithLatency(cost_model, tiers.host_latency_s)
+        outputs = [1 if self._is_bound else turn.output_tokens for turn in lines.turns]
+        self._kept = [self._num_kept(turn, output) for turn, output in zip(lines.turns, outputs, strict=True)]
+        prompts = [self._num_tokens(number) for number in range(len(lines.turns))]
+        trace = Trace.from_lengths(np.zeros(len(prompts)), prompts, outputs, name="sessions")
+        manager = BlockManager(
+            tiers.device_blocks, self._size, host_blocks=tiers.host_blocks, host_caching=tiers.host_blocks > 0
+        )
+        self.scheduler = Scheduler(
+            manager,
+            max_tokens_per_step=max(prompts) if self._is_bound else max_tokens_per_step,
+            max_sequences=max_sequences,
+            costs=step.costs(self._size),
+        )
+        self._coming = _Coming(trace)
+        self._disk = None
+        if tiers.disk_blocks:
+            self._disk = _Disk(tiers, token_bytes * self._size, takes_time=not self._is_bound)
+        self._num_read = self._num_ended = 0
+        self._order: list[int] = []
+        self._simulation = Simulation(
+            trace,
+            self.scheduler,
+            step,
+            check=check,
+            fast_forward=not self._is_bound,
+            prompt_of=self._prompt,
+            shared=self._coming,
+            as_asked=self._as_asked,
+        )
+        self._begin()
+
+    def steps(self) -> Iterator[Step]:
+        """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
+        simulation, scheduler, coming = self._simulation, self.scheduler, self._coming
+        while coming.are_left or scheduler.has_unfinished:
+            if not scheduler.has_unfinished:
+                simulation.now_s = max(simulation.now_s, coming.next_s())
+            self._deliver()
+            if simulation.skip_ahead():
+                self._deliver()
+            batch = scheduler.schedule(simulation.now_s)
+            if not batch.is_empty:
+                work = simulation.work_of(batch)
+                step = simulation.finish(batch, work, float(simulation.cost_model.seconds(work)))
+                self._ended(batch, step)
+                yield step
+            elif batch.has_outputs or coming.next_s() == math.inf:
+                simulation.nothing_ran(batch)
+            else:
+                # All wait for the disk, or for memory that is read into.
+                simulation.now_s = max(simulation.now_s, coming.next_s())
+        if self._num_ended < len(self._lines.turns):
+            raise SimulationStuck(f"{len(self._lines.turns) - self._num_ended:,} turns never ended")
+
+    def run(self) -> SessionResult:
+        """Run to the end. Raises SimulationStuck."""
+        for _ in self.steps():
+            pass
+        return self.result()
+
+    def result(self) -> SessionResult:
+        """The figures so far."""
+        lines, tiers = self._lines, self._tiers
+        figures, stats = self.scheduler.manager.stats(), self.scheduler.stats()
+        prompts = [(lines.session[lines.line_of[turn]], lines.blocks(turn)) for turn in self._order]
+        num_blocks = sum(len(blocks) for _, blocks in prompts)
+        ttft = self._simulation.latencies.ttft_of_each()
+        places = np.array([lines.place(turn) + 1 for turn in range(len(lines.turns))])
+        groups = [(places >= first) & (places <= (last or math.inf)) for first, last in TURN_GROUPS]
+        device, host = (
+            tokens // self._size
+            for tokens in (figures.device_hit_tokens + figures.pending_hit_tokens, figures.host_hit_tokens)
+        )
+        kept = blocks_if_all_kept([(each, blocks[: self._kept[turn]]) for turn, (each, blocks) in zip(self._order, prompts)], int(lines.base[-1]))
+        missed = max(0, kept - device - host - self._num_read)
+        share = 1 / max(1, num_blocks)
+        return SessionResult(
+            keeps=self._keeps,
+            sessions=len(self._begun),
+            turns=len(lines.turns),
+            shortened=sum(kept < turn.num_blocks for kept, turn in zip(self._kept, lines.turns, strict=True)),
+            prompt_blocks=num_blocks,
+            device=device * share,
+            host=host * share,
+            disk=self._num_read * share,
+            kept=blocks_if_all_kept(prompts, int(lines.base[-1])) * share,
+            offline=blocks_offline(prompts, tiers.device_blocks + tiers.host_blocks) * share,
+            computed_twice=missed * self._size + stats.recomputed_tokens,
+            preemptions=stats.preemptions_recompute + stats.preemptions_swap,
+            ttft_s=Percentiles.of(ttft[~np.isnan(ttft)]),
+            ttft_by_turn=tuple(Percentiles.of(ttft[group & ~np.isnan(ttft)]) for group in groups),
+            makespan_s=self._simulation.latencies.last_token_s,
+        )
+
+    def ttft_of_each(self) -> NDArray[np.float64]:
+        """Time to first token of each turn in the order of sessions and lines, seconds, float64 [turns]; NaN where there was none."""
+        return self._simulation.latencies.ttft_of_each()
+
+    def _num_kept(self, turn: Turn, output: int) -> int:
+        """Blocks of a prompt that the device can hold beside its rest and its output."""
+        most = self._tiers.device_blocks * self._size - output - 1
+        return min(turn.num_blocks, max(0, most // self._size - 1))
+
+    def _num_tokens(self, number: int) -> int:
+        """Tokens of a prompt: its full blocks and what follows them, at least one, since the last token of a prompt is always computed."""
+        turn, kept = self._lines.turns[number], self._kept[number]
+        rest = turn.prompt_tokens - kept * self._size if kept == turn.num_blocks else 1
+        return kept * self._size + min(max(1, rest), self._size)
+
+    def _prompt(self, number: int) -> NDArray[np.int32]:
+        contents = np.append(self._lines.blocks(number)[: self._kept[number]], MAX_SHARED_IDS + number)
+        lengths = np.full(len(contents), self._size, np.int64)
+        lengths[-1] = self._num_tokens(number) - self._size * (len(contents) - 1)
+        return segment_tokens(contents, lengths, self._seed)
+
+    def _as_asked(self, request: Request) -> Request:
+        number = int(request.id)
+        if self._keeps != "lru":
+            request = msgspec.structs.replace(request, session_id=self._session_id(number))
+        if self._disk is None:
+            return request
+        hit = self.scheduler.manager.lookup(request.prompt)
+        have = (hit.num_tokens + hit.host_tokens) // self._size
+        found = self._disk.look_up(self._lines.blocks(number)[: self._kept[number]])
+        if found <= have or self._disk.block_s > self.scheduler.costs.seconds_per_token * self._size:
+            return request
+        return msgspec.structs.replace(request, num_computed=found * self._size)
+
+    def _session_id(self, number: int) -> str:
+        """A line's: what a sub-agent keeps is not what its parent does."""
+        return str(self._lines.line_of[number])
+
+    def _begin(self) -> None:
+        """Put the first turns, or within the bounds all of them, as they were recorded."""
+        lines, place = self._lines, 0
+        for each in self._begun:
+            session, clock, before = each.session, each.begins_s, None
+            if self._is_bound:
+                for line, number in session.turns:
+                    at_s = session.lines[line].turns[number].at_s
+                    clock += 0 if before is None else min(at_s - before, self._longest_pause_s)
+                    before = at_s
+                    self._coming.put(clock, lines.first[place + line] + number)
+            else:
+                self._coming.put(clock, lines.first[place])
+                self._begin_agents(place, -1, clock)
+            place += len(session.lines)
+
+    def _begin_agents(self, line: int, after: int, now: float) -> None:
+        """Put the first turns of sub-agents that begin when this turn of a line has ended."""
+        for child, delay_s in self._lines.children.get((line, after), ()):
+            self._coming.put(now + min(delay_s, self._longest_pause_s), self._lines.first[child])
+            self._begin_agents(child, -1, now)
+
+    def _deliver(self) -> None:
+        """Add the turns that have come, and let those go on whose blocks were read."""
+        coming, now = self._coming, self._simulation.now_s
+        while coming.next_s() <= now:
+            if coming.reads and coming.reads[0][0] <= coming.next_turn_s():
+                _, turn, num_tokens = heappop(coming.reads)
+                self.scheduler.loaded(str(turn), num_tokens)
+                self._num_read += num_tokens // self._size
+            else:
+                arrival = coming.next_turn_s()
+                turn = coming.take()
+                self._order.append(turn)
+                self._simulation.add(turn, arrival)
+
+    def _ended(self, batch: Batch, step: Step) -> None:
+        """Read what a batch listed, and go on behind the turns that ended with it."""
+        now = self._simulation.now_s
+        if len(batch.loads):
+            assert self._disk is not None, "only the disk has what is loaded"
+            rows, counts = np.unique(batch.loads[:, 0], return_counts=True)
+            for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+                turn = int(self.scheduler.id_of(row) or -1)
+                heappush(self._coming.reads, (self._disk.read(now, count), turn, count * self._size))
+        for turn in step.ended:
+            self._num_ended += 1
+            if self._disk is not None:
+                self._disk.write(self._lines.blocks(turn)[: self._kept[turn]])
+            if self._keeps == "hints":
+                self._hint(turn, now)
+            if not self._is_bound:
+                self._go_on(turn, now)
+
+    def _hint(self, turn: int, now: float) -> None:
+        session = self._session_id(turn)
+        if self._lines.is_last(turn):
+            hint = Hint(action="end", session=session)
+        else:
+            hint = Hint(action="retain", session=session, waits_for=WAITS.get(self._lines.turns[turn].stop))
+        self.scheduler.hint(hint, now)
+
+    def _go_on(self, turn: int, now: float) -> None:
+        lines = self._lines
+        if not lines.is_last(turn):
+            self._coming.put(now + min(lines.turns[turn + 1].think_s, self._longest_pause_s), turn + 1)
+        self._begin_agents(lines.line_of[turn], lines.place(turn), now)
