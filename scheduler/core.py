@@ -404,7 +404,7 @@ class Scheduler(Uncopyable):
         state = self._state
         hint, now = checked_hint(hint), latest_time(now, state.now)
         request = None
-        if hint.request is not None and (request := self._known(hint.request)) is None:
+        if hint.request is not None and (request := self._known(hint.request)) is None and hint.action != "unpin":
             return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
         state.set_now(now)
         outcome = state.hints.carry_out(hint, request, now)
