@@ -101,8 +101,8 @@ class NaiveHints:
         most = max((len(turn.tokens) // rig.world.block_size for turn in session.left), default=0)
         if not view.device_blocks + view.host_blocks <= view.blocks <= max(most, view.blocks if session.live else 0):
             return [f"18: session {id} left {most} blocks at most: {view}"]
-        if (view.expected_in is None) != bool(session.live or view.ended_at is None):
-            return [f"18: session {id} has {len(session.live)} turns, and its next one is expected in {view.expected_in}"]
+        if (view.expected_at is None) != bool(session.live or view.ended_at is None):
+            return [f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"]
         if session.left and view.device_blocks and not rig.world.groups:
             paths = [self._paths(turn, view.device_blocks) for turn in session.left]
             if not any(set(each) <= here for each in paths):
@@ -159,12 +159,13 @@ class NaiveHints:
         if hint.session is not None and hint.session not in self.sessions:
             return ("missing",), None
         if hint.request is not None and hint.action != "prefetch":
-            if hint.action == "unpin" and hint.request in self.maybe_pinned:
-                return ("accepted", "missing", "rejected"), None
-            is_live = rig.scheduler.status(hint.request) in ALIVE
-            return ("deferred",) if is_live and hint.action != "unpin" else ("missing", "rejected"), None
+            if hint.action == "unpin":
+                return ("missing", *(["accepted"] if hint.request in self.maybe_pinned else [])), None
+            return ("deferred" if rig.scheduler.status(hint.request) in ALIVE else "missing",), None
         if hint.action == "end":
             return ("clipped",) if self.sessions[hint.session].live else ("accepted",), None
+        if hint.request is not None and rig.scheduler.status(hint.request) != "waiting":
+            return ("accepted", "missing"), None
         if hint.action == "unpin":
             pin = self.pins.get(self._key(hint))
             return (("accepted",), [pin.num_blocks * size]) if pin is not None else (("missing",), None)

@@ -480,7 +480,7 @@ class SchedulerRig:
         from paged.errors import UnknownRequest
 
         self._note("hint", hint)
-        is_known = hint.request is None or hint.request in self.books or hint.request in self.past
+        is_known = hint.action == "unpin" or hint.request in (None, *self.books, *self.past)
         before = self.hints.before(hint) if is_known else (0, 0, 0)
         try:
             with self._blaming(UnknownRequest):
