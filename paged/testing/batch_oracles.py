@@ -205,7 +205,7 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         return []
     rows, size = manager.rows.live.tolist(), world.block_size
     owed = sum(max(0, -(-int(manager.rows.num_tokens[row]) // size) - len(manager.table(row))) for row in rows)
-    kept = int(policy.watermark * world.num_blocks)
+    kept = int(policy.watermark * world.capacity)
     if policy.foresight != "none":
         # Errors of many guesses cancel: from 16 rows on less is kept.
         kept = int(kept * min(1.0, math.sqrt(16 / max(1, len(rows)))))

@@ -42,7 +42,7 @@ def violations(rig: SchedulerRig) -> list[str]:
     moves = rig.carries_moves or any(len(f.batch.moves) or f.loading for f in rig.flights)
     groups = rig.world.groups
     # A state that a batch reads, and not in place, is held until it ends.
-    moves |= bool(rig.flights) and has_states(groups)
+    moves |= (bool(rig.flights) and has_states(groups)) or rig.hints.may_hold
     found += invariants.memory_violations(rig.manager, may_hold=bool(moves), groups=groups)
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 
@@ -100,7 +100,7 @@ def ended_outside(rig: SchedulerRig, id: str, outputs: dict[int, tuple[list[int]
     if reason == "rejected":
         is_right = book.was_appended_to and any(len(book.sequences[n].tokens) >= limit for n in live)
     else:
-        is_right = reason == "length" and needed > rig.world.num_blocks
+        is_right = reason == "length" and needed > rig.world.capacity
     if not is_right:
         return [f"{id} ended with {reason}; it needs {needed} blocks, and {limit} tokens a sequence fit"]
     rig.events[f"ended outside a batch: {reason}"] += 1

@@ -46,6 +46,8 @@ class Capabilities:
     """A scheduled batch can be taken back, and several may be outstanding."""
     drafts: bool = True
     """`schedule` takes drafts, and a batch has `num_drafts`."""
+    hints: bool = True
+    """`hint`, `session` and `sessions`, and requests that have a `session_id`."""
     abort: bool = True
     """An engine's `abort`. Of these and the next ones only engines are asked."""
     priority: bool = True

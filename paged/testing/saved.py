@@ -3,7 +3,7 @@
     {"format": 1, "paged": "0.1.0", "rig": "ManagerRig", "build": "theirs.engine:build", "world": {"num_blocks": 3, ...},
      "calls": [["add", [0, 1], {"tuple": ["a", 1]}], ["allocate", [0], [2]], ["confirm"]], "found": ["2: blocks [0] have ..."]}
 
-What JSON has no word for is an object with one name: a tuple, bytes (in hex), a Request or an EngineRequest.
+What JSON has no word for is an object with one name: a tuple, bytes (in hex), a Request, an EngineRequest or a Hint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from paged.errors import InvalidProgram
-from paged.scheduler import Request, Retention
+from paged.scheduler import Hint, Request, Retention
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
@@ -41,6 +41,7 @@ _STRUCTS: dict[str, Any] = {
     "request": Request(id="", prompt=[]),
     "engine_request": EngineRequest(id="", prompt=[]),
     "retention": Retention(),
+    "hint": Hint(action=""),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, rule
 from paged.testing.protocol import Capabilities
 from paged.testing.rig_machine import RigMachine
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.strategies import Wish, picks, scheduler_worlds, tails, where, wishes
+from paged.testing.strategies import SESSIONS, Knowledge, Wish, knowledge, picks, scheduler_worlds, tails, where, wishes
 from paged.testing.world import World, build_scheduler
 
 COUNTS = st.sampled_from([(), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0)])
@@ -43,6 +43,9 @@ class SchedulerMachine(RigMachine):
                 host_caching=world.host_caching and able.host_content,
                 event_stride=world.event_stride if able.events else 0,
                 drafts=world.drafts if able.drafts else 0,
+                max_pinned=world.max_pinned if able.hints else 0,
+                max_pinned_per_tenant=world.max_pinned_per_tenant if able.hints else None,
+                max_cached_per_tenant=world.max_cached_per_tenant if able.hints else None,
             ),
             type(self).build,
         )
@@ -292,6 +295,79 @@ class SchedulerMachine(RigMachine):
     def fork(self, pick: int, sequence: int) -> None:
         id = self.rig.live[pick % len(self.rig.live)]
         self.rig.fork(id, sequence % len(self.rig.books[id].sequences))
+
+    @property
+    def takes_hints(self) -> bool:
+        """Whether the subject keeps what sessions leave, and takes hints."""
+        return self.capabilities.hints and hasattr(self.rig.scheduler, "hint")
+
+    @where(lambda self: self.takes_hints)
+    @rule(what=knowledge())
+    def hint(self, what: Knowledge) -> None:
+        self.rig.hint(self._hint_of(what))
+
+    @where(lambda self: self.takes_hints)
+    @rule(first=knowledge(), more=st.lists(knowledge(), min_size=1, max_size=3))
+    def hint_often(self, first: Knowledge, more: list[Knowledge]) -> None:
+        """Several of one session, request or prompt."""
+        for what in (first, *more):
+            self.hint(replace(what, target=first.target, pick=first.pick, length=first.length))
+
+    def _hint_of(self, what: Knowledge) -> Any:
+        from paged import Hint
+
+        rig, namespace, target = self.rig, ("request", None, None, None), dict[str, Any]()
+        if what.target == "session" or what.action == "end":
+            known = sorted(rig.hints.sessions) or [*SESSIONS]
+            target = {"session": "nobody's" if what.pick == 11 else known[what.pick % len(known)]}
+        elif what.target == "request":
+            ids = [*rig.live, *rig.taken_ids, *sorted(rig.past)[:2], "nobody's"]
+            target = {"request": ids[what.pick % len(ids)]}
+        else:
+            turns = [(turn.namespace, turn.tokens) for each in rig.hints.sessions.values() for turn in each.left[-1:]]
+            turns += [rig.known(id, 0) for id in rig.live] or [(namespace, [0] * 24)]
+            namespace, tokens = turns[what.pick % len(turns)]
+            target = {"tokens": tokens[: what.length]}
+        _, salt, adapter, extra_key = namespace
+        return Hint(
+            action=what.action,
+            **target,
+            **({"salt": salt, "adapter": adapter, "extra_key": extra_key} if "tokens" in target else {}),
+            priority=what.priority,
+            lasts=what.lasts,
+            waits_for=what.waits_for if what.action == "retain" else None,
+            tenant=what.tenant,
+        )
+
+    @where(lambda self: self.takes_hints and len(self.rig.live) < MAX_LIVE - 1)
+    @rule(
+        wish=wishes(),
+        pick=picks,
+        length=st.sampled_from([0, 0, 0, 1, 4]),
+        more=tails(longest=3),
+        hints=st.lists(knowledge(), max_size=3),
+        is_pressed=st.booleans(),
+    )
+    def take_turn(
+        self, wish: Wish, pick: int, length: int, more: list[int], hints: list[Knowledge], is_pressed: bool
+    ) -> None:
+        """A session goes on where it ended, or where it was a few tokens before. Something is said of what it left, and somebody else's
+        prompt comes."""
+        id = SESSIONS[pick % len(SESSIONS)]
+        turn = replace(wish, session=id, priority=-1, output=0.1, num_computed=0, num_sequences=1, writes_cache=True)
+        session = self.rig.hints.sessions.get(id)
+        if session is not None and session.left:
+            namespace, tokens = session.left[-1].namespace, session.left[-1].tokens
+            _, salt, adapter, extra_key = namespace  # type: ignore[misc]
+            turn = replace(turn, share=1.0, salt=salt, adapter=adapter, extra_key=extra_key)
+            turn = replace(turn, prompt=tokens[: len(tokens) - length] + more)
+        self.add(turn, again=False)
+        self.serve(6, ())
+        for what in hints:
+            self.hint(replace(what, pick=sorted(self.rig.hints.sessions).index(id) if id in self.rig.hints.sessions else 11))
+        if is_pressed:
+            self.add(replace(turn, session=None, salt="z", output=0.1, share=0.8), again=False)
+            self.serve(3, ())
 
     @property
     def of_several(self) -> list[str]:

@@ -22,6 +22,7 @@ from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.figures import Figures
 from paged.testing.flight import Flight, Key, Mirror, Source
+from paged.testing.naive_hints import NaiveHints
 from paged.testing.naive_layers import has_states
 from paged.testing.shadow_groups import ShadowGroups, views_of
 from paged.testing.shadow_kv import ShadowKV
@@ -69,6 +70,7 @@ class SchedulerRig:
         # What was guessed to come next of each sequence, for the batch that was scheduled last.
         self.proposed: dict[Key, list[int]] = {}
         self.num_added = 0
+        self.hints = NaiveHints(self)
         # Groups of moves that are still to run, one a batch: of cancelled batches (None), or copies for forks, by what is written.
         self.carried: list[dict[int, int] | None] = []
         # The latest batch that was cancelled after its moves had run.
@@ -177,6 +179,7 @@ class SchedulerRig:
             self.figures.forget(request.id)
             self.past.discard(request.id)
             self.num_added += 1
+            self.hints.begin(request)
         self._check()
 
     def schedule(self) -> Any:
@@ -193,6 +196,7 @@ class SchedulerRig:
         try:
             with self._blaming(TooManyOutstanding):
                 batch = self.scheduler.schedule(now=self.now, **drafts)
+            self.hints.expire(self.now)
         except TooManyOutstanding:
             self._fail_on([] if is_full else [f"{len(self.flights)} batches are out, and yet they are too many"])
             self.events["too many outstanding"] += 1
@@ -471,6 +475,22 @@ class SchedulerRig:
             self.events["append"] += 1
         self._check()
 
+    def hint(self, hint: Any) -> None:
+        """Say what is known of content that is to come: answered as it has to be, and never in the way of what is to be done."""
+        from paged.errors import UnknownRequest
+
+        self._note("hint", hint)
+        is_known = hint.action == "unpin" or hint.request in (None, *self.books, *self.past)
+        before = self.hints.before(hint) if is_known else (0, 0, 0)
+        try:
+            with self._blaming(UnknownRequest):
+                outcome = self.scheduler.hint(hint, now=self.now)
+        except UnknownRequest:
+            self._fail_on([f"{hint.request} was submitted, and yet is unknown to hint"] if is_known else [])
+        else:
+            self._fail_on(self.hints.carried_out(hint, outcome, before))
+        self._check()
+
     def fork(self, id: str, sequence: int = 0) -> None:
         """One more sequence of a request that runs, from where this one is: full blocks shared, the partial one copied."""
         from paged import PagedError
@@ -593,6 +613,8 @@ class SchedulerRig:
                 break
             self.step()
         self._fail_on([f"not drained after {bound} steps: {self.scheduler.counts()}"] if self.has_work else [])
+        for hint in self.hints.unpin_all():
+            self.hint(hint)
         self._fail_on(life_oracles.at_rest(self))
 
     def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
@@ -813,6 +835,7 @@ class SchedulerRig:
             found += [violation for id in self.books for violation in self._received(id)]
             # Full layers alone have none, and without them it is not known which content there is.
             has_some = len({group.kind == "full" for group in self.world.groups}) == 2
+            found += self.hints.look()
             found += self.events_read.look(self._restart_points if has_some else None)
         self._fail_on(found)
         self._retire()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from paged.block_manager import LayerGroup
-from paged.scheduler import Request
+from paged.scheduler import Hint, Request
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineRequest, EngineWorld
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
@@ -191,6 +191,9 @@ _WITHOUT_LIMITS = {
     "drafts": 0,
     "least_load": 0,
     "lag": 0,
+    "max_pinned": 0,
+    "max_pinned_per_tenant": None,
+    "max_cached_per_tenant": None,
 }
 
 
@@ -268,6 +271,11 @@ def _smaller(value: Any) -> Iterator[Any]:
     """What may stand instead of an argument, each closer to nothing than it is."""
     if isinstance(value, Request):
         yield from _smaller_requests(value)
+    elif isinstance(value, Hint):
+        yield from (msgspec.structs.replace(value, tokens=tokens) for tokens in _smaller(value.tokens))
+        for name in ("lasts", "tenant", "waits_for"):
+            if getattr(value, name) is not None:
+                yield msgspec.structs.replace(value, **{name: None})
     elif isinstance(value, bool):
         yield from [False] if value else []
     elif isinstance(value, int):
@@ -287,7 +295,7 @@ def _smaller(value: Any) -> Iterator[Any]:
 
 _TO_THE_USUAL = (
     "num_computed", "num_sequences", "salt", "adapter", "extra_key", "priority", "stop_token_ids", "eos_token_id", "min_tokens",
-    "reads_cache", "writes_cache", "retention", "expected_tokens", "tenant",
+    "reads_cache", "writes_cache", "retention", "expected_tokens", "tenant", "session_id",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from paged.testing.protocol import Capabilities
 from paged.testing.reserving import DRAWN, DRAWN_FOR_ENGINES, PREALLOCATES, RESERVES
 from paged.testing.world import World
 
+SESSIONS = ("s0", "s1", "s2")
 NAMESPACES = (None,) * 9 + ("a", ("a",), 1, True)
 """Mostly one; the others differ from each other by type alone."""
 
@@ -67,6 +68,8 @@ class Wish:
     seed: int = 0
     adapter: str | None = None
     extra_key: object = None
+    session: str | None = None
+    tenant: str | None = None
     expected: float | None = None
     """Share of max_tokens that it is thought to take."""
 
@@ -93,6 +96,8 @@ class Wish:
             retention=None if keeps is None else Retention(priority=keeps[0], lasts=keeps[1]),
             adapter=self.adapter,
             extra_key=self.extra_key,
+            session_id=self.session if able.hints else None,
+            tenant=self.tenant,
             expected_tokens=None if self.expected is None else max(1, int(max_tokens * self.expected)),
         )
 
@@ -137,6 +142,37 @@ def wishes() -> st.SearchStrategy[Wish]:
         adapter=st.sampled_from([None] * 6 + ["a"]),
         extra_key=st.sampled_from([None] * 10 + ["a", ("a",), 1, True]),
         expected=st.sampled_from([None, None, 0.4, 1.0]),
+        session=st.sampled_from([None, None, *SESSIONS]),
+        tenant=st.sampled_from([None, None, "t"]),
+    )
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """A hint, before it is known which sessions and requests there are, and which tokens."""
+
+    action: str
+    target: str
+    pick: int
+    length: int
+    priority: int = 1
+    lasts: float | None = None
+    waits_for: str | None = None
+    tenant: str | None = None
+
+
+def knowledge() -> st.SearchStrategy[Knowledge]:
+    """What a caller knows of content that is to come, or is not."""
+    return st.builds(
+        Knowledge,
+        action=st.sampled_from(["retain", "pin", "pin", "unpin", "prefetch", "prefetch", "demote", "end"]),
+        target=st.sampled_from(["session", "session", "session", "request", "tokens", "tokens"]),
+        pick=picks,
+        length=st.integers(1, 24),
+        priority=st.integers(1, 3),
+        lasts=st.sampled_from([None, None, 3.0, 20.0]),
+        waits_for=st.sampled_from([None, "tool", "person"]),
+        tenant=st.sampled_from([None, None, "t"]),
     )
 
 
@@ -158,12 +194,13 @@ def engine_wishes() -> st.SearchStrategy[Wish]:
     )
 
 
-def _world(*, known_outputs: int | None, host_blocks: int, **sizes: Any) -> World:
+def _world(*, known_outputs: int | None, host_blocks: int, max_pinned: int, **sizes: Any) -> World:
     """`resumes_known` goes with another switch that has nothing to do with it: a draw of its own would be one more of many. A host of one
     block goes with all that lets content come and go there: what a batch reads of it is soon written over."""
     if host_blocks == 1:
         sizes |= {"host_caching": True, "prefix_caching": True, "max_sequences": 8}
         sizes["block_size"] = max(2, sizes["block_size"])
+    sizes["max_pinned"] = min(max_pinned, sizes["num_blocks"] - 2)
     return World(known_outputs=known_outputs, resumes_known=known_outputs == 2, host_blocks=host_blocks, **sizes)
 
 
@@ -191,6 +228,9 @@ def scheduler_worlds() -> st.SearchStrategy[World]:
         preemption=st.sampled_from([None, None, "swap"]),
         max_preemptions=st.sampled_from([None, None, 1, 2]),
         known_outputs=st.sampled_from([None, 0, 2]),
+        max_pinned=st.sampled_from([0, 0, 0, 1, 2, 4, 8]),
+        max_pinned_per_tenant=st.sampled_from([None, None, 1]),
+        max_cached_per_tenant=st.sampled_from([None, None, None, 0, 3]),
     )
 
 
@@ -256,6 +296,8 @@ def layer_worlds(draw: st.DrawFn) -> World:
         # A bounded request with windows holds more than was reserved for it while several batches are out.
         max_preemptions=draw(st.sampled_from([None, None, 1, 2])),
         known_outputs=draw(st.sampled_from([None, 0, 2])),
+        max_pinned=min(draw(st.sampled_from([0, 0, 0, 1])), num_blocks - 2) if num_blocks > 2 else 0,
+        max_cached_per_tenant=draw(st.sampled_from([None, None, None, 0, 3])),
     )
 
 

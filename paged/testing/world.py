@@ -42,8 +42,17 @@ class World(MemoryWorld):
 
     known_outputs: int | None = None
     """How many have to have ended before admission looks ahead, where the policy does; None: as it says, which is more than come here."""
+    max_pinned: int = 0
+    """Blocks that hints may pin; requests cannot have them."""
+    max_pinned_per_tenant: int | None = None
+    max_cached_per_tenant: int | None = None
     groups: tuple[LayerGroup, ...] = ()
     """Layers of several kinds, whose blocks take pages of the pool; none: all layers are full, and a block is a page."""
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that requests can have."""
+        return self.num_blocks - self.max_pinned
 
     @property
     def longest(self) -> int:
@@ -55,7 +64,7 @@ class World(MemoryWorld):
         return self._longest_of(request.num_sequences)
 
     def _longest_of(self, num_sequences: int) -> int:
-        blocks = most_blocks(self.policy, self.num_blocks, num_sequences)
+        blocks = most_blocks(self.policy, self.capacity, num_sequences)
         most = blocks * self.block_size
         if self.groups:
             if self.max_model_len is None and all(group.kind != "full" for group in self.groups):
@@ -75,7 +84,7 @@ class World(MemoryWorld):
             pages = request.num_sequences * pages_for(self.groups, num_tokens + 1, self.block_size)
             num_twice = request.num_sequences * each - blocks
             blocks = pages - num_twice * full_pages(self.groups) + request.num_sequences * self.spare_pages
-        return num_tokens + 1 <= self.limit_of(request) and blocks <= self.num_blocks
+        return num_tokens + 1 <= self.limit_of(request) and blocks <= self.capacity
 
     @property
     def spare_pages(self) -> int:
@@ -106,6 +115,8 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
         "max_outstanding": world.max_outstanding,
         "resumes_known": world.resumes_known,
     }
+    caps = ("max_pinned", "max_pinned_per_tenant", "max_cached_per_tenant")
+    limits |= {name: getattr(world, name) for name in caps if getattr(world, name) not in (0, None)}
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
     wishes = {name: getattr(world, name) for name in ("watermark", "preemption", "max_preemptions")}
     if world.policy in RESERVES:

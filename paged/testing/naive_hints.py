@@ -1,0 +1,243 @@
+"""Sessions and hints as they look from outside: what each hint has to be answered, what is pinned, what a session's last turn left.
+
+Beside a scheduler that has `hint`, `session` and `sessions`. Requests are told to it as the rig sees them: added, live, ended.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paged.scheduler import Hint
+from paged.testing import batch_oracles
+from paged.testing.flight import Path
+
+if TYPE_CHECKING:
+    from paged.testing.scheduler_rig import SchedulerRig
+
+STATUSES = ("accepted", "clipped", "deferred", "rejected", "missing")
+ALIVE = ("waiting", "loading", "running", "paused", "swapped")
+
+
+@dataclass
+class Turn:
+    """What a sequence knew when it ended: its namespace and its tokens."""
+
+    namespace: object
+    tokens: list[int]
+    request: Any
+
+
+@dataclass
+class ExpectedSession:
+    """Its live requests, what its next turn waits for, and what each of its turns that ended knew."""
+
+    live: set[str] = field(default_factory=set)
+    waits_for: str | None = None
+    priority: int = 1
+    left: list[Turn] = field(default_factory=list)
+
+
+@dataclass
+class ExpectedPin:
+    """Content that may not leave the device before a time, as far as it is known; and the blocks that count."""
+
+    hint: Any
+    paths: set[Path]
+    num_blocks: int
+    until: float
+
+
+class NaiveHints:
+    """The rules of hints, for a rig."""
+
+    def __init__(self, rig: SchedulerRig) -> None:
+        self._rig = rig
+        self.sessions: dict[str, ExpectedSession] = {}
+        self.pins: dict[object, ExpectedPin] = {}
+        # Requests that live and are to be pinned when they end, and those that may be.
+        self.deferred: set[str] = set()
+        self.maybe_pinned: set[str] = set()
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether content may be pinned."""
+        return bool(self.pins or self.maybe_pinned)
+
+    def begin(self, request: Any) -> None:
+        """A request was taken."""
+        self.deferred.discard(request.id)
+        if request.session_id is not None:
+            self.sessions.setdefault(request.session_id, ExpectedSession()).live.add(request.id)
+
+    def look(self) -> list[str]:
+        """Note which requests have ended, and return what is wrong with what is pinned and with each session."""
+        rig, found = self._rig, list[str]()
+        alive = {id for id, book in rig.books.items() if rig.scheduler.status(id) in ALIVE}
+        for session in self.sessions.values():
+            for id in session.live - alive:
+                if id in rig.books and rig.scheduler.status(id) == "finished":
+                    book = rig.books[id]
+                    session.left += [Turn(book.namespace, each.tokens, book.request) for each in book.sequences]
+            session.live &= alive
+        self.maybe_pinned |= self.deferred - alive
+        self.deferred &= alive
+        here = rig.manager.cached_contents() if self.pins or self.sessions else set()
+        for key, pin in self.pins.items():
+            if rig.now < pin.until and (lost := pin.paths - here):
+                found.append(f"18: {key} is pinned, and {len(lost)} of its {len(pin.paths)} blocks have left the device")
+        for id, session in self.sessions.items():
+            found += self._session(id, session, here)
+        return found
+
+    def _session(self, id: str, session: ExpectedSession, here: set[Path]) -> list[str]:
+        rig, view = self._rig, self._rig.scheduler.session(id)
+        expected = (id, len(session.live), session.waits_for, session.priority)
+        if (shown := (view.id, view.live, view.waits_for, view.priority)) != expected:
+            return [f"18: session {shown} is {expected}"]
+        most = max((len(turn.tokens) // rig.world.block_size for turn in session.left), default=0)
+        if not view.device_blocks + view.host_blocks <= view.blocks <= max(most, view.blocks if session.live else 0):
+            return [f"18: session {id} left {most} blocks at most: {view}"]
+        if (view.expected_at is None) != bool(session.live or view.ended_at is None):
+            return [f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"]
+        if session.left and view.device_blocks and not rig.world.groups:
+            paths = [self._paths(turn, view.device_blocks) for turn in session.left]
+            if not any(set(each) <= here for each in paths):
+                return [f"18: session {id} has {view.device_blocks} blocks on the device, it says; they are not there"]
+        return []
+
+    def _paths(self, turn: Turn, num_blocks: int) -> list[Path]:
+        return batch_oracles.paths(self._rig, turn.namespace, turn.tokens, num_blocks)
+
+    def expire(self, now: float) -> None:
+        """A step begins, and what ends by now ends."""
+        self.pins = {key: pin for key, pin in self.pins.items() if now < pin.until}
+
+    def before(self, hint: Any) -> tuple[int, int, int]:
+        """Blocks of what a hint names, in full; and those of it that are on the device, and behind these on the host, now."""
+        rig, size = self._rig, self._rig.world.block_size
+        if hint.session is not None:
+            if hint.session not in self.sessions:
+                return 0, 0, 0
+            view = rig.scheduler.session(hint.session)
+            return view.blocks, view.device_blocks, view.host_blocks
+        if hint.request is not None and hint.request not in rig.books:
+            return 0, 0, 0
+        tokens = rig.books[hint.request].request.prompt if hint.tokens is None else hint.tokens
+        paths = batch_oracles.paths(rig, self.namespace(hint), tokens, num := len(tokens) // size)
+        here, there = rig.manager.cached_contents(), rig.manager.cached_contents("host")
+        device = next((at for at, path in enumerate(paths) if path not in here), num)
+        both = next((at for at, path in enumerate(paths[device:]) if path not in there), num - device)
+        return num, device, both
+
+    def namespace(self, hint: Any) -> object:
+        """As `ExpectedRequest` has it."""
+        if hint.request is not None:
+            return self._rig.books[hint.request].namespace
+        return "request", hint.salt, hint.adapter, hint.extra_key
+
+    def carried_out(self, hint: Any, outcome: Any, before: tuple[int, int, int]) -> list[str]:
+        """What is wrong with the outcome of a hint; `before`: what that returned before it."""
+        allowed, num = self._allowed(hint, *before)
+        size = self._rig.world.block_size
+        if outcome.status not in allowed or outcome.status not in STATUSES or not outcome.reason:
+            return [f"18: {hint} was answered {outcome}; {before} blocks are there, so it is {' or '.join(allowed)}"]
+        if outcome.status in ("accepted", "clipped") and num is not None and outcome.num_tokens not in num:
+            return [f"18: {hint} was answered {outcome}; its tokens are {num}"]
+        if outcome.num_tokens % size:
+            return [f"18: {hint} was answered {outcome}: not whole blocks of {size}"]
+        self._note(hint, outcome)
+        return []
+
+    def _allowed(self, hint: Any, whole: int, device: int, host: int) -> tuple[tuple[str, ...], list[int] | None]:
+        """The statuses that an outcome may have, and its numbers of tokens, None for any."""
+        rig, size = self._rig, self._rig.world.block_size
+        groups, caches_on_host = rig.world.groups, rig.world.keeps_content_on_host
+        if hint.session is not None and hint.session not in self.sessions:
+            return ("missing",), None
+        if hint.request is not None and hint.action != "prefetch":
+            if hint.action == "unpin":
+                return ("missing", *(["accepted"] if hint.request in self.maybe_pinned else [])), None
+            return ("deferred" if rig.scheduler.status(hint.request) in ALIVE else "missing",), None
+        if hint.action == "end":
+            return ("clipped",) if self.sessions[hint.session].live else ("accepted",), None
+        if hint.request is not None and rig.scheduler.status(hint.request) != "waiting":
+            return ("accepted", "missing"), None
+        if hint.action == "unpin":
+            pin = self.pins.get(self._key(hint))
+            return (("accepted",), [pin.num_blocks * size]) if pin is not None else (("missing",), None)
+        if hint.action == "retain" and hint.session is not None:
+            session = self.sessions[hint.session]
+            if session.live or rig.scheduler.session(hint.session).ended_at is None:
+                return ("deferred",), None
+            return ("accepted", "clipped"), [(device + host) * size]
+        if groups:
+            return STATUSES, None
+        # What is pending behind what is on the device hides what the host has.
+        there = [device, device + host] if rig.flights else [device + host]
+        if there == [0]:
+            return ("missing",), None
+        status = tuple({"accepted" if num == whole else "clipped" if num else "missing" for num in there})
+        if hint.action == "retain":
+            return status, [num * size for num in there]
+        if hint.action == "demote":
+            return ("accepted", "rejected", *(["missing"] if 0 in there else [])), None
+        if hint.action == "pin":
+            if not device:
+                return ("missing",), None
+            return self._pin(hint, device), [device * size]
+        if not caches_on_host and max(there) > device:
+            return ("rejected", *status), None
+        return ("accepted", "clipped", "rejected", *(["missing"] if 0 in there else [])), None
+
+    def _pin(self, hint: Any, num_blocks: int) -> tuple[str, ...]:
+        world, key = self._rig.world, self._key(hint)
+        others = [pin for other, pin in self.pins.items() if other != key]
+        mine = [pin for pin in others if pin.hint.tenant == hint.tenant]
+        most = math.inf if world.max_pinned_per_tenant is None else world.max_pinned_per_tenant
+        fits = num_blocks + sum(pin.num_blocks for pin in others) <= world.max_pinned
+        fits &= num_blocks + sum(pin.num_blocks for pin in mine) <= most
+        if fits and self.maybe_pinned:
+            return "accepted", "clipped", "rejected"
+        return ("accepted", "clipped") if fits else ("rejected",)
+
+    def _key(self, hint: Any) -> object:
+        if hint.session is not None:
+            return "session", hint.session
+        return "tokens", repr(self.namespace(hint)), tuple(hint.tokens)
+
+    def _note(self, hint: Any, outcome: Any) -> None:
+        """What the outcome says is so from now on."""
+        rig, is_done = self._rig, outcome.status in ("accepted", "clipped")
+        session = self.sessions.get(hint.session)
+        rig.events[f"{hint.action} {outcome.status}"] += 1
+        if outcome.status == "deferred" and hint.request is not None and hint.action == "pin":
+            self.deferred.add(hint.request)
+        if hint.request is not None:
+            if hint.action == "unpin" and outcome.status == "accepted":
+                self.maybe_pinned.discard(hint.request)
+            return
+        if session is not None and hint.action == "retain":
+            session.waits_for, session.priority = hint.waits_for, hint.priority
+        if session is not None and hint.action == "end":
+            self.pins.pop(self._key(hint), None)
+            if outcome.status == "accepted":
+                del self.sessions[hint.session]
+        if hint.action == "unpin":
+            self.pins.pop(self._key(hint), None)
+        if hint.action == "pin" and is_done:
+            num, paths = outcome.num_tokens // rig.world.block_size, set[Path]()
+            if hint.tokens is not None:
+                paths = set(batch_oracles.paths(rig, self.namespace(hint), hint.tokens, num))
+            elif session is not None and len(left := [self._paths(turn, num) for turn in session.left]) == 1:
+                paths = set(left[0])
+            until = math.inf if hint.lasts is None else rig.now + hint.lasts
+            self.pins[self._key(hint)] = ExpectedPin(hint, paths, num, until)
+
+    def unpin_all(self) -> list[Any]:
+        """Hints after which nothing is pinned."""
+        hints = [msgspec.structs.replace(pin.hint, action="unpin") for pin in self.pins.values()]
+        return hints + [Hint(action="unpin", request=id) for id in sorted(self.maybe_pinned)]
