@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,6 +32,8 @@ def violations_of(state: State) -> list[str]:
                 found.append(f'9: request "{request.id}" is {request.status.value} and stands in the {name} queue.')
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
+    if +state.manager.device.kept != Counter(held := state.outstanding.held()):
+        found.append(f"2: blocks {held} are held for requests that have ended; memory keeps {state.manager.device.kept}.")
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
     return found + state.reservation.violations(state.books) + state.manager.check()
 

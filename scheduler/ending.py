@@ -313,6 +313,8 @@ def end_sequences(
             state.outstanding.hold_loading(request)
     elif request.status is Status.RUNNING:
         state.running.leave([request.rows[sequence] for sequence in sequences])
+    if request.request.saves:
+        state.outstanding.hold_saving(request)
     for sequence in sequences:
         num_output = state.books.num_output(request, sequence)
         if sentence is None:
