@@ -164,7 +164,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        is_loading = request.num_loading is None and _list_loads(state, step, request, row)
+        asks = request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0)
+        is_loading = asks and _list_loads(state, step, request, row)
         if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
@@ -208,12 +209,20 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
 
 
 def _list_loads(state: State, step: Step, request: RequestState, row: int) -> bool:
-    """List the blocks for tokens whose KV exists elsewhere. Return whether there are any."""
+    """List the blocks for tokens whose KV exists elsewhere. Return whether the request waits for any. What the batch loads
+    itself is listed when the row is placed."""
     manager, size = state.manager, state.manager.block_size
     request.await_load(0)
     have = manager.rows.num_launched.item(row)
-    wanted = min(request.request.num_computed, manager.rows.num_tokens.item(row) - 1)
-    num_blocks = state.books.blocks_for(wanted)
+    most, is_late, known = request.request.num_computed, True, manager.rows.num_tokens.item(row)
+    if state.elsewhere is not None:
+        num_more, is_late = state.elsewhere(request.id, have)
+        most = have + num_more
+    wanted = min(most, known - 1)
+    if not is_late:
+        step.load(row, wanted)
+        return False
+    num_blocks = state.books.blocks_for(wanted if state.elsewhere is None else min(most, known))
     if wanted <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
         return False
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
@@ -242,8 +251,8 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
     if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
         raise RequestInFlight(request.id)
-    if request.request.is_private:
-        raise wrong(request.id, "a request that shares nothing with others has no forks.")
+    if request.request.is_private or request.request.saves:
+        raise wrong(request.id, "a request that shares nothing with others, or saves its blocks, has no forks.")
     seats = state.limits.max_sequences
     if state.reservation.reserves or not state.admission.joins:
         reserves = f'policy "{state.policy.name}" reserves what a request may become at worst'
@@ -275,8 +284,8 @@ def force_progress(state: State, step: Step) -> None:
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
-        if any(other.status is Status.LOADING for other in queues.away):
-            # Their blocks come back when the caller has loaded.
+        if state.outstanding.saving or any(other.status is Status.LOADING for other in queues.away):
+            # Their blocks come back when the caller has loaded, or saved.
             return
         sentence = "ended with length: alone in the pool, it outgrew it."
         state.pending_outputs.extend(end_request(state, able[0], LENGTH, sentence))
@@ -289,7 +298,7 @@ def force_progress(state: State, step: Step) -> None:
         fits = _clear(state, step, request, books.to_enter)
         # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
         is_alone = not queues.running.num and all(other.status is Status.SWAPPED for other in queues.away)
-        may_try = is_alone and not state.reservation.reserves
+        may_try = is_alone and not state.reservation.reserves and not state.outstanding.saving
         if (fits or may_try) and not step.admitted:
             state.admission.begin_batch(state.limits, [request])
             admit(state, step, request)

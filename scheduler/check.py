@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,6 +32,8 @@ def violations_of(state: State) -> list[str]:
                 found.append(f'9: request "{request.id}" is {request.status.value} and stands in the {name} queue.')
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
+    if +state.manager.blocks.kept != Counter(held := state.outstanding.held() + state.hints.held()):
+        found.append(f"2: blocks {held} are pinned, or held for ended requests; memory keeps {state.manager.blocks.kept}.")
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
     found += state.hints.violations(
         [each.request.session_id for each in state.requests.values() if each.request.session_id]

@@ -94,20 +94,25 @@ def place_chunk(
         num_won = manager.sharing.extend_hit(row, count=is_first_life, room=room)
         if is_first_life and num_won:
             request.count("hit_tokens", num_won)
-    request.follow(_leader_of(manager, step, request, row))
+    launched = manager.rows.num_launched.item(row)
+    num_loaded = step.loads_to.pop(row, launched) - launched if step.loads_to else 0
+    request.follow(None if num_loaded else _leader_of(manager, step, request, row))
     if request.follows is not None:
         return 0
-    launched = manager.rows.num_launched.item(row)
     todo = state.outstanding.total_of(row) - launched
     holds = manager.tokens_within(row, state.books.allowance(request))
     most = min(most, state.limits.max_chunk, state.composition.most(launched))
-    count = min(todo, step.budget, most, holds - launched)
-    if count <= 0 or step.seats <= 0:
+    count = min(todo, num_loaded + min(step.budget, most), holds - launched)
+    if count <= num_loaded or step.seats <= 0:
         return 0
     if manager.layout.states:
         count = manager.next_end(row, launched, launched + count) - launched
     step.move(manager.place_one(row, count))
-    step.note_chunk(request, row, launched, count, is_whole=count == todo)
+    step.note_chunk(request, row, launched, count, is_whole=count == todo, num_loaded=num_loaded)
+    if num_loaded:
+        size, table = manager.block_size, manager.rows.table(row).tolist()
+        stop = state.books.blocks_for(launched + num_loaded)
+        step.loads.extend((row, column * size, table[column]) for column in range(launched // size, stop))
     return count
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -97,6 +97,9 @@ class Scheduler(Uncopyable):
     resumes_known        for engines that ask the scheduler for the tokens of a row that was not in the last batch, or
                          has other blocks: such a row computes known tokens only, and a request that gave its blocks
                          back returns after the batches that sample for it
+    elsewhere            called as a request with `num_computed` is admitted, each time, with its id and its tokens that are
+                         here. Returns how many of those behind exist elsewhere, and whether they come late: by `loaded`,
+                         or else before the batch that lists them computes. None: all of `num_computed`, late
 
     `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
@@ -120,6 +123,7 @@ class Scheduler(Uncopyable):
         max_pinned_per_tenant: int | None = None,
         max_cached_per_tenant: int | None = None,
         remember_evicted: int = 0,
+        elsewhere: Callable[[str, int], tuple[int, bool]] | None = None,
     ) -> None:
         if not isinstance(manager, BlockManager):
             raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
@@ -149,7 +153,7 @@ class Scheduler(Uncopyable):
         if strategies.reservation.reserves and not strategies.reservation.is_counted:
             memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
-        self._state = State(memory, chosen, strategies, limits, self.costs)
+        self._state = State(memory, chosen, strategies, limits, self.costs, elsewhere)
         prices, size = self.costs, manager.block_size
         # A load is half a swap.
         memory.load_where(lambda start, stop: prices.swap((stop - start) // size) / 2 < prices.recompute(start, stop))
@@ -177,11 +181,16 @@ class Scheduler(Uncopyable):
             raise errors.InvalidRequest(f"a Request is needed; got {request!r}.")
         if request.num_computed:
             state.manager.layout.refuse("num_computed (KV that exists elsewhere)")
+        if request.saves:
+            state.manager.layout.refuse("saves (blocks that stay held)")
+            if state.policy.layout == "region":
+                raise wrong(request.id, f"saves: policy {state.policy.name} gives regions back whole, with all blocks.")
         arrival, limits = finite_time(now), state.limits
         request, prompt, root = validated(request, limits.vocabulary_size)
         num_sequences = request.num_sequences
         is_undelivered = state.pending_outputs and any(output.id == request.id for output in state.pending_outputs)
-        if request.id in state.requests or is_undelivered or state.outstanding.is_busy(request.id):
+        is_held = request.id in state.outstanding.saving or state.outstanding.is_busy(request.id)
+        if request.id in state.requests or is_undelivered or is_held:
             raise errors.DuplicateRequest(request.id)
         if num_sequences > limits.max_sequences:
             raise wrong(request.id, f"{num_sequences} sequences run together; max_sequences is {limits.max_sequences}.")
@@ -428,6 +437,24 @@ class Scheduler(Uncopyable):
         """Return up to `limit` sessions, those whose turns ended last first. Raises InvalidConfig."""
         most = checked_integer("limit", limit, 0, 2**62)
         return [self.session(each) for each in islice(reversed(self._state.hints.sessions.by_id), most)]
+
+    @alone
+    def saved(self, request_id: str) -> None:
+        """Release the blocks of a request with `saves` that has ended: they have been copied. Raises UnknownRequest, or
+        InvalidRequest (it lives, or nothing is held for it)."""
+        outstanding = self._state.outstanding
+        if request_id not in outstanding.saving:
+            lives = self._known(request_id) is not None
+            raise wrong(request_id, "it has not ended." if lives else "nothing is held: it saves nothing, or is saved.")
+        outstanding.release_saving(request_id)
+        self._state.queues.reopen()
+
+    def saving_blocks(self, request_id: str) -> Counts:
+        """Return a copy of the blocks that are held for an ended request until `saved`, int64 [n]. Raises UnknownRequest."""
+        saving = self._state.outstanding.saving
+        if request_id not in saving:
+            self._known(request_id)
+        return saving.get(request_id, NO_ROWS).copy()
 
     def explain(self, request_id: str) -> Explanation:
         """Return why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""

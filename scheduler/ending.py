@@ -314,6 +314,8 @@ def end_sequences(
             state.outstanding.hold_loading(request)
     elif request.status is Status.RUNNING:
         state.running.leave([request.rows[sequence] for sequence in sequences])
+    if request.request.saves:
+        state.outstanding.hold_saving(request)
     for sequence in sequences:
         num_output, way = state.books.num_output(request, sequence), list[Node]()
         if (session_id := request.request.session_id) is not None and is_last and sequence == sequences[-1]:

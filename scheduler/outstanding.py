@@ -19,7 +19,7 @@ from paged.errors import BatchError
 
 from .batch import NO_LOADS, Batch, Left, SchedulerStats
 from .request import RequestState
-from .rows import Counts, RowColumns, Rows
+from .rows import NO_ROWS, Counts, RowColumns, Rows
 
 # The number of a group of copies that belongs to no batch.
 _FORKS = 0
@@ -60,6 +60,8 @@ class Outstanding:
         self._changed: set[int] = set()
         # Blocks into which a batch loads for an aborted request: (batch, id of the request, blocks).
         self._loading: list[tuple[int, str, Counts]] = []
+        # Blocks of ended requests that are being copied, by id: held until `saved`.
+        self.saving: dict[str, Counts] = {}
 
     def begin_step(self) -> None:
         """Begin a step, before any table grows."""
@@ -220,6 +222,20 @@ class Outstanding:
         for held in [held for held in self._loading if held[0] == number] if self._loading else ():
             self._loading.remove(held)
             self._manager.device.let_go(held[2])
+
+    def hold_saving(self, request: RequestState) -> None:
+        """Hold the device blocks of a request that saves, which ends, until `release_saving`."""
+        row = request.rows[0]
+        blocks = NO_ROWS if row < 0 else self._manager.rows.table(row).astype(np.int64)
+        self._manager.device.keep(blocks)
+        self.saving[request.id] = blocks
+
+    def held(self) -> list[int]:
+        """Return the blocks that are held for ended requests, each as often as it is."""
+        return np.concatenate([NO_ROWS, *self.saving.values(), *(held[2] for held in self._loading)]).tolist()
+
+    def release_saving(self, request_id: str) -> None:
+        self._manager.device.let_go(self.saving.pop(request_id))
 
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))

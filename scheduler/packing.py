@@ -43,6 +43,9 @@ class Packer:
         (counts, start_loc, num_drafts, samples), num_samples = self._usual, num
         if step.chunks or step.draft_counts is not None:
             counts, start_loc = ends - flight.starts, np.zeros(num + 1, np.int64)
+            if step.loads:
+                # What the batch loads of a row it does not compute.
+                counts[len(step.decodes) :] = [chunk[2] for chunk in step.chunks]
             counts.setflags(write=False)
             np.cumsum(counts, out=start_loc[1:])
         if step.draft_counts is not None:

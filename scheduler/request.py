@@ -78,6 +78,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority         smaller is sooner
     num_sequences    a group: sequences of one prompt, admitted, preempted and swapped together
     num_computed     first tokens whose KV exists elsewhere; see Batch.loads
+    saves            its device blocks are copied by others: they stay held, and are content as usual, when it has ended in
+                     any way, until `Scheduler.saved`
     expected_tokens  output tokens that it is thought to take, at most max_tokens: a hint for policies; None: not known
     keep_at          lengths of the prompt at which others may begin (the end of a system prompt, of tools): windows and
                      states are kept at the last block's end before each, at most MOST_KEPT_AT. Full layers always are
@@ -99,6 +101,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     num_sequences: int = 1
     num_computed: int = 0
+    saves: bool = False
     expected_tokens: int | None = None
     keep_at: tuple[int, ...] = ()
     salt: str | None = None
@@ -120,7 +123,7 @@ _INTEGERS = ("max_tokens", "min_tokens", "num_sequences", "num_computed", "prior
 # What most requests leave as it is.
 _rare_of = attrgetter(
     "min_tokens", "priority", "num_sequences", "num_computed", "reads_cache", "writes_cache",
-    "expected_tokens", "retention", "tenant", "salt", "adapter", "stop_token_ids", "keep_at", "session_id",
+    "expected_tokens", "retention", "tenant", "salt", "adapter", "stop_token_ids", "keep_at", "session_id", "saves",
 )  # fmt: skip
 _USUAL = _rare_of(Request(id="", prompt=()))
 _USUAL_TYPES = [*map(type, _USUAL)]
@@ -176,6 +179,7 @@ def _check_fields(request: Request) -> None:
         ("priority", is_integer(request.priority), "an integer"),
         ("num_sequences", _is_count(num_sequences, 1), "an integer of at least 1"),
         ("num_computed", _is_count(request.num_computed, 0), "an integer of at least 0"),
+        ("saves", isinstance(request.saves, bool), "True or False"),
         ("reads_cache", isinstance(request.reads_cache, bool), "True or False"),
         ("writes_cache", isinstance(request.writes_cache, bool), "True or False"),
         ("retention", isinstance(request.retention, Retention | None), "a Retention or None"),
@@ -192,8 +196,9 @@ def _check_fields(request: Request) -> None:
     ):
         if not is_right:
             raise wrong(request.id, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
-    if request.num_computed and num_sequences > 1:
-        raise wrong(request.id, f"num_computed goes with one sequence; got num_sequences {num_sequences}.")
+    if (request.num_computed or request.saves) and num_sequences > 1:
+        field = "num_computed" if request.num_computed else "saves"
+        raise wrong(request.id, f"{field} goes with one sequence; got num_sequences {num_sequences}.")
     if request.is_private and num_sequences > 1:
         shared = f"{num_sequences} sequences share their prompt through the cache"
         raise wrong(request.id, f"{shared}; reads_cache and writes_cache have to be on.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
     leaders: list[tuple[RequestState, int, int]] = []
     moves: list[Moves] = []
     loads: list[tuple[int, int, int]] = []
+    loads_to: dict[int, int] = {}  # by row, up to which token the batch itself loads, if the row is placed
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
     is_short: bool = False  # a victim gives up blocks: admit no request in this step
@@ -76,10 +77,17 @@ class Step(msgspec.Struct, eq=False, gc=False):
         self.budget -= len(rows)
         self.seats -= len(rows)
 
-    def note_chunk(self, request: RequestState, row: int, launched: int, count: int, *, is_whole: bool) -> None:
-        """Place the next `count` tokens of the request's row. `is_whole`: they are all that it knows or will know."""
-        self.chunks.append((row, launched, count, is_whole))
-        self.budget -= count
+    def load(self, row: int, num_tokens: int) -> None:
+        """Let the batch load the row up to so many tokens, in front of what it computes of it."""
+        self.loads_to[row] = num_tokens
+
+    def note_chunk(
+        self, request: RequestState, row: int, launched: int, count: int, *, is_whole: bool, num_loaded: int = 0
+    ) -> None:
+        """Place the next `count` tokens of the request's row, of which the batch computes all but the first `num_loaded`.
+        `is_whole`: they are all that it knows or will know."""
+        self.chunks.append((row, launched + num_loaded, count - num_loaded, is_whole))
+        self.budget -= count - num_loaded
         self.seats -= 1
         if not is_whole and request.request.writes_cache:
             self.leaders.append((request, row, launched))
@@ -103,8 +111,17 @@ class Step(msgspec.Struct, eq=False, gc=False):
 
 
 class State:
-    def __init__(self, manager: Memory, policy: Policy, strategies: Strategies, limits: Limits, costs: Costs) -> None:
+    def __init__(
+        self,
+        manager: Memory,
+        policy: Policy,
+        strategies: Strategies,
+        limits: Limits,
+        costs: Costs,
+        elsewhere: Callable[[str, int], tuple[int, bool]] | None = None,
+    ) -> None:
         self.manager = manager
+        self.elsewhere = elsewhere
         self.policy = policy
         self.reservation, self.admission, self.composition, self.victims, self.order = strategies
         self.limits = limits

@@ -58,7 +58,7 @@ def observe(rig: SchedulerRig) -> Before:
             and (rig.is_undecided((id, 0)) or rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1)
             and len(rig.foreseen((id, 0))) < rig.books[id].full_length(0)
         },
-        is_quiet=not rig.flights and not rig.loads,
+        is_quiet=not rig.flights and not rig.loads and not rig.saving,
     )
 
 

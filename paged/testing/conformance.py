@@ -188,7 +188,7 @@ def _is_anything(answer: Any, subject: Any = None) -> bool:
 
 
 # Which of the capabilities stands for a method of another name.
-_FLAGS = {"swap_out": "host_tier", "swap_in": "host_tier", "loaded": "external_tokens"}
+_FLAGS = {"swap_out": "host_tier", "swap_in": "host_tier", "loaded": "external_tokens", "saved": "external_tokens"}
 _STATES = ("submitted", "waiting", "loading", "running", "paused", "swapped", "finished", "rejected", "aborted")
 _COUNT = "an int of at least 0"
 _MOVES = "moves: device_to_host, host_to_device and device_to_device, int [n, 2] each, source and destination block; len() is all of them"
@@ -257,6 +257,7 @@ _SCHEDULER = {
     "cancel": Promise("nothing", _is_nothing, False),
     "append": Promise("nothing", _is_nothing, False),
     "loaded": Promise("nothing", _is_nothing, False),
+    "saved": Promise("nothing", _is_nothing, False),
 }
 
 PROTOCOLS: dict[str, dict[str, Promise]] = {"KVManager": _MANAGER, "StepScheduler": _SCHEDULER}

@@ -7,6 +7,7 @@ observer stands: in `manager_rig`, `batch_oracles` and `life_oracles`; `INVARIAN
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,16 @@ INVARIANTS: dict[int, tuple[str, str]] = {
 """Number → the statement, and the place that checks it."""
 
 
-def memory_violations(manager: Any, *, may_hold: bool = False, groups: Groups = ()) -> list[str]:
+def memory_violations(
+    manager: Any, *, may_hold: bool = False, groups: Groups = (), held: Sequence[int] = ()
+) -> list[str]:
     """Invariants 1, 2, 3, 5 and 6 of a manager, with layers of several kinds 17, too. `may_hold`: loads and copies may have references beyond
-    the tables."""
+    the tables. `held`: blocks that have one for each time they are listed."""
     if groups:
         found = tiers_add_up(manager) + fronts(manager, groups)
         found += page_references(manager, groups, may_hold=may_hold)
         return found + table_lengths(manager)
-    found = tiers_add_up(manager) + references(manager, may_hold=may_hold) + used_means_referenced(manager)
+    found = tiers_add_up(manager) + references(manager, may_hold=may_hold, held=held) + used_means_referenced(manager)
     return found + table_lengths(manager) + parents_of_contents(manager)
 
 
@@ -61,7 +64,7 @@ def tiers_add_up(manager: Any) -> list[str]:
     return found
 
 
-def references(manager: Any, *, may_hold: bool = False) -> list[str]:
+def references(manager: Any, *, may_hold: bool = False, held: Sequence[int] = ()) -> list[str]:
     """2, on the device: each block is referenced as often as tables name it, and not more often unless loads or copies `may_hold` it."""
     named = np.zeros(manager.num_blocks, np.int64)
     found = []
@@ -70,6 +73,7 @@ def references(manager: Any, *, may_hold: bool = False) -> list[str]:
         if len(set(table.tolist())) < len(table):
             found.append(f"6: row {row} names a block twice: {table.tolist()}")
         np.add.at(named, table, 1)
+    np.add.at(named, np.array(held, np.int64), 1)
     return found + _counts(manager, named, may_hold)
 
 

@@ -41,7 +41,7 @@ class Capabilities:
     groups: bool = True
     """A request may own several sequences."""
     external_tokens: bool = True
-    """`num_computed`, `Batch.loads` and `loaded`."""
+    """`num_computed`, `Batch.loads` and `loaded`; `saves`, `saving_blocks` and `saved`."""
     cancel: bool = True
     """A scheduled batch can be taken back, and several may be outstanding."""
     drafts: bool = True

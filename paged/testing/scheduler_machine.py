@@ -95,7 +95,7 @@ class SchedulerMachine(RigMachine):
         """Three prompts that grow until they are in each other's way; the first may be the longest, and drive both others out. The last one may
         be a group, of which a sequence waits. In the end the sampling request may have to wait for tokens, with all that is reserved for it;
         a preempted one goes on."""
-        wish = replace(wish, share=0.2, output=output, num_computed=0)
+        wish = replace(wish, share=0.2, output=output, num_computed=0, saves=False)
         self.add(replace(wish, share=share, output=1.0, num_sequences=1, salt=None), again=False)
         self.add(replace(wish, num_sequences=1, salt="a"), again=False)
         self.add(replace(wish, salt="b"), again=False)
@@ -418,3 +418,8 @@ class SchedulerMachine(RigMachine):
     @rule(pick=picks, num_tokens=st.integers(0, 8))
     def loaded(self, pick: int, num_tokens: int) -> None:
         self.rig.loaded(sorted(self.rig.loads)[pick % len(self.rig.loads)], num_tokens)
+
+    @where(lambda self: self.rig.saving)
+    @rule(pick=picks)
+    def saved(self, pick: int) -> None:
+        self.rig.saved(sorted(self.rig.saving)[pick % len(self.rig.saving)])

@@ -55,6 +55,9 @@ class SchedulerRig:
         self.books: dict[str, ExpectedRequest] = {}
         self.flights: list[Flight] = []
         self.loads: dict[str, Loading] = {}
+        # Blocks of requests that have ended and save, and what their computed tokens were then.
+        self.saving: dict[str, tuple[list[int], list[int]]] = {}
+        self.was_saved: set[str] = set()
         # Tokens asked for by loading requests whose batch was cancelled: appended tokens do not change what is listed again.
         self.asked: dict[str, int] = {}
         self.mirror: Mirror = {}
@@ -110,8 +113,8 @@ class SchedulerRig:
         return any(key[0] == id for flight in self.flights for key in flight.keys)
 
     def is_held(self, id: str) -> bool:
-        """Whether a batch that is out computes or loads for this request: until it ends, the id is taken."""
-        return self.in_flight(id) or any(id in flight.loading for flight in self.flights)
+        """Whether a batch that is out computes or loads for this request, or its blocks are being saved: the id is taken."""
+        return self.in_flight(id) or id in self.saving or any(id in flight.loading for flight in self.flights)
 
     @property
     def taken_ids(self) -> list[str]:
@@ -178,6 +181,7 @@ class SchedulerRig:
             self._forget_progress(request.id)
             self.figures.forget(request.id)
             self.past.discard(request.id)
+            self.was_saved.discard(request.id)
             self.num_added += 1
             self.hints.begin(request)
         self._check()
@@ -605,6 +609,32 @@ class SchedulerRig:
             self.computed[id, 0] = first + num_tokens
         self._check()
 
+    def saved(self, id: str) -> None:
+        """The blocks of a request that has ended have been copied: until now nothing else was written to them."""
+        from paged.errors import InvalidRequest
+
+        if id not in self.saving:
+            return
+        self._note("saved", id)
+        blocks, seen = self.saving.pop(id)
+        self.was_saved.add(id)
+        held = self.shadow.device[blocks].reshape(-1)[: len(seen)].tolist()
+        self._fail_on([] if held == seen else [f"{id} ended with {seen} in blocks {blocks}, and {held} was saved"])
+        with self._blaming():
+            self.scheduler.saved(id)
+        self.events["saved"] += 1
+        self._refused(InvalidRequest, lambda: self.scheduler.saved(id), "a second save")
+        self._check()
+
+    def _note_saving(self) -> None:
+        """Of requests that save and have ended since: which blocks are held, and what is in them."""
+        for id, book in self.books.items():
+            saves = book.request.saves and id not in self.saving and id not in self.was_saved
+            if saves and self.scheduler.status(id) in life_oracles.ENDED:
+                blocks = self.scheduler.saving_blocks(id).tolist()
+                seen = self.shadow.device[blocks].reshape(-1)[: self.computed.get((id, 0), 0)].tolist()
+                self.saving[id] = blocks, seen
+
     def drain(self) -> None:
         """No more requests: everything has to end within a bounded number of steps, and leave the pools as they were."""
         bound = life_oracles.drain_bound(self)
@@ -615,6 +645,7 @@ class SchedulerRig:
         self._fail_on([f"not drained after {bound} steps: {self.scheduler.counts()}"] if self.has_work else [])
         for hint in self.hints.unpin_all():
             self.hint(hint)
+        self._wait_for_all()
         self._fail_on(life_oracles.at_rest(self))
 
     def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
@@ -641,6 +672,8 @@ class SchedulerRig:
             self.update(counts)
 
     def _wait_for_all(self) -> None:
+        for id in list(self.saving):
+            self.saved(id)
         for id in list(self.loads):
             self.loaded(id, self.loads[id].num_tokens)
         for id in self.live:
@@ -827,6 +860,7 @@ class SchedulerRig:
 
     def _check(self) -> None:
         with self._blaming(Violation):
+            self._note_saving()
             if self._is_between:
                 # Half of a whole step, after which everything is looked at.
                 self._fail_on(life_oracles.states(self))

@@ -294,7 +294,7 @@ def _smaller(value: Any) -> Iterator[Any]:
 
 
 _TO_THE_USUAL = (
-    "num_computed", "num_sequences", "salt", "adapter", "extra_key", "priority", "stop_token_ids", "eos_token_id", "min_tokens",
+    "num_computed", "saves", "num_sequences", "salt", "adapter", "extra_key", "priority", "stop_token_ids", "eos_token_id", "min_tokens",
     "reads_cache", "writes_cache", "retention", "expected_tokens", "tenant", "session_id",
 )  # fmt: skip
 

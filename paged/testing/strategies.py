@@ -59,6 +59,7 @@ class Wish:
     priority: int = 0
     num_sequences: int = 1
     num_computed: int = 0
+    saves: bool = False
     salt: str | None = None
     reads_cache: bool = True
     writes_cache: bool = True
@@ -90,6 +91,7 @@ class Wish:
             priority=self.priority,
             num_sequences=num_sequences,
             num_computed=self.num_computed if able.external_tokens and num_sequences == 1 else 0,
+            saves=self.saves and able.external_tokens and num_sequences == 1 and world.may_save,
             salt=self.salt,
             reads_cache=self.reads_cache or num_sequences > 1 or not able.private_rows,
             writes_cache=self.writes_cache or num_sequences > 1 or not able.private_rows,
@@ -135,6 +137,7 @@ def wishes() -> st.SearchStrategy[Wish]:
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         num_sequences=st.sampled_from([1, 1, 1, 1, 1, 2, 3]),
         num_computed=st.sampled_from([0] * 8 + [3, 6]),
+        saves=st.sampled_from([False] * 5 + [True]),
         salt=st.sampled_from([None, None, None, None, None, "a"]),
         reads_cache=st.sampled_from([True] * 9 + [False]),
         writes_cache=st.sampled_from([True] * 9 + [False]),

@@ -12,7 +12,7 @@ from paged.block_manager import LayerGroup
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.naive_layers import full_pages, longest_in, pages_for, spare_pages
 from paged.testing.protocol import StepScheduler
-from paged.testing.reserving import PREALLOCATES, RESERVES, most_blocks
+from paged.testing.reserving import IN_REGIONS, PREALLOCATES, RESERVES, most_blocks
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,6 +85,11 @@ class World(MemoryWorld):
             num_twice = request.num_sequences * each - blocks
             blocks = pages - num_twice * full_pages(self.groups) + request.num_sequences * self.spare_pages
         return num_tokens + 1 <= self.limit_of(request) and blocks <= self.capacity
+
+    @property
+    def may_save(self) -> bool:
+        """Whether blocks of requests that have ended may stay held."""
+        return not self.groups and self.policy not in IN_REGIONS
 
     @property
     def spare_pages(self) -> int:

@@ -32,6 +32,7 @@ from paged.integrations.vllm.needed import installed
 from paged.integrations.vllm.options import Options, host_blocks_of, options_of
 from paged.integrations.vllm.refusals import carried, why_not
 from paged.integrations.vllm.telling import Telling
+from paged.integrations.vllm.transfers import Transfers, connector_of, encoder_connector_of
 from paged.integrations.vllm.translation import request_of
 from paged.scheduler import POLICIES, Batch, Policy, Scheduler as Decisions
 
@@ -66,9 +67,14 @@ class Scheduler(SchedulerInterface):
         options = options_of(vllm_config.additional_config)
         groups = carried(vllm_config, kv_cache_config, options, block_size, is_ahead=self.is_ahead)
         self.clock: Callable[[], float] = time.monotonic
-        # vLLM asks for these two: there are none.
-        self.connector = None
-        self.ec_connector = None
+        # vLLM asks for these two.
+        self.connector = connector_of(vllm_config, kv_cache_config)
+        self.ec_connector = encoder_connector_of(vllm_config)
+        self._live: dict[str, Live] = {}
+        self._transfers: Transfers | None = None
+        if self.connector is not None:
+            recomputes = vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
+            self._transfers = Transfers(self.connector, self._live, recomputes=recomputes)
         limits = vllm_config.scheduler_config
         self._num_host_blocks = host_blocks_of(vllm_config.kv_transfer_config)
         self.manager = BlockManager(
@@ -83,19 +89,21 @@ class Scheduler(SchedulerInterface):
         )
         self.decisions = Decisions(
             self.manager,
-            policy=_policy_of(options, limits),
+            policy=_policy_of(options, limits, transfers=self._transfers is not None),
             max_tokens_per_step=limits.max_num_scheduled_tokens or limits.max_num_batched_tokens,
             max_sequences=limits.max_num_active_seqs or limits.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,
             max_chunk=limits.long_prefill_token_threshold or None,
             costs=options.costs,
             resumes_known=self.is_ahead,
+            elsewhere=None if self._transfers is None else self._transfers.elsewhere,
         )
+        if self._transfers is not None:
+            self._transfers.bind(self.decisions)
         self._grammars = structured_output_manager
         self._max_adapters = None if vllm_config.lora_config is None else vllm_config.lora_config.max_loras
         self._log_stats = log_stats
-        self._live: dict[str, Live] = {}
-        # Of them those that our scheduler does not know yet, in the order in which they came.
+        # Of those that live those that our scheduler does not know yet, in the order in which they came.
         self._held: dict[str, Live] = {}
         # Steps that have not ended, as the runner and as our scheduler know them; None: nothing was decided.
         self._out: list[tuple[Any, Batch | None]] = []
@@ -136,12 +144,15 @@ class Scheduler(SchedulerInterface):
             raise WrongAnswer(f'request "{live.id}" lives already; ids have to differ.')
         self._live[live.id] = live
         self._answers.add(live)
+        if self._transfers is not None:
+            self.connector.on_new_request(request)
         if self._log_stats:
             request.record_event(EngineCoreEventType.QUEUED)
         problem = why_not(request)
         if problem is not None:
             self._refuse(live, problem)
-        elif not self._submit(live):
+        elif self._transfers is not None or not self._submit(live):
+            # A connector is asked of it in the step that may admit it.
             self._held[live.id] = live
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
@@ -163,8 +174,10 @@ class Scheduler(SchedulerInterface):
             self._held.pop(id, None)
             if live.is_submitted:
                 self.decisions.abort(id)
+            arrived = () if self._transfers is None else self._transfers.arrived
+            was_loading = live.request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and id not in arrived
             live.request.status = finished_status
-            self._forget(live)
+            self._forget(live, was_loading=was_loading)
             ended.append(live.request)
         return ended
 
@@ -186,8 +199,11 @@ class Scheduler(SchedulerInterface):
         if live.id in self._ids_that_are_out():
             # Its predecessor of that name was aborted while its step ran.
             return False
+        if self._transfers is not None and (live.id in self._transfers.ended or not self._transfers.ask(live)):
+            return False
         try:
-            self.decisions.add(request_of(request, live.prompt, live.num_left), now=request.arrival_time)
+            ours = request_of(request, live.prompt, live.num_left, transfers=self._transfers is not None)
+            self.decisions.add(ours, now=request.arrival_time)
         except PagedError as error:
             self._refuse(live, str(error))
             return True
@@ -211,8 +227,11 @@ class Scheduler(SchedulerInterface):
         live.problem = problem
         self._refused.append(live)
 
-    def _forget(self, live: Live) -> None:
-        """The request has ended: the runner forgets it with the next step."""
+    def _forget(self, live: Live, *, was_loading: bool = False) -> Any:
+        """The request has ended: the runner forgets it with the next step. Return what a connector has to say of it."""
+        said = None if self._transfers is None else self._transfers.finish(live, was_loading=was_loading)
+        if self.ec_connector is not None:
+            self.ec_connector.request_finished(live.request)
         del self._live[live.id]
         self._answers.forget(live)
         self._unplaced.pop(live.id, None)
@@ -220,11 +239,15 @@ class Scheduler(SchedulerInterface):
         self._finished_ids.add(live.id)
         if self._finished_by_client is not None:
             self._finished_by_client.setdefault(live.request.client_index, set()).add(live.id)
+        return said
 
     # A step is decided.
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Decide one step; what the runner has to know of it."""
+        if self._transfers is not None:
+            for id in self._transfers.deliver():
+                self._note_admitted(id, self.clock())
         if self._held and self._pause != PauseState.PAUSED_ALL:
             for live in list(self._held.values()):
                 if self._submit(live):
@@ -239,6 +262,15 @@ class Scheduler(SchedulerInterface):
         if self._num_host_blocks:
             output.kv_connector_metadata = told_moves(Moves() if batch is None else batch.moves)
         output.finished_req_ids, self._finished_ids = self._finished_ids, set()
+        if self._transfers is not None:
+            self._transfers.tell(output, batch)
+        if self.ec_connector is not None:
+            output.ec_connector_metadata = self.ec_connector.build_connector_meta(output)
+        if self._transfers is not None and batch is not None and not len(batch.rows) and not batch.has_outputs:
+            # It only says what is loaded, and when that has ended the connector says.
+            if not batch.is_empty:
+                self.decisions.update(batch, [], now=self.clock())
+            batch = None
         self._out.append((output, batch))
         return output
 
@@ -247,8 +279,12 @@ class Scheduler(SchedulerInterface):
         return {id: tokens for id, tokens in drafts.items() if self.decisions.status(id) == "running"} or None
 
     def _told(self, batch: Batch, now: float) -> Any:
+        found = {} if self._transfers is None else self._transfers.note_admitted(batch)
         for id in batch.admitted:
-            self._note_admitted(id, now)
+            if id in found:
+                self._note_hit(self._live[id], *found[id])
+            if self._live[id].request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self._note_admitted(id, now)
         output = self._telling.output_of(batch, self._live)
         placed = self._unplaced.keys() & output.num_scheduled_tokens.keys()
         if placed:
@@ -269,8 +305,9 @@ class Scheduler(SchedulerInterface):
         live = self._live[id]
         self._telling.open(live)
         live.request.status = RequestStatus.RUNNING
-        self._unplaced[id] = live
-        if not live.was_admitted or self._log_stats:
+        if self._transfers is None:
+            self._unplaced[id] = live
+        if not live.was_admitted or self._log_stats or self._transfers is not None:
             self._answers.note(live)
         if self._log_stats:
             live.request.record_event(EngineCoreEventType.SCHEDULED, now)
@@ -281,12 +318,13 @@ class Scheduler(SchedulerInterface):
             if live is None:
                 continue
             live.request.num_preemptions += 1
+            live.request.status = RequestStatus.PREEMPTED
             if self._log_stats:
                 self._answers.note(live)
                 live.request.record_event(EngineCoreEventType.PREEMPTED, now)
 
-    def _note_hit(self, live: Live, num_hit: int) -> None:
-        """What a request found when it came in: its first tokens begin behind that."""
+    def _note_hit(self, live: Live, num_hit: int, num_elsewhere: int = 0) -> None:
+        """What a request found when it came in, here and elsewhere: its first tokens begin behind that."""
         request = live.request
         if self._log_stats:
             self._hits.record(
@@ -298,7 +336,7 @@ class Scheduler(SchedulerInterface):
             request.prefill_stats.set(
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_local_cached_tokens=num_hit,
-                num_external_cached_tokens=0,
+                num_external_cached_tokens=num_elsewhere,
             )
         live.was_admitted = True
 
@@ -326,12 +364,18 @@ class Scheduler(SchedulerInterface):
         """The step ran. What became of each request, by the client that asked; raises WrongAnswer, with nothing changed, for an output
         that does not belong to what was scheduled."""
         batch, speculation = self._batch_of(scheduler_output), None
+        while self._out[0][0] is not scheduler_output and self._out[0][1] is None:
+            # In which nothing was decided: vLLM need not end it.
+            del self._out[0]
         if self._out[0][0] is not scheduler_output:
             raise WrongAnswer(
                 "steps end in the order in which they were scheduled; an older one than this has not ended."
             )
         made: list[Any] = []
         ended: list[Live] = []
+        told = None if self._transfers is None else model_runner_output.kv_connector_output
+        if told is not None and self._is_taken_back(batch, told):
+            batch = None
         if batch is not None:
             tokens, counts = sampled_by_row(batch, model_runner_output, drafts=self._num_drafts > 0)
             try:
@@ -341,6 +385,8 @@ class Scheduler(SchedulerInterface):
             made, ended = self._answers.made_of(outputs, self._live, model_runner_output)
             if self._log_stats and counts is not None and self._num_drafts:
                 speculation = speculation_of(batch, counts, self._num_drafts)
+            if self._transfers is not None:
+                self._transfers.note_ended_step(batch, made)
         del self._out[0]
         for live in self._refused:
             if self._live.get(live.id) is live:
@@ -348,15 +394,36 @@ class Scheduler(SchedulerInterface):
                 ended.append(live)
         self._refused = []
         clients = self._answers.by_client(made, self._live)
+        last = {output.request_id: output for output in made} if self._transfers is not None else {}
         for live in ended:
             # Nothing where our scheduler has ended it.
             if live.is_submitted:
                 self.decisions.abort(live.id)
-            self._forget(live)
+            said = self._forget(live)
+            if said is not None:
+                last[live.id].kv_transfer_params = said
+        if told is not None and self._transfers is not None:
+            self._transfers.take(told)
         finished = self._finished_by_client
         if finished:
             self._finished_by_client = {}
-        return packed_for_clients(clients, finished, self.make_stats(speculation))
+        return packed_for_clients(clients, finished, self.make_stats(speculation, told))
+
+    def _is_taken_back(self, batch: Batch | None, told: Any) -> bool:
+        """Deal with loads that failed, and say whether the step was taken back because it computed behind one."""
+        assert self._transfers is not None, "a connector has told something"
+        lost, is_void = self._transfers.lost_in(told)
+        if not self._transfers.recomputes:
+            for live in lost:
+                self._refuse(live, "its KV could not be loaded, and kv_load_failure_policy is fail")
+        if is_void and batch is not None:
+            for live in self._transfers.loading_in(batch):
+                # It may share what is taken back.
+                self._withdraw(live)
+            self.decisions.cancel(batch, moved=True)
+            self._telling.tell_anew(batch)
+            self._transfers.note_taken_back(batch)
+        return is_void
 
     def _batch_of(self, scheduler_output: Any) -> Batch | None:
         for output, batch in self._out:
@@ -390,8 +457,12 @@ class Scheduler(SchedulerInterface):
         return request_id in self._live
 
     def has_finished_requests(self) -> bool:
-        """Whether the runner has to hear of requests that have ended."""
-        return bool(self._finished_ids)
+        """Whether the runner has to hear of requests that have ended, or a connector has not finished with some."""
+        return bool(self._finished_ids) or (self._transfers is not None and bool(self._transfers.ended))
+
+    def has_requests(self) -> bool:
+        """Whether there is anything to do, for a connector, too."""
+        return super().has_requests() or (self._transfers is not None and self.connector.has_pending_push_work())
 
     def get_request_counts(self) -> tuple[int, int]:
         """How many run, and how many do not."""
@@ -422,6 +493,8 @@ class Scheduler(SchedulerInterface):
         live.num_left -= len(tokens) - len(live.prompt)
         live.prompt = tokens
         self.decisions.abort(live.id)
+        if self._transfers is not None:
+            self._transfers.withdraw(live)
         live.is_submitted = False
         self._held[live.id] = live
 
@@ -429,18 +502,24 @@ class Scheduler(SchedulerInterface):
         """Forget all content. Without `reset_running_requests` that fails, with False, while any block is used; with it all that runs is
         computed again."""
         if reset_running_requests:
-            for live in [live for live in self._live.values() if live.is_submitted]:
+            loading = () if self._transfers is None else self._transfers.loading
+            for live in [live for live in self._live.values() if live.is_submitted and live.id not in loading]:
                 self._withdraw(live)
         done = self.manager.reset_cache()
         if done and self._log_stats:
             self._hits.reset = True
-        return done
+        return done and (not reset_connector or self.reset_connector_cache())
+
+    def reset_connector_cache(self) -> bool:
+        """Forget what a connector holds; without one there is nothing to forget."""
+        return self._transfers is None or self._transfers.reset()
 
     def reset_encoder_cache(self) -> None:
         """There is none."""
 
-    def make_stats(self, speculation: Any = None) -> Any:
-        """What vLLM's metrics show; None where they are off."""
+    def make_stats(self, speculation: Any = None, told: Any = None) -> Any:
+        """What vLLM's metrics show; None where they are off. `told`: what a connector said of the step."""
+        moved = None if self._transfers is None else self._transfers.statistics(told)
         if not self._log_stats:
             return None
         hits, self._hits = self._hits, PrefixCacheStats()
@@ -452,18 +531,34 @@ class Scheduler(SchedulerInterface):
             kv_cache_usage=self.get_kv_cache_usage(),
             prefix_cache_stats=hits,
             spec_decoding_stats=speculation,
+            connector_prefix_cache_stats=None if self._transfers is None else self._transfers.take_external(),
+            kv_connector_stats=None if moved is None else moved.to_dict(),
         )
 
+    def get_kv_connector(self) -> Any:
+        """The scheduler's side of vLLM's KV connector; None: there is none."""
+        return self.connector
+
+    def get_ec_connector(self) -> Any:
+        """The scheduler's side of vLLM's encoder connector; None: there is none."""
+        return self.ec_connector
+
     def shutdown(self) -> None:
-        """Nothing is held that has to be let go."""
+        """End the connectors."""
+        for each in (self.connector, self.ec_connector):
+            if each is not None:
+                each.shutdown()
 
     def check(self) -> list[str]:
         """Every violated invariant of decisions and memory, as sentences; empty when all is well."""
         return self.decisions.check()
 
 
-def _policy_of(options: Options, limits: Any) -> Policy:
-    """The policy that was asked for, with vLLM's own words on order and on splitting prompts."""
+def _policy_of(options: Options, limits: Any, *, transfers: bool) -> Policy:
+    """The policy that was asked for, with vLLM's own words on order and on splitting prompts. `transfers`: a connector is asked anew of a
+    request that comes back, so a victim keeps nothing."""
     order = "priority" if limits.policy == "priority" else "fcfs"
     policy = POLICIES[options.policy]
+    if transfers:
+        policy = msgspec.structs.replace(policy, take="whole", preemption="recompute")
     return msgspec.structs.replace(policy, order=order, chunked=policy.chunked and bool(limits.enable_chunked_prefill))

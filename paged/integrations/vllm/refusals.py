@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from paged.errors import RefusedByPaged
 from paged.integrations.vllm.groups import CARRIED, Groups, groups_of, others_in, states_in
 from paged.integrations.vllm.options import Options, is_host_tier
+from paged.integrations.vllm.transfers import counting_connectors
 from paged.scheduler import POLICIES
 
 
@@ -48,6 +49,11 @@ def _swaps_groups(config: Any, memory: Any) -> bool:
     return is_host_tier(config.kv_transfer_config) and not others_in(memory) and not groups_of(memory).is_plain
 
 
+def _transfers_groups(config: Any, memory: Any) -> bool:
+    asked = config.kv_transfer_config
+    return asked is not None and not is_host_tier(asked) and not others_in(memory) and not groups_of(memory).is_plain
+
+
 REFUSALS = (
     Refusal("other kinds of layers", lambda _, memory: ", ".join(others_in(memory)), f"found: {{}}; groups of {CARRIED} are carried"),
     Refusal(
@@ -73,12 +79,18 @@ REFUSALS = (
         "the encoder's budget bounds how far a prompt gets in a step, and our scheduler takes no such bound; for text alone start it with "
         "--language-model-only, or with --limit-mm-per-prompt and 0 for each kind",
     ),
+    Refusal("KV connectors that count vLLM's blocks", lambda config, _: counting_connectors(config), "{} takes hold of vLLM's own block pool, and there is none"),
+    Refusal("KV connectors for layers of several kinds", _transfers_groups, "what is loaded is full layers alone, with a page a block"),
     Refusal(
-        "KV connectors",
-        lambda config, _: config.kv_transfer_config is not None and not is_host_tier(config.kv_transfer_config),
-        "a block that is being transferred would be given to another request; our own, HostTier, is carried",
+        "KV connectors beside asynchronous scheduling",
+        lambda config, _: config.kv_transfer_config is not None and config.scheduler_config.async_scheduling and not is_host_tier(config.kv_transfer_config),
+        "a step that is out could still write a block that is loaded into; give --no-async-scheduling",
     ),
-    Refusal("encoder connectors", lambda config, _: config.ec_transfer_config is not None, "there are no encoder inputs"),
+    Refusal(
+        "encoder connectors that produce",
+        lambda config, _: config.ec_transfer_config is not None and config.ec_transfer_config.is_ec_producer,
+        "there are no encoder inputs; one that consumes is carried, for text",
+    ),
     Refusal(
         "KV cache events",
         lambda config, _: config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events,

@@ -71,6 +71,10 @@ class Telling:
         output.new_block_ids_to_zero = self._groups.new_in(batch)
         return output
 
+    def tell_anew(self, batch: Batch) -> None:
+        """The step was taken back: its rows are told whole when they come again."""
+        self._tables.mark_wrong(batch.rows.astype(np.int64))
+
     def nothing(self) -> Any:
         """A step in which nothing was decided."""
         return SchedulerOutput.make_empty()
