@@ -329,7 +329,7 @@ class BlockManager(Uncopyable):
         """This moment's figures."""
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
-        num_slots = device.num_used * self.block_size if memory.layout.is_plain else 0
+        num_slots = (device.num_used - memory.device.num_kept_alone) * self.block_size if memory.layout.is_plain else 0
         empty = num_slots - memory.num_filled(0) if num_slots else 0
         return MemoryStats(
             num_blocks=self.num_blocks,

@@ -329,6 +329,11 @@ class Pool:
         self.kept.subtract(blocks.tolist())
         self.release(blocks)
 
+    @property
+    def num_kept_alone(self) -> int:
+        """Blocks that only `keep` holds."""
+        return sum(num == self.num_refs(block) for block, num in self.kept.items() if num)
+
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
         """Mark these used blocks as carrying nodes of `run` in a place."""
         self.state[blocks] |= _CONTENT

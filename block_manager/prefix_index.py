@@ -5,6 +5,7 @@ A lookup compares token ids. Each row has a path through the content, which is o
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -59,6 +60,9 @@ class PrefixIndex:
         # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
         self._next_run = 0
+        # By digest of the first of nodes that were evicted together: place, number and step; at most `most_gone`.
+        self.gone: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
+        self.most_gone = 0
         # None until events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
         for place, pool in ((DEVICE, device), (HOST, host)):
@@ -608,6 +612,11 @@ class PrefixIndex:
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES
+        for run, first, stop in spans if self.most_gone and not are_sides else ():
+            if not run.is_end:
+                self.gone[self.digests(run, first + 1, first)[0]] = place, stop - first, self.batch
+        while len(self.gone) > self.most_gone:
+            self.gone.popitem(last=False)
         for run, first, stop in spans:
             if is_main:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)

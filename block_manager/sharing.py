@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paged.errors import UnknownContent
 
+from .content_key import extend_chain, namespace_digest
 from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
@@ -338,6 +339,23 @@ class Content:
         last = self._index.last_node(row)
         return [] if last is None else list(upwards(*last))
 
+    def remember_evicted(self, most: int) -> None:
+        """Remember the last `most` evictions from now on, for `why_missing`."""
+        self._index.most_gone = most
+
+    def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
+        """The cached prefix of these tokens, blocks on the device and then on the host; what was evicted of what comes next
+        (place, blocks, step; None: nothing that is remembered); and whether another namespace has its first block."""
+        here, there = self.split(self.confirmed(tokens, root))
+        num, size, digests = num_nodes(here) + num_nodes(there), self._index.block_bytes, list[bytes]()
+        first = tokens[: self._tables.block_size].tobytes()
+        elsewhere = any(
+            run.parent is None and key != root + first and key.endswith(first) for key, run in self._index.runs.items()
+        )
+        if (num + 1) * size <= 4 * len(tokens):
+            extend_chain(digests, namespace_digest(root), tokens[: (num + 1) * size // 4].tobytes(), size)
+        return num_nodes(here), num_nodes(there), self._index.gone.get(digests[-1]) if digests else None, elsewhere
+
     def way_to(self, spans: list[Span]) -> list[Node]:
         """The last of these nodes, and of each run before it."""
         run, _, stop = spans[-1]
@@ -384,12 +402,12 @@ class Content:
         assert self._offload is not None, "content is on the host alone only where it is offloaded"
         self._index.pools[DEVICE].release(self._offload.load(spans)[::-1].copy())
 
-    def demote(self, way: list[Node]) -> int:
-        """Let the end of a way that nothing goes on behind be the next to be evicted, whatever retained it. Returns its blocks,
-        on the device and the host."""
+    def demote(self, way: list[Node], most: int | None = None) -> int:
+        """Let the end of a way that nothing goes on behind, its last `most` blocks, be the next to be evicted, whatever retained
+        it. Returns its blocks, on the device and the host."""
         total = 0
         for place in (DEVICE, HOST):
-            blocks, pool = self._index.loose_end(place, way), self._index.pools[place]
+            blocks, pool = self._index.loose_end(place, way)[:most], self._index.pools[place]
             for run in dict.fromkeys(pool.run[blocks].tolist()):
                 lost = np.isin(run.blocks[place], blocks).nonzero()[0]
                 self.retentions.cut(run, int(lost[0]))

@@ -13,11 +13,11 @@ from .reservations import Reservation
 from .sessions import SessionView
 from .state import Limits
 from .strategies import Order, Strategies
-from .views import Explanation, Outlook, RequestView
+from .views import Explanation, Outlook, PrefixExplanation, RequestView
 
 __all__ = [
     "FINISH_REASONS", "POLICIES", "UNKNOWN_DRAFT", "Admission", "Batch", "Composition", "Costs", "Drafts",
-    "Explanation", "Hint", "HintOutcome", "Limits", "Order", "Outlook", "Output", "Outputs", "Policy", "Request", "RequestUsage",
+    "Explanation", "Hint", "HintOutcome", "Limits", "Order", "Outlook", "Output", "Outputs", "Policy", "PrefixExplanation", "Request", "RequestUsage",
     "RequestView", "Reservation", "Retention", "Scheduler", "SchedulerStats", "SessionView", "Status", "Strategies", "Victims",
     "register_policy",
 ]  # fmt: skip

@@ -40,12 +40,12 @@ from .hints import Hint, HintOutcome, checked_cap, checked_hint
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
-from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, state_of, validated, wrong
+from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, request_root, state_of, validated, wrong
 from .rows import NO_ROWS, Counts
 from .sessions import SessionView
 from .state import Limits, State, Step
 from .strategies import strategies_of
-from .views import Explanation, Outlook, RequestView, explain, outlook, view_of
+from .views import Explanation, Outlook, PrefixExplanation, RequestView, explain, explain_prefix, outlook, view_of
 
 
 def _checked_count(name: str, value: Any) -> int:
@@ -92,6 +92,8 @@ class Scheduler(Uncopyable):
     max_pinned           blocks of content that hints may pin, all tenants together. What is never evicted can serve no
                          request: `NeverFits` counts them as taken from the start
     max_pinned_per_tenant  of each tenant; None: max_pinned
+    max_cached_per_tenant  blocks that each tenant's finished requests may leave: what is over goes first; None: no limit
+    remember_evicted     evictions, and steps, that are remembered for `explain_prefix`
     resumes_known        for engines that ask the scheduler for the tokens of a row that was not in the last batch, or
                          has other blocks: such a row computes known tokens only, and a request that gave its blocks
                          back returns after the batches that sample for it
@@ -116,6 +118,8 @@ class Scheduler(Uncopyable):
         resumes_known: bool = False,
         max_pinned: int = 0,
         max_pinned_per_tenant: int | None = None,
+        max_cached_per_tenant: int | None = None,
+        remember_evicted: int = 0,
     ) -> None:
         if not isinstance(manager, BlockManager):
             raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
@@ -130,9 +134,9 @@ class Scheduler(Uncopyable):
             max_outstanding=_checked_count("max_outstanding", max_outstanding),
             resumes_known=checked_flag("resumes_known", resumes_known),
             max_pinned=checked_cap("max_pinned", max_pinned, most),
-            max_pinned_per_tenant=None
-            if (cap := max_pinned_per_tenant) is None
-            else checked_cap("max_pinned_per_tenant", cap, most),
+            max_pinned_per_tenant=checked_cap("max_pinned_per_tenant", max_pinned_per_tenant, most),
+            max_cached_per_tenant=checked_cap("max_cached_per_tenant", max_cached_per_tenant, UNLIMITED),
+            remember_evicted=checked_integer("remember_evicted", remember_evicted, 0, UNLIMITED),
         )
         if costs is not None and not isinstance(costs, Costs):
             raise errors.InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
@@ -140,6 +144,7 @@ class Scheduler(Uncopyable):
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
         memory.spare(limits.max_pinned)
+        memory.content.remember_evicted(limits.remember_evicted)
         strategies = strategies_of(chosen, memory.capacity, weights)
         if strategies.reservation.reserves and not strategies.reservation.is_counted:
             memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
@@ -248,6 +253,10 @@ class Scheduler(Uncopyable):
             step.moves.insert(0, group.moves)
             step.loads.extend(map(tuple, group.loads.tolist()))
         batch = self._packer.pack(step)
+        if limits.remember_evicted:
+            state.admissions[batch.number] = now, tuple(step.admitted)
+            if len(state.admissions) > limits.remember_evicted:
+                state.admissions.popitem(last=False)
         if not batch.is_empty:
             outstanding.put_out(batch)
         self._raise_violations()
@@ -402,6 +411,14 @@ class Scheduler(Uncopyable):
         state.queues.reopen()
         self._raise_violations()
         return outcome
+
+    def explain_prefix(
+        self, tokens: Any, *, salt: str | None = None, adapter: str | None = None, extra_key: Any = None
+    ) -> PrefixExplanation:
+        """Return what is cached of a prompt, and why no more is: evicted when and for whom (see `remember_evicted`), never
+        computed here, or computed under another salt, adapter or extra_key. Raises InvalidTokens or InvalidNamespace."""
+        array = token_array(tokens)
+        return explain_prefix(self._state, array, request_root(salt, adapter, extra_key))
 
     def session(self, session_id: str) -> SessionView:
         """Return what is known of a session. Raises UnknownSession."""

@@ -317,7 +317,7 @@ def end_sequences(
         num_output, way = state.books.num_output(request, sequence), []
         if (session_id := request.request.session_id) is not None and (is_last and sequence == sequences[-1]):
             state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], state.now)
-        if sentence is None and request.hints and request.rows[sequence] >= 0:
+        if sentence is None and (request.hints or state.quotas is not None) and request.rows[sequence] >= 0:
             way = state.manager.content.way_of(request.rows[sequence])
         if sentence is None:
             state.lengths.note(num_output)
@@ -332,6 +332,8 @@ def end_sequences(
             state.manager.release(row)
         if way:
             state.hints.finish(request.hints, way)
+            if state.quotas is not None:
+                state.quotas.note(request.request.tenant, way, request.hit_tokens)
     if not is_last:
         return None
     state.books.lift_bound(request)

@@ -14,11 +14,10 @@ import numpy as np
 from paged.base.arguments import checked_level, is_integer, is_real, token_array
 from paged.base.words import counted
 from paged.block_manager import Memory
-from paged.block_manager.content_key import root_prefix
-from paged.block_manager.runs import Blocks, Node, Span, first_of
+from paged.block_manager.runs import Blocks, Node, Run, Span, first_of
 from paged.errors import InvalidConfig, InvalidHint, InvalidNamespace, InvalidTokens
 
-from .request import RequestState, Retention
+from .request import RequestState, Retention, request_root
 from .sessions import Session, Sessions
 
 ACTIONS = ("retain", "pin", "unpin", "prefetch", "demote", "end")
@@ -100,7 +99,7 @@ class Hints:
             if request is not None:
                 tokens, root = request.first_tokens, request.root
             else:
-                tokens, root = hint.tokens, root_of(hint)
+                tokens, root = hint.tokens, request_root(hint.salt, hint.adapter, hint.extra_key)
             spans, key, wanted = self._content.confirmed(tokens, root), root + tokens.tobytes(), len(tokens)
             wanted -= wanted % self._size
             if spans:
@@ -239,6 +238,31 @@ class Hints:
         return found + self.sessions.violations(sessions)
 
 
+class Quotas:
+    """How much content each tenant's requests left. What is over `most` blocks goes next, a tenant's oldest first."""
+
+    def __init__(self, manager: Memory, most: int) -> None:
+        self._content, self._size, self._most = manager.content, manager.block_size, most
+        # By tenant and last run: the way that a request left, and the blocks of it that its tenant computed.
+        self._left: dict[str | None, dict[Run, tuple[list[Node], int]]] = {}
+
+    def note(self, tenant: str | None, way: list[Node], hit_tokens: int) -> None:
+        """Note what a request that found so many tokens has left."""
+        mine, num = self._left.setdefault(tenant, {}), sum(at + 1 for _, at in way) - hit_tokens // self._size
+        for run in [run for run, _ in way if run in mine]:
+            num += mine.pop(run)[1]
+        mine[way[0][0]] = way, num
+        over = sum(blocks for _, blocks in mine.values()) - self._most
+        while over > 0:
+            run, (oldest, num) = next(iter(mine.items()))
+            self._content.demote(oldest, over)
+            if num > over:
+                mine[run] = oldest, num - over
+                break
+            del mine[run]
+            over -= num
+
+
 def checked_hint(hint: Any) -> Hint:
     """Return the hint with its tokens as int32 [n]. Raises InvalidHint."""
     if not isinstance(hint, Hint):
@@ -263,7 +287,7 @@ def checked_hint(hint: Any) -> Hint:
         if hint.tokens is None:
             return hint
         tokens = token_array(hint.tokens)
-        root_of(hint)
+        request_root(hint.salt, hint.adapter, hint.extra_key)
     except (InvalidConfig, InvalidNamespace, InvalidTokens) as error:
         raise InvalidHint(str(error)) from None
     if not len(tokens):
@@ -271,13 +295,8 @@ def checked_hint(hint: Any) -> Hint:
     return msgspec.structs.replace(hint, tokens=np.array(tokens))
 
 
-def root_of(hint: Hint) -> bytes:
-    if hint.salt is None and hint.adapter is None and hint.extra_key is None:
-        return root_prefix(None)
-    return root_prefix((hint.salt, hint.adapter, hint.extra_key))
-
-
-def checked_cap(name: str, value: Any, most: int) -> int:
-    if not is_integer(value) or not 0 <= value <= most:
+def checked_cap(name: str, value: Any, most: int) -> Any:
+    """Return a number of blocks from 0 to `most`, or None. Raises InvalidConfig."""
+    if value is not None and (not is_integer(value) or not 0 <= value <= most):
         raise InvalidConfig(f"{name} has to be from 0 to {most:,} blocks; got {value!r}.")
-    return int(value)
+    return None if value is None else int(value)

@@ -148,14 +148,19 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
     if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
-    root = _NO_NAMESPACE
-    if request.salt is not None or request.adapter is not None or request.extra_key is not None:
-        try:
-            root = root_prefix((request.salt, request.adapter, request.extra_key))
-        except InvalidNamespace as error:
-            raise wrong(request.id, f"extra_key: {error}") from None
+    try:
+        root = request_root(request.salt, request.adapter, request.extra_key)
+    except InvalidNamespace as error:
+        raise wrong(request.id, f"extra_key: {error}") from None
     # The array may be the caller's.
     return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, root
+
+
+def request_root(salt: str | None, adapter: str | None, extra_key: Any) -> bytes:
+    """Return the encoded namespace of requests with these. Raises InvalidNamespace."""
+    if salt is None and adapter is None and extra_key is None:
+        return _NO_NAMESPACE
+    return root_prefix((salt, adapter, extra_key))
 
 
 def _check_fields(request: Request) -> None:

@@ -16,7 +16,7 @@ from paged.block_manager.moves import NO_MOVES
 
 from .batch import Output, SchedulerStats
 from .foresight import Foresight, OutputLengths
-from .hints import Hints
+from .hints import Hints, Quotas
 from .outstanding import CarriedCopies, Outstanding
 from .policies import Costs, Policy
 from .queues import Queues
@@ -45,6 +45,8 @@ class Limits:
     resumes_known: bool
     max_pinned: int = 0
     max_pinned_per_tenant: int | None = None
+    max_cached_per_tenant: int | None = None
+    remember_evicted: int = 0
 
 
 class Step(msgspec.Struct, eq=False, gc=False):
@@ -112,6 +114,9 @@ class State:
         self.columns = RowColumns()
         self.outstanding = Outstanding(manager, self.columns, resumes_known=limits.resumes_known)
         self.hints = Hints(manager, limits.max_pinned, limits.max_pinned_per_tenant)
+        self.quotas = None if (quota := limits.max_cached_per_tenant) is None else Quotas(manager, quota)
+        # By step, its time and whom it admitted, of the last steps: for `explain_prefix`.
+        self.admissions: OrderedDict[int, tuple[float, tuple[str, ...]]] = OrderedDict()
         # Requests that became idle in an update: the next batch reports them as preempted.
         self.preempted_late: list[RequestState] = []
         self.carried = CarriedCopies(self.columns)

@@ -8,6 +8,7 @@ from itertools import takewhile
 import msgspec
 import numpy as np
 
+from paged.base.arguments import Tokens
 from paged.base.words import counted
 from paged.block_manager import HitEnd, Memory
 
@@ -77,6 +78,42 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             held = ", ".join(f'"{name}" {blocks}' for name, blocks in self.holders[:3])
             text += f" Blocks are held by {held}{' and others' if len(self.holders) > 3 else ''}."
         return text
+
+
+class PrefixExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a prompt is cached, full blocks in tokens: on the device, and behind that on the host. `says` tells why no
+    more is; str() is that."""
+
+    num_tokens: int
+    device_tokens: int
+    host_tokens: int
+    says: str
+
+    def __str__(self) -> str:
+        return self.says
+
+
+def explain_prefix(state: State, tokens: Tokens, root: bytes) -> PrefixExplanation:
+    manager, size = state.manager, state.manager.block_size
+    here, there, gone, elsewhere = manager.content.why_missing(tokens, root)
+    num, end = (here + there) * size, len(tokens) - len(tokens) % size
+    says = f"{here * size:,} of {counted(len(tokens), 'token')} are cached on the device"
+    says += f", and {there * size:,} more on the host" if there else ""
+    if num == end:
+        says += "." if num else "; a block has more tokens than these."
+    elif gone is not None:
+        place, blocks, step = gone
+        when, admitted = state.admissions.get(step, (None, ()))
+        says += f"; the next {counted(blocks, 'block')} left the {('device', 'host')[place]} in step {step}"
+        says += "" if when is None else f" (time {when:g})"
+        says += (
+            f", which admitted {', '.join(admitted[:3])}{' and others' if admitted[3:] else ''}." if admitted else "."
+        )
+    else:
+        says += "; what follows was never computed here in full blocks, or left before what is remembered."
+    if elsewhere and not num:
+        says += " Another salt, adapter or extra_key has its first block."
+    return PrefixExplanation(num_tokens=len(tokens), device_tokens=here * size, host_tokens=there * size, says=says)
 
 
 def view_of(state: State, request: RequestState) -> RequestView:
