@@ -222,6 +222,10 @@ class Hints:
             self._unpin(pin.key)
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
+    @property
+    def num_pinned(self) -> int:
+        return sum(len(pin.blocks) for pin in self.pins)
+
     def pinned_of(self, session_id: str) -> int:
         return sum(len(pin.blocks) for pin in self.pins if pin.key == (session_id.encode(),))
 
@@ -229,7 +233,7 @@ class Hints:
         return math.inf if lasts is None else self.sessions.now + lasts
 
     def violations(self, sessions: Sequence[str]) -> list[str]:
-        num = sum(len(pin.blocks) for pin in self.pins)
+        num = self.num_pinned
         found = [f"8: {num} blocks are pinned; {self._max_pinned} may be."] if num > self._max_pinned else []
         refs = self._manager.blocks.refs()
         for pin in self.pins:

@@ -112,9 +112,9 @@ class AsyncEngine:
         """As Engine.session. Raises EngineClosed, too."""
         return await self._call(lambda: self.engine.session(session_id))
 
-    async def sessions(self, limit: int) -> list[SessionView]:
+    async def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
         """As Engine.sessions. Raises EngineClosed, too."""
-        return await self._call(lambda: self.engine.sessions(limit))
+        return await self._call(lambda: self.engine.sessions(limit, prefix))
 
     async def close(self) -> None:
         """Abort every request, and end the thread. Tasks that wait raise EngineClosed."""

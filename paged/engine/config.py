@@ -266,8 +266,10 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
     host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", least=0)] = 0
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", vllm=("enable_prefix_caching",))] = True
     host_caching: Annotated[bool, Field(help="Keep in host blocks what leaves the device; it comes back on a hit.")] = False
-    max_pinned: Annotated[int, Field(help="Blocks of content that hints may pin, so that it is never evicted; no request can count on them (docs/serving.md).", least=0)] = 0
+    max_pinned: Annotated[int, Field(help="Blocks of content that hints may pin, which are never evicted; requests have so many fewer.", least=0)] = 0
     max_pinned_per_tenant: Annotated[int | None, Field(help="Of each tenant.", usually="all of --max-pinned", least=0)] = None
+    max_cached_per_tenant: Annotated[int | None, Field(help="Blocks that each tenant's finished requests may leave in the cache; what is over goes first.", usually="no limit", least=0)] = None
+    remember_evicted: Annotated[int, Field(help="Evictions that are remembered, to explain why a prompt is not in the cache.", least=0)] = 0
     disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, of this process and of those after it (docs/tiers.md).", metavar="FOLDER", rule=_folder, what="a folder")] = None
     disk_cache_gb: Annotated[float | None, Field(help="What lies there at most, in units of 1,000,000,000 bytes.", usually="10", above=0, metavar="GB", what="a finite number")] = None
 
@@ -284,8 +286,9 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
             raise InvalidConfig(
                 f"max_pinned_per_tenant is a part of max_pinned; got {self.max_pinned_per_tenant} of {self.max_pinned}."
             )
-        if self.max_pinned and not self.prefix_caching:
-            raise InvalidConfig(f"max_pinned pins what the prefix cache keeps; got max_pinned={self.max_pinned} and prefix_caching=False.")
+        if (self.max_pinned or self.max_cached_per_tenant is not None) and not self.prefix_caching:
+            name = "max_pinned" if self.max_pinned else "max_cached_per_tenant"
+            raise InvalidConfig(f"{name} is of what the prefix cache keeps; got {name}={getattr(self, name)} and prefix_caching=False.")
         if self.disk_cache is None and self.disk_cache_gb is not None:
             raise InvalidConfig(f"disk_cache_gb goes with disk_cache; got disk_cache_gb={self.disk_cache_gb} and disk_cache=None.")
         if self.disk_cache is not None and not self.prefix_caching:

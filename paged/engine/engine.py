@@ -152,6 +152,8 @@ class Engine:
             costs=measured_costs(self.runner, clock) if steps.costs == "measured" else steps.costs,
             max_pinned=its_kv.max_pinned,
             max_pinned_per_tenant=its_kv.max_pinned_per_tenant,
+            max_cached_per_tenant=its_kv.max_cached_per_tenant,
+            remember_evicted=its_kv.remember_evicted,
         )
         self.on_logits: OnLogits | None = None
         self.on_batch: Callable[[Batch], None] | None = None
@@ -299,9 +301,9 @@ class Engine:
         """As Scheduler.session."""
         return self.scheduler.session(session_id)
 
-    def sessions(self, limit: int) -> list[SessionView]:
+    def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
         """As Scheduler.sessions."""
-        return self.scheduler.sessions(limit)
+        return self.scheduler.sessions(limit, prefix)
 
     def _on_one_side(self, request: Request, max_tokens: int) -> Request:
         """The request, which shares K and V with others of the same rotary embedding alone. Raises InvalidRequest if its embedding would change as it
