@@ -126,8 +126,8 @@ class Hints:
 
     def _of_session(self, hint: Hint, session: Session) -> HintOutcome:
         if hint.action == "end":
-            num = self.sessions.let_go(session)
             self._unpin((session.id.encode(),))
+            num = self.sessions.let_go(session)
             if session.live:
                 return HintOutcome(
                     "clipped", f"{counted(session.live, 'turn')} of it live; only what was left goes.", num

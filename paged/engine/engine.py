@@ -65,6 +65,7 @@ from paged.scheduler import (
     HintOutcome,
     Output,
     Outputs,
+    PrefixExplanation,
     Request,
     RequestUsage,
     Retention,
@@ -284,10 +285,7 @@ class Engine:
         with self.turns.beside("hint"):
             self._steps.must_be_whole()
             if isinstance(hint, Hint) and hint.tokens is not None:
-                hint = msgspec.structs.replace(hint, tokens=self.encoded(hint.tokens))
-                limit = self.model.rotary_limit
-                if limit is not None and len(hint.tokens) > limit and hint.extra_key is None:
-                    hint = msgspec.structs.replace(hint, extra_key="long")
+                hint = self._with_tokens(hint)
             outcome = self.scheduler.hint(hint, self._clock())
             if self.disk is not None and hint.action == "prefetch" and hint.tokens is not None:
                 below = self.disk.num_held(hint) - outcome.num_tokens
@@ -296,6 +294,21 @@ class Engine:
                     status = "clipped" if outcome.num_tokens else "rejected"
                     return HintOutcome(status, why, outcome.num_tokens)
             return outcome
+
+    def explain_prefix(self, prompt: str | Sequence[int], *, salt: str | None = None) -> PrefixExplanation:
+        """As Scheduler.explain_prefix, of text or token ids; says what the disk has beyond memory, too. Raises InvalidRequest."""
+        hint = self._with_tokens(Hint(action="prefetch", tokens=prompt, salt=salt))
+        found = self.scheduler.explain_prefix(hint.tokens, salt=salt, extra_key=hint.extra_key)
+        below = 0 if self.disk is None else self.disk.num_held(hint) - found.device_tokens - found.host_tokens
+        if below <= 0:
+            return found
+        return msgspec.structs.replace(found, says=f"{found.says} {below:,} tokens more lie on the disk.")
+
+    def _with_tokens(self, hint: Hint) -> Hint:
+        """A hint of a prompt as the scheduler takes it. Raises InvalidRequest."""
+        tokens, limit = self.encoded(hint.tokens), self.model.rotary_limit
+        is_long = limit is not None and len(tokens) > limit and hint.extra_key is None
+        return msgspec.structs.replace(hint, tokens=tokens, extra_key="long" if is_long else hint.extra_key)
 
     def session(self, session_id: str) -> SessionView:
         """As Scheduler.session."""

@@ -98,7 +98,7 @@ def test_arguments_win_over_the_environment_that_over_the_file_and_that_over_def
     found = EngineConfig.from_toml(path, max_sequences=2)
     assert found == EngineConfig.of(block_size=4, host_blocks=3, max_sequences=2)
     assert EngineConfig.from_environment(host_blocks=2) == EngineConfig.of(host_blocks=2, max_sequences=3)
-    assert read_settings(path, {}, {"max_sequences": 2}).engine == found.but(policy="paged-fair")
+    assert read_settings(path, {}, {"max_sequences": 2}).engine == found.but(policy="paged-fair", remember_evicted=1000)
     assert EngineConfig.of() == EngineConfig()
 
 
