@@ -232,7 +232,7 @@ class EngineServer:
         asked, outcomes = self._hinted.pop(request_id)
         assert asked.actions is not None, "it was looked"
         concluded = [
-            action.concluded([*first, *self._carry_out(action, asked, at_end=True)])
+            action.concluded([*first, *self._carry_out(action, asked, at_end=True)], asked.tenant)
             for action, first in zip(asked.actions, outcomes, strict=True)
         ]
         self._send(Hinted(request_id, concluded))

@@ -28,8 +28,8 @@ from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
-from paged.serving.kept import Kept, scoped
-from paged.serving.kv_hints import Asked, KvAction, actions_of, must_have_one_prompt
+from paged.serving.kept import Kept
+from paged.serving.kv_hints import Asked, KvAction, actions_of, must_have_one_prompt, scoped
 from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
@@ -81,7 +81,7 @@ class Front:
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
         self.sight = Sight(self.engine)
-        self.kept = Kept(self.engine, self.asking, salt_of)
+        self.kept = Kept(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
         self.metrics = Metrics(self.names[0])
         self.log = (
             None if settings.log == "off" else RequestLog(sys.stderr, with_prompts=settings.log_prompts, clock=wall)
@@ -332,7 +332,7 @@ class Front:
         session_id = None if body.session_id is None else scoped(tenant, body.session_id)
         if body.kv_hints is None:
             return None, session_id
-        asked = Asked(lambda name: scoped(tenant, name), tenant, request_id, body.session_id, len(prompts[0]))
+        asked = Asked(tenant, request_id, body.session_id, len(prompts[0]))
         return actions_of(body.kv_hints, asked), session_id
 
     def _enter(self, call: Call, prompts: list[list[int]], now: float, deadline_s: float | None) -> None:

@@ -1,10 +1,11 @@
 """What clients ask of memory: hints outside of requests, sessions, and why a prompt is in the cache no further.
 
-A session belongs to its tenant: the engine knows it as TENANT, a control character that no session has, and its id.
+A session belongs to its tenant, and no other one sees it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,33 +17,35 @@ from paged.serving.asking import Asking
 from paged.serving.bodies import ExplainRequest
 from paged.serving.engine_client import EngineClient
 from paged.serving.errors import ApiError, wrong
-from paged.serving.kv_hints import Asked, KvHint, KvHintsEnvelope, KvOutcome, actions_of
+from paged.serving.kv_hints import (
+    Asked,
+    KvHint,
+    KvHintsEnvelope,
+    KvOutcome,
+    actions_of,
+    scoped,
+    shown,
+    unscoped,
+)
 
-_APART = "\x1f"
 MOST_LISTED = 1000
 
 
-def scoped(tenant: str | None, session_id: str) -> str:
-    """The engine's id of a tenant's session."""
-    return f"{tenant or ''}{_APART}{session_id}"
-
-
-def shown(engine_id: str) -> tuple[str, str]:
-    """The tenant and the id of a session that the engine knows by this id."""
-    tenant, _, session_id = engine_id.rpartition(_APART)
-    return tenant, session_id
-
-
-def unscoped(reason: str, tenant: str | None) -> str:
-    """A sentence of the engine's with a tenant's sessions as the tenant names them."""
-    return reason.replace(scoped(tenant, ""), "")
-
-
 class Kept:
-    """Answers of a server whose engine is `engine`, in JSON's own kinds. `salt_of`: the engine's salt of a tenant and its own."""
+    """Answers of a server whose engine is `engine`, in JSON's own kinds.
 
-    def __init__(self, engine: EngineClient, asking: Asking, salt_of: Any) -> None:
-        self._engine, self._asking, self._salt_of = engine, asking, salt_of
+    salt_of  the engine's salt of a tenant and a salt of its own
+    unix     Unix time of a time of the engine's clock
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        asking: Asking,
+        salt_of: Callable[[str | None, str | None], str | None],
+        unix: Callable[[float], float],
+    ) -> None:
+        self._engine, self._asking, self._salt_of, self._unix = engine, asking, salt_of, unix
 
     async def hint(self, body: KvHint, tenant: str | None, request_id: str | None) -> dict[str, Any]:
         """Carry out a hint of ours, of the request that the engine knows by `request_id`. Raises ApiError."""
@@ -62,7 +65,8 @@ class Kept:
             raise wrong(f"priority goes with retain; the action is {body.action}.", "priority")
         if body.action == "end" and body.session_id is None:
             raise wrong("end is of a session_id.", "session_id")
-        if request_id is not None and self._engine.tenant_of(request_id) != tenant:
+        alive = request_id is not None and self._engine.is_alive(request_id)
+        if request_id is not None and (not alive or self._engine.tenant_of(request_id) != tenant):
             missing = HintOutcome("missing", f'no request "{(body.request_id or "")[:100]}" is alive.')
             return msgspec.to_builtins(missing)  # type: ignore[no-any-return]
         hint = Hint(
@@ -80,23 +84,23 @@ class Kept:
 
     async def envelope(self, envelope: KvHintsEnvelope, tenant: str | None) -> dict[str, Any]:
         """Carry out the actions of an envelope that came without a request. Raises ApiError."""
-        asked, outcomes = Asked(lambda session_id: scoped(tenant, session_id), tenant), list[KvOutcome]()
-        for action in actions_of(envelope, asked, ""):
+        outcomes = list[KvOutcome]()
+        for action in actions_of(envelope, Asked(tenant), ""):
             became = [await self._carried_out(each.hint, tenant) for each in action.hints]
-            outcomes.append(action.concluded(became))
+            outcomes.append(action.concluded(became, tenant))
         return {"message_id": envelope.message_id, "kv_hint_outcomes": msgspec.to_builtins(outcomes)}
 
     async def sessions(self, tenant: str | None, limit: int) -> dict[str, Any]:
         """A tenant's sessions, those whose turns ended last first. Raises EngineAway."""
         views = await self._told(list[SessionView], "sessions", scoped(tenant, ""), limit=limit)
-        return {"sessions": [_view(each) for each in views or ()]}
+        return {"sessions": [self._shown(each) for each in views or ()]}
 
     async def session(self, tenant: str | None, session_id: str) -> dict[str, Any]:
         """One of them. Raises ApiError (404) and EngineAway."""
         found = await self._told(SessionView, "session", scoped(tenant, session_id))
         if found is None:
             raise _unknown(session_id)
-        return _view(found)
+        return self._shown(found)
 
     async def end(self, tenant: str | None, session_id: str) -> dict[str, Any]:
         """End a session: no turn of it comes. Raises ApiError (404) and EngineAway."""
@@ -119,6 +123,14 @@ class Kept:
     def _tokens(self, prompt: str | list[int] | None) -> list[int] | None:
         return self._asking.encoded(prompt) if isinstance(prompt, str) else prompt
 
+    def _shown(self, view: SessionView) -> dict[str, Any]:
+        """A session as its tenant names it, with Unix times."""
+        found: dict[str, Any] = msgspec.to_builtins(view)
+        for name in ("ended_at", "retained_until"):
+            if found[name] is not None:
+                found[name] = round(self._unix(found[name]), 3)
+        return found | {"id": shown(view.id)[1]}
+
     async def _carried_out(self, hint: Hint, tenant: str | None) -> HintOutcome:
         try:
             found = await self._told(HintOutcome, "hint", hint=hint)
@@ -130,11 +142,6 @@ class Kept:
     async def _told(self, kind: Any, what: str, name: str = "", **more: Any) -> Any:
         answer = await self._engine.ask(what, name, **more)
         return None if answer is None else msgspec.json.decode(answer, type=kind)
-
-
-def _view(view: SessionView) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(view)
-    return found | {"id": shown(view.id)[1]}
 
 
 def _unknown(session_id: str) -> ApiError:

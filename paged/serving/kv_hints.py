@@ -10,7 +10,6 @@ carried out is "rejected" by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -35,6 +34,25 @@ _OTHERS = {
     "kv.fetch": "K and V are taken from no other engine.",
     "kv.share": "K and V are given to no other engine.",
 }
+
+
+_APART = "\x1f"
+
+
+def scoped(tenant: str | None, session_id: str) -> str:
+    """The engine's id of a tenant's session: a character between them that no session has."""
+    return f"{tenant or ''}{_APART}{session_id}"
+
+
+def shown(engine_id: str) -> tuple[str, str]:
+    """The tenant and the id of a session that the engine knows by this id; "": no tenant's."""
+    tenant, _, session_id = engine_id.rpartition(_APART)
+    return tenant, session_id
+
+
+def unscoped(reason: str, tenant: str | None) -> str:
+    """A sentence of the engine's with a tenant's sessions as the tenant names them."""
+    return reason.replace(scoped(tenant, ""), "")
 
 
 class KvHintAction(Body):
@@ -135,8 +153,8 @@ class KvAction(msgspec.Struct, frozen=True):
     is_clipped: bool = False
     rejected: str = ""
 
-    def concluded(self, outcomes: list[HintOutcome]) -> KvOutcome:
-        """What became of it, where this became of its hints."""
+    def concluded(self, outcomes: list[HintOutcome], tenant: str | None) -> KvOutcome:
+        """What became of it, where this became of its hints, which are a tenant's."""
         if self.rejected:
             return KvOutcome(self.action_id, "rejected", self.rejected)
         done = [each for each in outcomes if each.status not in ("missing", "rejected")]
@@ -147,8 +165,9 @@ class KvAction(msgspec.Struct, frozen=True):
             status = "clipped"
         else:
             status = "deferred" if "deferred" in kinds else "accepted"
-        reasons = dict.fromkeys([*self.notes, *(each.reason for each in outcomes)])
-        return KvOutcome(self.action_id, status, " ".join(reasons), max((each.num_tokens for each in done), default=0))
+        said = [unscoped(each.reason, tenant) for each in outcomes]
+        reason = " ".join(dict.fromkeys([*self.notes, *(each[:1].upper() + each[1:] for each in said)]))
+        return KvOutcome(self.action_id, status, reason, max((each.num_tokens for each in done), default=0))
 
 
 class KvOutcome(msgspec.Struct, frozen=True):
@@ -161,13 +180,16 @@ class KvOutcome(msgspec.Struct, frozen=True):
 
 
 class Asked(NamedTuple):
-    """The request that an envelope came with; its id None: with none. `scoped` makes the engine's id of a session's."""
+    """Whose an envelope is, and the request that it came with; its id None: with none."""
 
-    scoped: Callable[[str], str]
     tenant: str | None
     request_id: str | None = None
     session_id: str | None = None
     prompt_len: int = 0
+
+    def scoped(self, session_id: str) -> str:
+        """The engine's id of a session."""
+        return scoped(self.tenant, session_id)
 
 
 def level_of(priority: int) -> int:
@@ -270,7 +292,7 @@ def _retained_ranges(action: KvHintAction, its: _OfRanges, asked: Asked) -> KvAc
     own = None if asked.session_id is None else asked.scoped(asked.session_id)
     waits_for = its.waits_for if own is not None else None
     if its.scope is not None:
-        parts.append("Claims are of requests and sessions; scope is not looked at.")
+        parts.append("Scope is not used: what is retained is its session's, or its request's.")
     if its.waits_for is not None and own is None:
         parts.append(_NO_SESSION)
     whole: Planned | None = None
