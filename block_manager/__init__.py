@@ -5,28 +5,14 @@ from .layout import LayerGroup, Layout
 from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
+from .pool import NO_BLOCKS, Retained
+from .runs import DEVICE, HOST, Blocks, Node, Run, Span, first_of, num_nodes
 from .sharing import Hit
 from .side_content import HitEnd
 from .views import GroupStats, GroupTables, MemoryStats, RowView, TierView
 
 __all__ = [
-    "Admission",
-    "BlockManager",
-    "Cleared",
-    "Composed",
-    "Event",
-    "GroupStats",
-    "GroupTables",
-    "Hit",
-    "HitEnd",
-    "LayerGroup",
-    "Layout",
-    "Memory",
-    "MemoryStats",
-    "Moves",
-    "Removed",
-    "RestartPoint",
-    "RowView",
-    "Stored",
-    "TierView",
-]
+    "DEVICE", "HOST", "NO_BLOCKS", "Admission", "BlockManager", "Blocks", "Cleared", "Composed", "Event", "GroupStats",
+    "GroupTables", "Hit", "HitEnd", "LayerGroup", "Layout", "Memory", "MemoryStats", "Moves", "Node", "Removed",
+    "RestartPoint", "Retained", "RowView", "Run", "Span", "Stored", "TierView", "first_of", "num_nodes",
+]  # fmt: skip

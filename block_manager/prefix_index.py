@@ -60,9 +60,9 @@ class PrefixIndex:
         # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
         self._next_run = 0
-        # By digest of the first of nodes that were evicted together: place, number and step; at most `most_gone`.
+        # By digest of the first of nodes that were evicted together: place, number and step; at most `_most_gone`.
         self.gone: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
-        self.most_gone = 0
+        self._most_gone = 0
         # None until events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
         for place, pool in ((DEVICE, device), (HOST, host)):
@@ -75,6 +75,10 @@ class PrefixIndex:
     def listen(self, log: Listener) -> None:
         """Report to `log` from now on."""
         self.log = log
+
+    def remember_evicted(self, most: int) -> None:
+        """Remember the last `most` evictions from now on, in `gone`."""
+        self._most_gone = most
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"") -> Path:
         """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
@@ -612,10 +616,10 @@ class PrefixIndex:
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES
-        for run, first, stop in spans if self.most_gone and not are_sides else ():
+        for run, first, stop in spans if self._most_gone and not are_sides else ():
             if not run.is_end:
                 self.gone[self.digests(run, first + 1, first)[0]] = place, stop - first, self.batch
-        while len(self.gone) > self.most_gone:
+        while len(self.gone) > self._most_gone:
             self.gone.popitem(last=False)
         for run, first, stop in spans:
             if is_main:

@@ -339,10 +339,6 @@ class Content:
         last = self._index.last_node(row)
         return [] if last is None else list(upwards(*last))
 
-    def remember_evicted(self, most: int) -> None:
-        """Remember the last `most` evictions from now on, for `why_missing`."""
-        self._index.most_gone = most
-
     def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
         """The cached prefix of these tokens, blocks on the device and then on the host; what was evicted of what comes next
         (place, blocks, step; None: nothing that is remembered); and whether another namespace has its first block."""
@@ -358,8 +354,7 @@ class Content:
 
     def way_to(self, spans: list[Span]) -> list[Node]:
         """The last of these nodes, and of each run before it."""
-        run, _, stop = spans[-1]
-        return list(upwards(run, stop - 1))
+        return [] if not spans else list(upwards(spans[-1][0], spans[-1][2] - 1))
 
     def spans_of(self, way: list[Node]) -> list[Span]:
         """The nodes of a way, first to last, as far as they are content on the device or the host without a gap."""

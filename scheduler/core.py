@@ -144,7 +144,7 @@ class Scheduler(Uncopyable):
         weights = _checked_weights(tenant_weights, chosen)
         memory = manager.claim()
         memory.spare(limits.max_pinned)
-        memory.content.remember_evicted(limits.remember_evicted)
+        memory.index.remember_evicted(limits.remember_evicted)
         strategies = strategies_of(chosen, memory.capacity, weights)
         if strategies.reservation.reserves and not strategies.reservation.is_counted:
             memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
@@ -225,7 +225,6 @@ class Scheduler(Uncopyable):
             manager.content.retentions.expire(now)
         if state.hints.next_end <= now:
             state.hints.expire(now)
-        state.hints.sessions.reach(now)
         if state.carried.groups:
             state.carried.forget_stale()
         carried = state.carried.groups
@@ -243,7 +242,7 @@ class Scheduler(Uncopyable):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and not carried and not step.loads:
             admission.force_progress(state, step)
-        if state.hints.has_to_fetch and manager.growth.may_copy:
+        if state.hints.to_fetch and manager.growth.may_copy:
             manager.growth.draw_promised()
             state.hints.fetch()
         if proposed is not None:
@@ -254,9 +253,7 @@ class Scheduler(Uncopyable):
             step.loads.extend(map(tuple, group.loads.tolist()))
         batch = self._packer.pack(step)
         if limits.remember_evicted:
-            state.admissions[batch.number] = now, tuple(step.admitted)
-            if len(state.admissions) > limits.remember_evicted:
-                state.admissions.popitem(last=False)
+            state.note_admissions(batch.number, step.admitted)
         if not batch.is_empty:
             outstanding.put_out(batch)
         self._raise_violations()
@@ -404,10 +401,10 @@ class Scheduler(Uncopyable):
         state = self._state
         hint, now = checked_hint(hint), latest_time(now, state.now)
         request = None
-        if hint.request is not None and (request := self._known(hint.request)) is None:
+        if hint.request is not None and hint.action != "unpin" and (request := self._known(hint.request)) is None:
             return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
         state.set_now(now)
-        outcome = state.hints.carry_out(hint, request, now)
+        outcome = state.hints.carry_out(hint, request)
         state.queues.reopen()
         self._raise_violations()
         return outcome

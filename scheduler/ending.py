@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paged.base.arguments import Tokens, int64_array, tokens_below
 from paged.base.growing import ones, rising_from
+from paged.block_manager import Node
 from paged.errors import InvalidTokens, WrongTokens
 
 from .batch import Batch, Left, Output, Outputs, Ticket
@@ -314,24 +315,19 @@ def end_sequences(
     elif request.status is Status.RUNNING:
         state.running.leave([request.rows[sequence] for sequence in sequences])
     for sequence in sequences:
-        num_output, way = state.books.num_output(request, sequence), []
-        if (session_id := request.request.session_id) is not None and (is_last and sequence == sequences[-1]):
-            state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], state.now)
-        if sentence is None and (request.hints or state.quotas is not None) and request.rows[sequence] >= 0:
-            way = state.manager.content.way_of(request.rows[sequence])
+        num_output, way = state.books.num_output(request, sequence), list[Node]()
+        if (session_id := request.request.session_id) is not None and is_last and sequence == sequences[-1]:
+            state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], num_output)
         if sentence is None:
             state.lengths.note(num_output)
             if state.foresight is not None:
                 state.foresight.finished(pause=request.longest_pause)
-            if (retention := request.request.retention) is not None and request.rows[sequence] >= 0:
-                until = state.now + (math.inf if retention.lasts is None else retention.lasts)
-                priority, lasts = int(retention.priority), until if until < math.inf else None
-                state.manager.content.retain_row(request.rows[sequence], priority, lasts)
+            way = _retain(state, request, request.rows[sequence])
         request.note_ended(num_output)
         if (row := state.unseat(request, sequence, None)) >= 0:
             state.manager.release(row)
         if way:
-            state.hints.finish(request.hints, way)
+            state.hints.finish(request, way)
             if state.quotas is not None:
                 state.quotas.note(request.request.tenant, way, request.hit_tokens)
     if not is_last:
@@ -339,3 +335,14 @@ def end_sequences(
     state.books.lift_bound(request)
     state.end(request, _STATUS.get(code, Status.FINISHED), sentence or _FINISHED[code])
     return request.usage()
+
+
+def _retain(state: State, request: RequestState, row: int) -> list[Node]:
+    """Retain the row's content as its request wishes. Return its way if hints or a quota wait for its release."""
+    if row < 0:
+        return []
+    content = state.manager.content
+    if (retention := request.request.retention) is not None:
+        until = state.now + (math.inf if retention.lasts is None else retention.lasts)
+        content.retain_row(row, int(retention.priority), until if until < math.inf else None)
+    return content.way_of(row) if request.hints or state.quotas is not None else []

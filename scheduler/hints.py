@@ -1,75 +1,82 @@
-"""Hints: what a caller knows of content that is to come, or is not: retain, pin, unpin, prefetch, demote, end. Each is of
-a prefix, a session, or a live request, for which it is carried out when that ends. The words of the outcomes are those of
-vLLM's RFC #57103. No hint stops progress: pins are bounded, and what they may take counts as taken from the start."""
+"""Hints: what a caller knows of content that is to come, or is not. No hint stops progress: pins are bounded, and what
+they may take counts as taken from the start. The words of the outcomes are those of vLLM's RFC #57103."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from paged.base.arguments import checked_level, is_integer, is_real, token_array
+from paged.base.arguments import is_integer, token_array
 from paged.base.words import counted
-from paged.block_manager import Memory
-from paged.block_manager.runs import Blocks, Node, Run, Span, first_of
+from paged.block_manager import Blocks, Memory, Node, Run, Span, first_of, num_nodes
 from paged.errors import InvalidConfig, InvalidHint, InvalidNamespace, InvalidTokens
 
 from .request import RequestState, Retention, request_root
-from .sessions import Session, Sessions
+from .sessions import Session, Sessions, WaitsFor
 
-ACTIONS = ("retain", "pin", "unpin", "prefetch", "demote", "end")
-WAITS = ("tool", "person", None)
+Name = Annotated[str, Meta(min_length=1)]
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """A wish for content.
 
-    action      "retain": evict it after content of lower priority; of a session, note what its next turn waits for, too.
-                "pin": never evict what the device has of it, until `lasts` or "unpin". "prefetch": bring what only the host
-                has to blocks of the device that are free. "demote": let it go next. "end": of a session, no turn comes
-    session, request, tokens  one of these: a session's id; a live request's id: its content when it finishes, for
-                "prefetch" its prompt now; or a prompt, int [n], with the salt, adapter and extra_key of its requests
-    priority    "retain": 1 to 3
-    lasts       "retain", "pin": seconds from now on, or from the request's end; None: no limit, of a session's retention
-                what its gaps say
-    waits_for   "retain" of a session: "tool", "person" or None
-    tenant      whose cap a pin counts for
+    action       "retain": evict it after content of lower priority; of a session, note what its next turn waits for, too.
+                 "pin": never evict what the device has of it, until `lasts` or "unpin". "prefetch": bring what only the
+                 host has to free blocks of the device. "demote": let it go next. "end": no turn of a session comes
+    session, request, tokens  one of these: a session's id; a live request's id: what it leaves when it finishes, for
+                 "prefetch" its prompt now; or a prompt, int [n], with salt, adapter and extra_key of its requests
+    priority     "retain": 1 to 3
+    lasts        "retain", "pin": seconds, from now or from the request's end; None: no limit, or for a session's
+                 retention as long as its next turn is expected
+    waits_for    "retain" of a session: "tool", "person" or None
+    tenant       whose cap a pin counts for
     """
 
-    action: str
-    session: str | None = None
-    request: str | None = None
+    action: Literal["retain", "pin", "unpin", "prefetch", "demote", "end"]
+    session: Name | None = None
+    request: Name | None = None
     tokens: Any = None
-    salt: str | None = None
-    adapter: str | None = None
+    salt: Name | None = None
+    adapter: Name | None = None
     extra_key: Any = None
-    priority: int = 1
-    lasts: float | None = None
-    waits_for: str | None = None
+    priority: Annotated[int, Meta(ge=1, le=3)] = 1
+    lasts: Annotated[float, Meta(gt=0)] | None = None
+    waits_for: WaitsFor = None
     tenant: str | None = None
+
+    @property
+    def root(self) -> bytes:
+        return request_root(self.salt, self.adapter, self.extra_key)
+
+    @property
+    def target(self) -> tuple[str, object]:
+        if self.tokens is not None:
+            return "tokens", self.root + self.tokens.tobytes()
+        return ("session", self.session) if self.request is None else ("request", self.request)
 
 
 class HintOutcome(msgspec.Struct, frozen=True):
-    """What became of a hint. `status`: "accepted"; "clipped" (a part of what it names, `num_tokens`, was there or fits);
-    "deferred" (when the request finishes); "rejected" (over a cap, or not possible); "missing" (nothing is known of it)."""
+    """What became of a hint. `status`: "accepted"; "clipped", for `num_tokens` of what it names; "deferred", until the
+    request or turn ends; "rejected", over a cap or not possible; "missing", nothing is known of it."""
 
     status: str
     reason: str
     num_tokens: int = 0
 
 
-class Pin(msgspec.Struct, eq=False, gc=False):
-    key: object
+class Pin(msgspec.Struct, frozen=True, eq=False, gc=False):
+    target: tuple[str, object]
     tenant: str | None
     until: float
     blocks: Blocks
 
 
 class Hints:
-    """Carries hints out. `sessions`; and pins, in the order in which they were made."""
+    """Carries hints out, and knows what is pinned."""
 
     def __init__(self, manager: Memory, max_pinned: int, max_per_tenant: int | None) -> None:
         self._manager, self._content, self._size = manager, manager.content, manager.block_size
@@ -79,147 +86,117 @@ class Hints:
         # The first time at which a pin ends.
         self.next_end = math.inf
         # Ways that the next step brings to the device, as far as there is room.
-        self._to_fetch: list[list[Node]] = []
+        self.to_fetch: list[list[Node]] = []
 
-    def carry_out(self, hint: Hint, request: RequestState | None, now: float) -> HintOutcome:
-        """Carry out a validated hint; `request`: the live one that it is of."""
-        self.sessions.reach(now)
-        if request is not None and hint.action != "prefetch":
-            return self._defer(hint, request)
+    def carry_out(self, hint: Hint, request: RequestState | None) -> HintOutcome:
+        """Carry out a checked hint; `request`: the live one that it is of."""
         session = None if hint.session is None else self.sessions.by_id.get(hint.session)
         if hint.session is not None and session is None:
             return HintOutcome("missing", f'no session "{hint.session}" is known.')
-        if session is not None and hint.action in ("retain", "end"):
-            return self._of_session(hint, session)
-        way: list[Node] = []
-        if session is not None:
-            way, wanted = session.way, session.num_blocks * self._size
-            key, spans = session.id.encode(), self._content.spans_of(way)
-        else:
-            if request is not None:
-                tokens, root = request.first_tokens, request.root
-            else:
-                tokens, root = hint.tokens, request_root(hint.salt, hint.adapter, hint.extra_key)
-            spans, key, wanted = self._content.confirmed(tokens, root), root + tokens.tobytes(), len(tokens)
-            wanted -= wanted % self._size
-            if spans:
-                way = self._content.way_to(spans)
-        return self._of_content(hint, spans, way, (key,), wanted)
-
-    def _of_content(self, hint: Hint, spans: list[Span], way: list[Node], key: object, wanted: int) -> HintOutcome:
         if hint.action == "unpin":
-            return self._unpin(key)
+            return self._unpin(hint.target)
+        if session is not None and hint.action == "end":
+            return self._end(hint, session)
+        if session is not None and hint.action == "retain":
+            retention = Retention(priority=hint.priority, lasts=hint.lasts)
+            if not self.sessions.expect(session, hint.waits_for, retention):
+                return HintOutcome("deferred", "it counts from the end of the turn that lives.")
+            return self._done(self._content.spans_of(session.way), session.num_blocks, "retained")
+        if session is not None:
+            return self._of_content(hint, session.way, self._content.spans_of(session.way), session.num_blocks)
+        if request is not None and hint.action != "prefetch":
+            request.defer(hint)
+            return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes.')
+        if request is not None and request.live_rows:
+            return HintOutcome("accepted", f'"{request.id}" has been admitted, and holds it.')
+        tokens, root = (hint.tokens, hint.root) if request is None else (request.first_tokens, request.root)
+        spans = self._content.confirmed(tokens, root)
+        return self._of_content(hint, self._content.way_to(spans), spans, len(tokens) // self._size)
+
+    def finish(self, request: RequestState, way: list[Node]) -> None:
+        """Carry out what was deferred until the request finished, which left this way."""
+        for hint in request.hints:
+            self._of_content(hint, way, self._content.spans_of(way), 0)
+
+    def _of_content(self, hint: Hint, way: list[Node], spans: list[Span], wanted: int) -> HintOutcome:
+        """`wanted`: its blocks, cached or not."""
         if not spans:
             return HintOutcome("missing", "no full block of it is in the cache.")
         if hint.action == "retain":
-            until = self._until(hint.lasts)
-            self._content.retain_node(way[0], int(hint.priority), until if until < math.inf else None)
+            until = self._until(hint)
+            self._content.retain_node(way[0], hint.priority, until if until < math.inf else None)
             return self._done(spans, wanted, "retained")
         if hint.action == "demote":
-            num = self._content.demote(way)
-            if not num:
+            if not (num := self._content.demote(way)):
                 return HintOutcome("rejected", "other content goes on behind it, or requests hold it.")
             return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
         if self._manager.sides is not None:
-            return HintOutcome("rejected", f"content of layers of several kinds cannot be the object of {hint.action}.")
-        return self._pin(hint, spans, key, wanted) if hint.action == "pin" else self._prefetch(way, spans, wanted)
+            return HintOutcome("rejected", f"{hint.action} is not for layers of several kinds.")
+        here, there = self._content.split(spans)
+        if hint.action == "pin":
+            return self._pin(hint, here, wanted)
+        if there and not self._manager.host_caching:
+            return HintOutcome("rejected", "the host keeps no content (host_caching).")
+        if there and not self._room():
+            return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
+        self.to_fetch += [way] if there else []
+        return self._done(here + first_of(there, self._room()), wanted, "on the device, or will be after the next step")
 
-    def _of_session(self, hint: Hint, session: Session) -> HintOutcome:
-        if hint.action == "end":
-            self._unpin((session.id.encode(),))
-            num = self.sessions.let_go(session)
-            if session.live:
-                return HintOutcome(
-                    "clipped", f"{counted(session.live, 'turn')} of it live; only what was left goes.", num
-                )
-            self.sessions.forget(session)
-            return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
-        session.waits_for = hint.waits_for
-        session.retention = Retention(priority=int(hint.priority), lasts=hint.lasts)
-        if session.live or session.ended_at is None:
-            return HintOutcome("deferred", "it counts from the end of the turn that lives.")
-        self.sessions.retain(session)
-        return self._done(self._content.spans_of(session.way), session.num_blocks * self._size, "retained")
+    def _end(self, hint: Hint, session: Session) -> HintOutcome:
+        self._unpin(hint.target)
+        num = self.sessions.let_go(session)
+        if session.live:
+            reason = f"{counted(session.live, 'turn')} of it live; what the last one left goes next."
+            return HintOutcome("clipped", reason, num * self._size)
+        self.sessions.forget(session)
+        return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
 
     def _done(self, spans: list[Span], wanted: int, what: str) -> HintOutcome:
-        num = sum(stop - first for _, first, stop in spans) * self._size
-        if num < wanted:
-            return HintOutcome("clipped", f"{num:,} of {wanted:,} tokens are in the cache, and {what}.", num)
-        return HintOutcome("accepted", f"{num:,} tokens are {what}.", num)
+        num = num_nodes(spans)
+        status, of_all = ("clipped", f" of {wanted:,}") if num < wanted else ("accepted", "")
+        return HintOutcome(status, f"{num:,}{of_all} blocks are {what}.", num * self._size)
 
-    def _defer(self, hint: Hint, request: RequestState) -> HintOutcome:
-        if hint.action in ("unpin", "end"):
-            return HintOutcome("rejected", f"{hint.action} is not of a request that lives.")
-        request.hints = (*request.hints, hint)
-        return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes.')
-
-    def finish(self, hints: Sequence[Hint], way: list[Node]) -> None:
-        """Carry out what was deferred until a request finished, which left this way."""
-        for hint in hints:
-            spans = self._content.spans_of(way)
-            self._of_content(hint, spans, way, (hint.request,), 0)
-
-    def _pin(self, hint: Hint, spans: list[Span], key: object, wanted: int) -> HintOutcome:
-        here, _ = self._content.split(spans)
-        num = sum(stop - first for _, first, stop in here)
-        if not num:
+    def _pin(self, hint: Hint, spans: list[Span], wanted: int) -> HintOutcome:
+        if not (num := num_nodes(spans)):
             return HintOutcome("missing", "no full block of it is on the device; prefetch it first.")
-        others = [pin for pin in self.pins if pin.key != key]
-        held = sum(len(pin.blocks) for pin in others)
-        mine = sum(len(pin.blocks) for pin in others if pin.tenant == hint.tenant)
-        for name, limit, have in (
-            ("max_pinned", self._max_pinned, held),
-            ("max_pinned_per_tenant", self._max_per_tenant, mine),
-        ):
-            if limit is not None and have + num > limit:
-                reason = f"{counted(num, 'block')} beside {have:,} pinned ones exceed {name} ({limit:,})."
-                return HintOutcome("rejected", reason)
-        pin = Pin(key, hint.tenant, self._until(hint.lasts), self._content.pin(here))
-        self._unpin(key)
+        others = [pin for pin in self.pins if pin.target != hint.target]
+        of_tenant = [pin for pin in others if pin.tenant == hint.tenant]
+        caps = ("max_pinned", self._max_pinned, others), ("max_pinned_per_tenant", self._max_per_tenant, of_tenant)
+        for name, most, pins in caps:
+            have = sum(len(pin.blocks) for pin in pins)
+            if most is not None and have + num > most:
+                return HintOutcome("rejected", f"{num:,} blocks beside {have:,} pinned ones exceed {name} ({most:,}).")
+        pin = Pin(hint.target, hint.tenant, self._until(hint), self._content.pin(spans))
+        self._unpin(hint.target)
         self.pins.append(pin)
         self.next_end = min(self.next_end, pin.until)
-        return self._done(here, wanted, "pinned")
+        return self._done(spans, wanted, "pinned")
 
-    def _unpin(self, key: object) -> HintOutcome:
-        gone = [pin for pin in self.pins if pin.key == key]
-        self.pins = [pin for pin in self.pins if pin.key != key]
+    def _unpin(self, target: tuple[str, object]) -> HintOutcome:
+        gone = [pin for pin in self.pins if pin.target == target]
+        self.pins = [pin for pin in self.pins if pin.target != target]
         for pin in gone:
             self._content.unpin(pin.blocks)
+        num = sum(len(pin.blocks) for pin in gone)
         if not gone:
             return HintOutcome("missing", "it is not pinned.")
-        num = sum(len(pin.blocks) for pin in gone)
         return HintOutcome("accepted", f"{counted(num, 'block')} are pinned no longer.", num * self._size)
 
-    def _prefetch(self, way: list[Node], spans: list[Span], wanted: int) -> HintOutcome:
-        here, there = self._content.split(spans)
-        if not there:
-            return self._done(here, wanted, "on the device")
-        if not self._manager.host_caching:
-            return HintOutcome("rejected", "the host keeps no content (host_caching).")
-        if (room := self._room()) <= 0:
-            return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
-        self._to_fetch.append(way)
-        return self._done(here + first_of(there, room), wanted, "on the device after the next step")
-
     def _room(self) -> int:
-        return self._manager.device.num_free - self._manager.growth.num_promised
+        return max(0, self._manager.device.num_free - self._manager.growth.num_promised)
 
     def fetch(self) -> None:
         """Plan the copies of what was to be prefetched, as far as it is still on the host alone and there is room."""
-        for way in self._to_fetch:
+        for way in self.to_fetch:
             _, there = self._content.split(self._content.spans_of(way))
-            if there and (room := self._room()) > 0:
-                self._content.fetch(first_of(there, room))
-        self._to_fetch = []
-
-    @property
-    def has_to_fetch(self) -> bool:
-        return bool(self._to_fetch)
+            if spans := first_of(there, self._room()):
+                self._content.fetch(spans)
+        self.to_fetch = []
 
     def expire(self, now: float) -> None:
         """End the pins until this time."""
         for pin in [pin for pin in self.pins if pin.until <= now]:
-            self._unpin(pin.key)
+            self._unpin(pin.target)
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
     @property
@@ -227,18 +204,16 @@ class Hints:
         return sum(len(pin.blocks) for pin in self.pins)
 
     def pinned_of(self, session_id: str) -> int:
-        return sum(len(pin.blocks) for pin in self.pins if pin.key == (session_id.encode(),))
+        return sum(len(pin.blocks) for pin in self.pins if pin.target == ("session", session_id))
 
-    def _until(self, lasts: float | None) -> float:
-        return math.inf if lasts is None else self.sessions.now + lasts
+    def _until(self, hint: Hint) -> float:
+        return math.inf if hint.lasts is None else self.sessions.now + hint.lasts
 
-    def violations(self, sessions: Sequence[str]) -> list[str]:
-        num = self.num_pinned
+    def violations(self, sessions: list[str]) -> list[str]:
+        """What is wrong, with the sessions of live requests."""
+        num, refs = self.num_pinned, self._manager.blocks.refs()
         found = [f"8: {num} blocks are pinned; {self._max_pinned} may be."] if num > self._max_pinned else []
-        refs = self._manager.blocks.refs()
-        for pin in self.pins:
-            if not refs[pin.blocks].all():
-                found.append(f"2: blocks of pin {pin.key!r} are not held.")
+        found += [f"2: pin {pin.target} does not hold its blocks." for pin in self.pins if not refs[pin.blocks].all()]
         return found + self.sessions.violations(sessions)
 
 
@@ -271,32 +246,26 @@ def checked_hint(hint: Any) -> Hint:
     """Return the hint with its tokens as int32 [n]. Raises InvalidHint."""
     if not isinstance(hint, Hint):
         raise InvalidHint(f"a Hint is needed; got {hint!r}.")
-    if hint.action not in ACTIONS:
-        raise InvalidHint(f"action has to be one of {', '.join(ACTIONS)}; got {hint.action!r}.")
-    targets = [name for name in ("session", "request", "tokens") if getattr(hint, name) is not None]
+    fields = {name: getattr(hint, name) for name in hint.__struct_fields__}
+    try:
+        own = msgspec.convert({n: v.item() if isinstance(v, np.generic) else v for n, v in fields.items()}, Hint)
+        tokens = None if own.tokens is None else token_array(own.tokens).copy()
+        _ = own.root
+    except msgspec.ValidationError as error:
+        what, _, name = str(error).partition(" - at `$.")
+        raise InvalidHint(f"{name[:-1]}: {what[0].lower()}{what[1:]}; got {fields[name[:-1]]!r}.") from None
+    except (InvalidNamespace, InvalidTokens) as error:
+        raise InvalidHint(str(error)) from None
+    targets = [name for name in ("session", "request", "tokens") if getattr(own, name) is not None]
     if len(targets) != 1:
         raise InvalidHint(f"a hint is of one session, request or tokens; got {' and '.join(targets) or 'none'}.")
-    for name in ("session", "request", "tenant", "salt", "adapter"):
-        value = getattr(hint, name)
-        if value is not None and (not isinstance(value, str) or not value):
-            raise InvalidHint(f"{name} has to be a non-empty string or None; got {value!r}.")
-    if hint.action == "end" and hint.session is None:
-        raise InvalidHint("end is of a session.")
-    if hint.waits_for not in WAITS:
-        raise InvalidHint(f'waits_for has to be "tool", "person" or None; got {hint.waits_for!r}.')
-    if hint.lasts is not None and not (is_real(hint.lasts) and 0 < hint.lasts < math.inf):
-        raise InvalidHint(f"lasts has to be a finite time above 0, or None; got {hint.lasts!r}.")
-    try:
-        checked_level(hint.priority)
-        if hint.tokens is None:
-            return hint
-        tokens = token_array(hint.tokens)
-        request_root(hint.salt, hint.adapter, hint.extra_key)
-    except (InvalidConfig, InvalidNamespace, InvalidTokens) as error:
-        raise InvalidHint(str(error)) from None
-    if not len(tokens):
+    if tokens is not None and not len(tokens):
         raise InvalidHint("tokens are empty; at least one is needed.")
-    return msgspec.structs.replace(hint, tokens=np.array(tokens))
+    if own.action == "end" and own.session is None:
+        raise InvalidHint(f"end is of a session; got {targets[0]}.")
+    if own.lasts is not None and not math.isfinite(own.lasts):
+        raise InvalidHint(f"lasts has to be a finite time above 0, or None; got {own.lasts!r}.")
+    return msgspec.structs.replace(own, tokens=tokens)
 
 
 def checked_cap(name: str, value: Any, most: int) -> Any:

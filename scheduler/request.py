@@ -343,6 +343,10 @@ class RequestState(Counted, eq=False, gc=False):
         self.charged = num_tokens
         self.order = (self.order[0], turn, self.order[2])
 
+    def defer(self, hint: Any) -> None:
+        """Have a hint carried out when it finishes."""
+        self.hints = (*self.hints, hint)
+
     def await_load(self, num_tokens: int | None) -> None:
         """Wait for so many tokens from elsewhere; None: ask for them at the next admission."""
         self.num_loading = num_tokens

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections import Counter, OrderedDict, deque
+from operator import itemgetter
+from typing import Literal
 
 import msgspec
 
-from paged.block_manager import Memory
-from paged.block_manager.pool import NO_BLOCKS, Retained
-from paged.block_manager.runs import Blocks, Node
+from paged.block_manager import DEVICE, HOST, NO_BLOCKS, Blocks, Memory, Node, Retained, num_nodes
 
 from .request import Retention
 
 WINDOW = 1000  # gaps of a kind that are remembered
-FEWEST = 20  # gaps from which something is guessed
+FEWEST = 8  # gaps from which something is guessed
 LONGEST = 600.0  # seconds: longer gaps say no more of a session's pace
 PACE = 0.3  # how much the last gap counts in a session's pace
 GUESS = 30.0  # seconds to the next turn, before gaps are known
@@ -30,47 +29,51 @@ PATIENCE = 1800.0  # seconds after which that is so at the earliest
 REMEMBERED = 10_000  # sessions
 
 
+WaitsFor = Literal["tool", "person"] | None
+Kind = tuple[WaitsFor, int, int]
+"""Of a gap: what the session waits for, the class of its last outputs, and of its pace; -1: whatever it is."""
+
+
 class Gaps:
-    """The times from the end of a turn to the next one, by what the session waits for and by its pace."""
+    """The times from the end of a turn to the next one, by kind."""
 
     def __init__(self) -> None:
-        # By key, the last gaps in order of time, and sorted.
-        self._last: dict[tuple[str | None, int], tuple[deque[float], list[float]]] = {}
+        # The last gaps of each kind, in order of time and sorted.
+        self._last: dict[Kind, tuple[deque[float], list[float]]] = {}
 
-    def note(self, waits_for: str | None, pace: float | None, gap: float) -> None:
-        for key in {(waits_for, _class_of(pace)), (waits_for, -1)}:
-            last, ordered = self._last.setdefault(key, (deque(), []))
+    def note(self, kind: Kind, gap: float) -> None:
+        for each in dict.fromkeys(_wider(kind)):
+            last, ordered = self._last.setdefault(each, (deque(), []))
             last.append(gap)
             insort(ordered, gap)
             if len(last) > WINDOW:
                 del ordered[bisect_right(ordered, last.popleft()) - 1]
 
-    def left(self, waits_for: str | None, pace: float | None, elapsed: float) -> float:
-        """Return the seconds to the next turn: the median of the gaps like this one that were longer than `elapsed`."""
-        for key in ((waits_for, _class_of(pace)), (waits_for, -1)):
-            _, ordered = self._last.get(key, ((), []))
+    def left(self, kind: Kind, elapsed: float) -> float:
+        """Return the seconds to the next turn: the median of gaps of this kind that were longer than `elapsed`."""
+        for each in _wider(kind):
+            _, ordered = self._last.get(each, ((), []))
             at = bisect_right(ordered, elapsed)
             if len(ordered) - at >= FEWEST:
                 return ordered[(at + len(ordered)) // 2] - elapsed
-        # Long ago: as long again (Lindy).
+        # As long again as it took (Lindy).
         return max(elapsed, GUESS)
 
-    def latest(self, waits_for: str | None) -> float:
+    def latest(self, kind: Kind) -> float:
         """Return the seconds after which a turn is no more expected."""
-        _, ordered = self._last.get((waits_for, -1), ((), []))
+        _, ordered = self._last.get(_wider(kind)[-1], ((), []))
         return max(PATIENCE, ordered[int(LATEST * len(ordered))]) if len(ordered) >= FEWEST else PATIENCE
 
 
-def _class_of(pace: float | None) -> int:
-    return -1 if pace is None else int(math.log2(pace))
+def _wider(kind: Kind) -> tuple[Kind, Kind, Kind]:
+    waits_for, outputs, _ = kind
+    return kind, (waits_for, outputs, -1), (waits_for, -1, -1)
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A session: its turns that run or wait, and what its last one left.
-
-    blocks, device_blocks, host_blocks   full blocks of the last turn that ended, and those of them that are there still
-    ended_at, expected_in, retained_until  seconds: when it ended, to the next turn, and the end of its retention
-    """
+    """A session. live: its turns that run or wait. Of the last turn that ended: its full blocks, how many of them the
+    device and the host have, and when it ended; when the next one is expected, and until when what it left is retained,
+    seconds. pinned_blocks: by hints that name it."""
 
     id: str
     live: int
@@ -79,75 +82,87 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     blocks: int
     device_blocks: int
     host_blocks: int
+    pinned_blocks: int
     ended_at: float | None
-    expected_in: float | None
+    expected_at: float | None
     retained_until: float | None
-    pinned_blocks: int = 0
 
 
 class Session:
     def __init__(self, session_id: str) -> None:
-        self.id, self.live = session_id, 0
-        self.waits_for: str | None = None
-        self.retention = Retention()
-        self.pace: float | None = None
+        self.id, self.live, self.retention = session_id, 0, Retention()
+        self.waits_for: WaitsFor = None
+        self.pace, self.num_output = 0.0, 0
         self.ended_at: float | None = None
-        self.until: float | None = None
-        # The last node of each run that its last turn left, the last run first; and how many these are.
+        # The last node of each run that its last turn left, the last run first; and how many nodes these are.
         self.way: list[Node] = []
         self.num_blocks = 0
         self.retained: Retained | None = None
-        # By place, whether anything can be taken there.
-        self.is_loose = [True, True]
+        self.until = math.inf
+
+    @property
+    def kind(self) -> Kind:
+        # Long answers are read, or worked on, for longer. Classes of double length, from 64 tokens on.
+        outputs = min(max(self.num_output.bit_length() - 7, 0), 5)
+        return self.waits_for, outputs, int(math.log2(self.pace)) if self.pace else -1
 
 
 class Sessions:
     """All sessions, in the order in which their last turns ended."""
 
     def __init__(self, manager: Memory) -> None:
-        self._content, self._size = manager.content, manager.block_size
-        self._gaps = Gaps()
+        self._content, self.now, self._gaps = manager.content, 0.0, Gaps()
         self.by_id: OrderedDict[str, Session] = OrderedDict()
-        self.now = 0.0
-        # By place, of what was put first, what goes last.
+        # By place: of what was put first, what goes last; and sessions that have nothing there that could go.
         self._first: list[tuple[Blocks, int]] = [(NO_BLOCKS, 0), (NO_BLOCKS, 0)]
+        self._empty: tuple[set[Session], set[Session]] = set(), set()
         self._content.on_raised(self._choose)
+
+    def reach(self, now: float) -> None:
+        self.now = max(self.now, now)
 
     def begin(self, session_id: str, now: float) -> None:
         """Note that a turn has arrived."""
         session = self.by_id.get(session_id)
         if session is None:
-            self._forget_some()
+            if len(self.by_id) >= REMEMBERED and (oldest := next((s for s in self.by_id.values() if not s.live), None)):
+                self.let_go(oldest)
+                self.forget(oldest)
             session = self.by_id[session_id] = Session(session_id)
         if not session.live and session.ended_at is not None:
             gap = max(0.0, now - session.ended_at)
-            self._gaps.note(session.waits_for, session.pace, gap)
+            self._gaps.note(session.kind, gap)
             shown = min(max(gap, 1.0), LONGEST)
-            session.pace = shown if session.pace is None else session.pace ** (1 - PACE) * shown**PACE
+            session.pace = session.pace ** (1 - PACE) * shown**PACE if session.pace else shown
         session.live += 1
 
-    def end(self, session_id: str, row: int, now: float) -> None:
-        """Note that a turn has ended; -1: it has no row, or did not finish, so what its last turn left stays."""
+    def end(self, session_id: str, row: int, num_output: int) -> None:
+        """Note that a turn of so many outputs has ended. Row -1: it did not finish, and what the last one left stays."""
         session = self.by_id[session_id]
         session.live -= 1
-        if row < 0 or not (way := self._content.way_of(row)):
-            return
-        self.now = max(self.now, now)
-        session.way, session.ended_at, session.is_loose = way, now, [True, True]
-        session.num_blocks = sum(at + 1 for _, at in way)
-        self.by_id.move_to_end(session_id)
-        self.retain(session)
+        if row >= 0 and (way := self._content.way_of(row)):
+            session.way, session.ended_at, session.num_output = way, self.now, num_output
+            session.num_blocks = sum(at + 1 for _, at in way)
+            self.by_id.move_to_end(session_id)
+            self._retain(session)
 
-    def retain(self, session: Session) -> None:
-        """Retain what the session's last turn left, from now on, as its retention says; what was retained is so no more."""
-        before, lasts = session.retained, session.retention.lasts
-        until = self.now + (self._gaps.latest(session.waits_for) if lasts is None else lasts)
-        session.until = until if until < math.inf else None
-        session.retained = None
-        if spans := self._content.spans_of(session.way):
-            run, _, stop = spans[-1]
-            level = int(session.retention.priority)
-            session.retained = self._content.retain_node((run, stop - 1), level, session.until)
+    def expect(self, session: Session, waits_for: WaitsFor, retention: Retention) -> bool:
+        """Note what the next turn waits for, and how long it is waited for. Return whether that counts from now on."""
+        session.waits_for, session.retention = waits_for, retention
+        if session.live or session.ended_at is None:
+            return False
+        self._retain(session)
+        return True
+
+    def _retain(self, session: Session) -> None:
+        """Retain what the session's last turn left from now on, and what it had retained no longer."""
+        before, retention, session.retained = session.retained, session.retention, None
+        session.until = self.now + (self._gaps.latest(session.kind) if retention.lasts is None else retention.lasts)
+        for place in (DEVICE, HOST):
+            self._empty[place].discard(session)
+        if way := self._content.way_to(self._content.spans_of(session.way)):
+            until = session.until if session.until < math.inf else None
+            session.retained = self._content.retain_node(way[0], int(retention.priority), until)
         if before is not None:
             self._content.retentions.end(before)
 
@@ -155,71 +170,57 @@ class Sessions:
         """Let what the session's last turn left go next, as far as nothing goes on behind it. Return its blocks."""
         if session.retained is not None:
             self._content.retentions.end(session.retained)
-        session.retained = session.until = None
+        session.retained = None
         return self._content.demote(session.way)
 
     def forget(self, session: Session) -> None:
         del self.by_id[session.id]
+        for place in (DEVICE, HOST):
+            self._empty[place].discard(session)
 
-    def expected_in(self, session: Session, now: float) -> float | None:
-        """Return the seconds to its next turn; None: one is there, or none was."""
-        if session.live or session.ended_at is None:
-            return None
-        return self._gaps.left(session.waits_for, session.pace, max(0.0, now - session.ended_at))
-
-    def reach(self, now: float) -> None:
-        self.now = max(self.now, now)
+    def _expected_in(self, session: Session) -> float:
+        assert session.ended_at is not None, "a session between two turns"
+        return self._gaps.left(session.kind, max(0.0, self.now - session.ended_at))
 
     def view_of(self, session: Session, pinned: int) -> SessionView:
-        spans = self._content.spans_of(session.way)
-        here, there = self._content.split(spans)
+        here, there = self._content.split(self._content.spans_of(session.way))
+        is_over = session.live or session.ended_at is None
         return SessionView(
             id=session.id,
             live=session.live,
             waits_for=session.waits_for,
             priority=int(session.retention.priority),
             blocks=session.num_blocks,
-            device_blocks=sum(stop - first for _, first, stop in here),
-            host_blocks=sum(stop - first for _, first, stop in there),
-            ended_at=session.ended_at,
-            expected_in=self.expected_in(session, self.now),
-            retained_until=session.until if session.retained is not None else None,
+            device_blocks=num_nodes(here),
+            host_blocks=num_nodes(there),
             pinned_blocks=pinned,
+            ended_at=session.ended_at,
+            expected_at=None if is_over else self.now + self._expected_in(session),
+            retained_until=None if session.retained is None or session.until <= self.now else session.until,
         )
 
-    def violations(self, live: Iterable[str]) -> list[str]:
+    def violations(self, live: list[str]) -> list[str]:
         counts = {session.id: session.live for session in self.by_id.values() if session.live}
-        wanted: dict[str, int] = {}
-        for session_id in live:
-            wanted[session_id] = wanted.get(session_id, 0) + 1
-        return [] if counts == wanted else [f"9: sessions have turns {counts}; requests say {wanted}."]
+        return [] if counts == Counter(live) else [f"9: sessions have turns {counts}; requests say {Counter(live)}."]
 
     def _choose(self, place: int, level: int, num_blocks: int) -> None:
         """Put the ends of those sessions first whose next turns are expected last."""
         if self._content.num_first(place, *self._first[place]) >= num_blocks:
             return
-        idle = [
-            (self.expected_in(session, self.now) or 0.0, session)
-            for session in self.by_id.values()
-            if session.is_loose[place] and not session.live and session.retention.priority == level
-        ]
+        idle = [s for s in self.by_id.values() if s.way and not s.live and s.retention.priority == level]
+        waits = [(self._expected_in(session), session) for session in idle if session not in self._empty[place]]
         chosen: list[Blocks] = []
-        for _, session in sorted(idle, key=lambda each: -each[0]):
-            if num_blocks <= 0:
-                break
-            blocks = self._content.loose_end(place, session.way)
-            session.is_loose[place] = len(blocks) > 0
-            if len(blocks):
+        for _, session in sorted(waits, key=itemgetter(0), reverse=True):
+            if len(blocks := self._content.loose_end(place, session.way)):
                 chosen.append(blocks)
                 num_blocks -= len(blocks)
+                # What leaves the device may come to the host.
+                self._empty[HOST].discard(session)
+            else:
+                self._empty[place].add(session)
+            if num_blocks <= 0:
+                break
         for number, blocks in enumerate(reversed(chosen)):
             mark = self._content.put_first(place, blocks)
             if not number:
                 self._first[place] = blocks, mark
-
-    def _forget_some(self) -> None:
-        if len(self.by_id) >= REMEMBERED:
-            oldest = next((session for session in self.by_id.values() if not session.live), None)
-            if oldest is not None:
-                self.let_go(oldest)
-                self.forget(oldest)

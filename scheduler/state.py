@@ -141,6 +141,13 @@ class State:
 
     def set_now(self, now: float) -> None:
         self.now = now
+        self.hints.sessions.reach(now)
+
+    def note_admissions(self, number: int, admitted: list[str]) -> None:
+        """Remember whom a step admitted, for `explain_prefix`."""
+        self.admissions[number] = self.now, tuple(admitted)
+        if len(self.admissions) > self.limits.remember_evicted:
+            self.admissions.popitem(last=False)
 
     def seat(self, request: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
         """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
