@@ -42,8 +42,8 @@ async def ask(client: AsyncOpenAI, messages: list[Any], more: dict[str, Any]) ->
         if piece.choices and piece.choices[0].delta.content:
             first = first or time.perf_counter() - began
             text += piece.choices[0].delta.content
-    assert piece.usage is not None and piece.usage.prompt_tokens_details is not None
-    return text, Turn(first, piece.usage.prompt_tokens, piece.usage.prompt_tokens_details.cached_tokens or 0)
+    usage: Any = piece.usage
+    return text, Turn(first, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)
 
 
 async def agent(client: AsyncOpenAI, name: str, *, with_hints: bool) -> list[Turn]:

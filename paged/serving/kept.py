@@ -126,7 +126,7 @@ class Kept:
     def _shown(self, view: SessionView) -> dict[str, Any]:
         """A session as its tenant names it, with Unix times."""
         found: dict[str, Any] = msgspec.to_builtins(view)
-        for name in ("ended_at", "retained_until"):
+        for name in ("ended_at", "expected_at", "retained_until"):
             if found[name] is not None:
                 found[name] = round(self._unix(found[name]), 3)
         return found | {"id": shown(view.id)[1]}

@@ -271,7 +271,7 @@ _PAYLOADS: dict[str, type[_OfSession]] = {
     "kv.pin": _Pin,
     "kv.unpin": _OfSession,
 }
-_VERBS = {
+_VERBS: dict[str, Any] = {
     "kv.retain": "retain",
     "kv.evict": "demote",
     "kv.deref": "end",

@@ -505,7 +505,7 @@ def _sight_of_session(view: SessionView, now: float) -> SessionSight:
         host_blocks=view.host_blocks,
         pinned_blocks=view.pinned_blocks,
         idle_s=None if ended is None or view.live else round(max(0.0, now - ended), 3),
-        expected_in_s=None if view.expected_in is None else round(view.expected_in, 3),
+        expected_in_s=None if view.expected_at is None else round(max(0.0, view.expected_at - now), 3),
         retained_s=None if until is None else round(max(0.0, until - now), 3),
     )
 
