@@ -33,7 +33,9 @@ def violations_of(state: State) -> list[str]:
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     if +state.manager.blocks.kept != Counter(held := state.outstanding.held() + state.hints.held()):
-        found.append(f"2: blocks {held} are pinned, or held for ended requests; memory keeps {state.manager.blocks.kept}.")
+        found.append(
+            f"2: blocks {held} are pinned, or held for ended requests; memory keeps {state.manager.blocks.kept}."
+        )
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
     found += state.hints.violations(
         [each.request.session_id for each in state.requests.values() if each.request.session_id]

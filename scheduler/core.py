@@ -433,10 +433,20 @@ class Scheduler(Uncopyable):
             raise errors.UnknownSession(session_id)
         return sessions.view_of(sessions.by_id[session_id], self._state.hints.pinned_of(session_id))
 
-    def sessions(self, limit: int) -> list[SessionView]:
-        """Return up to `limit` sessions, those whose turns ended last first. Raises InvalidConfig."""
-        most = checked_integer("limit", limit, 0, 2**62)
-        return [self.session(each) for each in islice(reversed(self._state.hints.sessions.by_id), most)]
+    def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
+        """Return up to `limit` sessions whose ids begin with `prefix`, those whose turns ended last first. Raises InvalidConfig."""
+        most, found = checked_integer("limit", limit, 0, 2**62), reversed(self._state.hints.sessions.by_id)
+        return [self.session(each) for each in islice((each for each in found if each.startswith(prefix)), most)]
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are known."""
+        return len(self._state.hints.sessions.by_id)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that hints have pinned."""
+        return self._state.hints.num_pinned
 
     @alone
     def saved(self, request_id: str) -> None:

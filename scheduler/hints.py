@@ -143,8 +143,8 @@ class Hints:
         return self._done(here + first_of(there, self._room()), wanted, "on the device, or will be after the next step")
 
     def _end(self, hint: Hint, session: Session) -> HintOutcome:
-        num = self.sessions.let_go(session)
         self._unpin(hint.target)
+        num = self.sessions.let_go(session)
         if session.live:
             reason = f"{counted(session.live, 'turn')} of it live; what the last one left goes next."
             return HintOutcome("clipped", reason, num * self._size)
@@ -199,6 +199,10 @@ class Hints:
             self._unpin(pin.target)
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
+    @property
+    def num_pinned(self) -> int:
+        return sum(len(pin.blocks) for pin in self.pins)
+
     def pinned_of(self, session_id: str) -> int:
         return sum(len(pin.blocks) for pin in self.pins if pin.target == ("session", session_id))
 
@@ -207,7 +211,7 @@ class Hints:
 
     def violations(self, sessions: list[str]) -> list[str]:
         """What is wrong, with the sessions of live requests."""
-        num = len(self.held())
+        num = self.num_pinned
         found = [f"8: {num} blocks are pinned; {self._max_pinned} may be."] if num > self._max_pinned else []
         return found + self.sessions.violations(sessions)
 

@@ -24,6 +24,7 @@ from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, Inval
 from paged.model.loading import LoadedModel
 from paged.sampling.params import SamplingParams
 from paged.sampling.search_params import SearchParams
+from paged.scheduler import Hint, HintOutcome, PrefixExplanation, SessionView
 
 T = TypeVar("T")
 
@@ -102,6 +103,22 @@ class AsyncEngine:
         output = await self._call(lambda: self.engine.abort(request_id))
         if output is not None:
             queue.put_nowait(output)
+
+    async def hint(self, hint: Hint) -> HintOutcome:
+        """As Engine.hint. Raises EngineClosed, too."""
+        return await self._call(lambda: self.engine.hint(hint))
+
+    async def explain_prefix(self, prompt: str | Sequence[int], *, salt: str | None = None) -> PrefixExplanation:
+        """As Engine.explain_prefix. Raises EngineClosed, too."""
+        return await self._call(lambda: self.engine.explain_prefix(prompt, salt=salt))
+
+    async def session(self, session_id: str) -> SessionView:
+        """As Engine.session. Raises EngineClosed, too."""
+        return await self._call(lambda: self.engine.session(session_id))
+
+    async def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
+        """As Engine.sessions. Raises EngineClosed, too."""
+        return await self._call(lambda: self.engine.sessions(limit, prefix))
 
     async def close(self) -> None:
         """Abort every request, and end the thread. Waiting tasks get EngineClosed."""

@@ -294,6 +294,10 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
     host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", when="When requests are preempted, and the host has memory to spare.", least=0)] = 0
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", when="Turn it off to measure without hits.", vllm=("enable_prefix_caching",))] = True
     host_caching: Annotated[bool, Field(help="Keep evicted blocks in host blocks; a hit brings them back.", when="When prefixes return after they left the device. It needs host_blocks.")] = False
+    max_pinned: Annotated[int, Field(help="Blocks of content that hints may pin, which are never evicted; requests have so many fewer.", when="When prompts have to stay whatever comes: a system prompt, a session.", least=0)] = 0
+    max_pinned_per_tenant: Annotated[int | None, Field(help="Of each tenant.", when="When tenants share the blocks that may be pinned.", usually="all of --max-pinned", least=0)] = None
+    max_cached_per_tenant: Annotated[int | None, Field(help="Blocks that each tenant's finished requests may leave in the cache; what is over goes first.", when="When one tenant's prompts push out those of others.", usually="no limit", least=0)] = None
+    remember_evicted: Annotated[int, Field(help="Evictions that are remembered, to explain why a prompt is not in the cache.", when="To learn why prefixes that were computed are missing.", least=0)] = 0
     disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, also after the process has ended (docs/tiers.md).", when="When prefixes return after a restart.", metavar="FOLDER", rule=_folder, what="a folder")] = None
     disk_cache_gb: Annotated[float | None, Field(help="The most that the disk cache holds, in units of 1,000,000,000 bytes.", when="When the disk has less to spare, or more.", usually="10", above=0, metavar="GB", what="a finite number")] = None
 
@@ -306,6 +310,13 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
         super().__post_init__()
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise InvalidConfig("num_blocks and kv_cache_bytes say the same thing twice; name one.")
+        if self.max_pinned_per_tenant is not None and self.max_pinned_per_tenant > self.max_pinned:
+            raise InvalidConfig(
+                f"max_pinned_per_tenant is a part of max_pinned; got {self.max_pinned_per_tenant} of {self.max_pinned}."
+            )
+        if (self.max_pinned or self.max_cached_per_tenant is not None) and not self.prefix_caching:
+            name = "max_pinned" if self.max_pinned else "max_cached_per_tenant"
+            raise InvalidConfig(f"{name} is of what the prefix cache keeps; got {name}={getattr(self, name)} and prefix_caching=False.")
         if self.disk_cache is None and self.disk_cache_gb is not None:
             raise InvalidConfig(f"disk_cache_gb goes with disk_cache; got disk_cache_gb={self.disk_cache_gb} and disk_cache=None.")
         if self.disk_cache is not None and not self.prefix_caching:

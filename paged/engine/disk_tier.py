@@ -27,7 +27,7 @@ from paged.attention import LayeredPool
 from paged.block_manager.content_key import extend_chain, namespace_digest, root_prefix
 from paged.engine.live_request import LiveRequest
 from paged.errors import PagedError, RequestInFlight, UnknownRequest
-from paged.scheduler import Batch, Request, Scheduler
+from paged.scheduler import Batch, Hint, Request, Scheduler
 from paged.storage import BlockStore
 
 PIECE_BYTES = 32 * 2**20
@@ -119,6 +119,14 @@ class DiskTier:
     def stats(self) -> TierStats:
         """Totals so far."""
         return TierStats(asked=self._asked, loaded=self._num_loaded, late=self._late, cheaper=self._cheaper)
+
+    def num_held(self, hint: Hint) -> int:
+        """Tokens at the beginning of a hint's that the store has, in whole blocks. Having been named they count as used."""
+        apart = (hint.salt, hint.adapter, hint.extra_key)
+        chain = _Chain(root_prefix(None if apart == (None, None, None) else apart), is_private=False)
+        tokens = np.asarray(hint.tokens, np.int32)
+        chain.extend(tokens[: len(tokens) // self._size * self._size].tobytes(), 4 * self._size)
+        return self._look_up(chain.keys) * self._size
 
     def with_loads(self, request: Request, prompt: list[int]) -> Request:
         """Return the request, which loads the part of its prompt that only the store has, if that is cheaper to read than

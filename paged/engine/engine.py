@@ -58,7 +58,20 @@ from paged.sampling.params import SamplingParams
 from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
-from paged.scheduler import FINISH_REASONS, Batch, Output, Outputs, Request, RequestUsage, Retention, Scheduler
+from paged.scheduler import (
+    FINISH_REASONS,
+    Batch,
+    Hint,
+    HintOutcome,
+    Output,
+    Outputs,
+    PrefixExplanation,
+    Request,
+    RequestUsage,
+    Retention,
+    Scheduler,
+    SessionView,
+)
 from paged.storage import BlockStore
 
 if TYPE_CHECKING:
@@ -138,6 +151,10 @@ class Engine:
             max_model_len=longest,
             vocabulary_size=self.model.vocabulary_size,
             costs=measured_costs(self.runner, clock) if steps.costs == "measured" else steps.costs,
+            max_pinned=its_kv.max_pinned,
+            max_pinned_per_tenant=its_kv.max_pinned_per_tenant,
+            max_cached_per_tenant=its_kv.max_cached_per_tenant,
+            remember_evicted=its_kv.remember_evicted,
         )
         self.on_logits: OnLogits | None = None
         self.on_batch: Callable[[Batch], None] | None = None
@@ -217,12 +234,13 @@ class Engine:
         writes_cache: bool = True,
         retention: Retention | None = None,
         tenant: str | None = None,
+        session_id: str | None = None,
     ) -> str:
         """Take a request; returns its id. `prompt` is text, or token ids. `arrival` is a time of the clock, default:
-        now. What is said of the cache, and on whose account it is, is the Request's.
+        now. What is said of the cache, on whose account it is, and of which session, is the Request's.
 
         Raises InvalidSampling, InvalidRequest (no text and no token ids, ids outside the vocabulary, text without a
-        tokenizer), NeverFits, DuplicateRequest, or EngineInUse while another thread calls the engine.
+        tokenizer, a search of a session), NeverFits, DuplicateRequest, or EngineInUse while another thread calls the engine.
         """
         with self.turns.beside("add_request"):
             self._steps.must_be_whole()
@@ -245,16 +263,60 @@ class Engine:
                 writes_cache=writes_cache,
                 retention=retention,
                 tenant=tenant,
+                session_id=session_id,
             )
             # A search computes candidates behind its last token.
             request = self._on_one_side(request, params.max_tokens + isinstance(params, SearchParams))
             text = prompt if isinstance(prompt, str) else None
             now = self._clock() if arrival is None else checked_time("arrival", arrival)
             if isinstance(params, SearchParams):
+                if session_id is not None:
+                    raise InvalidRequest(f'request "{request_id}": a search is not a turn of a session.')
                 self._add_search(request, params, text, now)
             else:
                 self._add_sampled(request, params, text, now)
             return request_id
+
+    def hint(self, hint: Hint) -> HintOutcome:
+        """As Scheduler.hint, now; `tokens` of the hint may be text. What only the disk has is not prefetched: a request brings it.
+
+        Raises InvalidHint, InvalidRequest (text without a tokenizer), or EngineInUse while another thread calls the engine.
+        """
+        with self.turns.beside("hint"):
+            self._steps.must_be_whole()
+            if isinstance(hint, Hint) and hint.tokens is not None:
+                hint = self._with_tokens(hint)
+            outcome = self.scheduler.hint(hint, self._clock())
+            if self.disk is not None and hint.action == "prefetch" and hint.tokens is not None:
+                below = self.disk.num_held(hint) - outcome.num_tokens
+                if below > 0 and outcome.status in ("missing", "clipped"):
+                    why = f"{below:,} tokens of it lie on the disk alone; the request that needs them brings them."
+                    status = "clipped" if outcome.num_tokens else "rejected"
+                    return HintOutcome(status, why, outcome.num_tokens)
+            return outcome
+
+    def explain_prefix(self, prompt: str | Sequence[int], *, salt: str | None = None) -> PrefixExplanation:
+        """As Scheduler.explain_prefix, of text or token ids; says what the disk has beyond memory, too. Raises InvalidRequest."""
+        hint = self._with_tokens(Hint(action="prefetch", tokens=prompt, salt=salt))
+        found = self.scheduler.explain_prefix(hint.tokens, salt=salt, extra_key=hint.extra_key)
+        below = 0 if self.disk is None else self.disk.num_held(hint) - found.device_tokens - found.host_tokens
+        if below <= 0:
+            return found
+        return msgspec.structs.replace(found, says=f"{found.says} {below:,} tokens more lie on the disk.")
+
+    def _with_tokens(self, hint: Hint) -> Hint:
+        """A hint of a prompt as the scheduler takes it. Raises InvalidRequest."""
+        tokens, limit = self.encoded(hint.tokens), self.model.rotary_limit
+        is_long = limit is not None and len(tokens) > limit and hint.extra_key is None
+        return msgspec.structs.replace(hint, tokens=tokens, extra_key="long" if is_long else hint.extra_key)
+
+    def session(self, session_id: str) -> SessionView:
+        """As Scheduler.session."""
+        return self.scheduler.session(session_id)
+
+    def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
+        """As Scheduler.sessions."""
+        return self.scheduler.sessions(limit, prefix)
 
     def _on_one_side(self, request: Request, max_tokens: int) -> Request:
         """The request, which shares K and V with others of the same rotary embedding alone. Raises InvalidRequest if its embedding would change as it

@@ -119,7 +119,7 @@ class Answering(Response):
         record.finish_reason = completions[0].outputs[0].finish_reason
         if record.answer is not None:
             record.answer = "".join(output.text for completion in completions for output in completion.outputs)
-        body = self.form.whole(completions, self._usage)
+        body = self.form.whole(completions, self._usage, self.inbox.hint_outcomes)
         await self._start(send, {"content-type": "application/json", "content-length": str(len(body))})
         await self._write(send, body, more=False)
 
@@ -146,7 +146,7 @@ class Answering(Response):
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
             await self._write(send, error_event(failure.body()) + DONE, more=False)
             return
-        last = self.form.usage_piece(self._usage) if self._include_usage else b""
+        last = self.form.last_piece(self._usage if self._include_usage else None, self.inbox.hint_outcomes)
         await self._write(send, last + DONE, more=False)
 
     def _openings(self) -> bytes:

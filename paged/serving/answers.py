@@ -9,6 +9,7 @@ import msgspec
 
 from paged.engine.results import Alternatives, Completion, EngineOutput, Logprob
 from paged.scheduler import RequestUsage
+from paged.serving.kv_hints import KvOutcome
 
 encode = msgspec.json.Encoder().encode
 _REASONS = {"stop": "stop", "length": "length", "abort": "abort", "rejected": "length"}
@@ -111,6 +112,7 @@ class Answer(msgspec.Struct):
     model: str
     choices: Sequence[TextChoice | ChatChoice | ChatPiece]
     usage: Usage | None = None
+    kv_hint_outcomes: list[KvOutcome] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Piece(msgspec.Struct, omit_defaults=True):
@@ -122,6 +124,7 @@ class Piece(msgspec.Struct, omit_defaults=True):
     model: str
     choices: Sequence[TextChoice | ChatPiece]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    kv_hint_outcomes: list[KvOutcome] | msgspec.UnsetType = msgspec.UNSET
 
 
 def reason_of(finish_reason: str | None) -> str | None:
@@ -200,18 +203,22 @@ class Form:
             self._said[index] = said + len(text)
         return self._piece(TextChoice(index, text, of_text, reason, last.stop_reason), usage)
 
-    def usage_piece(self, usage: Usage) -> bytes:
-        """Return the last piece of a stream, with the usage, if the client asked for it."""
-        return self._event(Piece(self.id, self._piece_of, self.created, self.model, (), usage))
+    def last_piece(self, usage: Usage | None, hinted: list[KvOutcome] | None) -> bytes:
+        """Return the last piece of a stream: its usage, where that was asked for, and its hints' outcomes; empty without both."""
+        if usage is None and hinted is None:
+            return b""
+        last = (msgspec.UNSET if usage is None else usage), (msgspec.UNSET if hinted is None else hinted)
+        return self._event(Piece(self.id, self._piece_of, self.created, self.model, (), *last))
 
-    def whole(self, completions: Sequence[Completion], usage: Usage) -> bytes:
-        """All answers at once."""
+    def whole(self, completions: Sequence[Completion], usage: Usage, hinted: list[KvOutcome] | None = None) -> bytes:
+        """All answers at once, and what became of the hints that came with the request."""
         choices: list[TextChoice | ChatChoice] = []
         for completion in completions:
             for output in completion.outputs:
                 choices.append(self._choice(len(choices), completion, output))
         kind = "chat.completion" if self.is_chat else "text_completion"
-        return encode(Answer(self.id, kind, self.created, self.model, choices, usage))
+        told = msgspec.UNSET if hinted is None else hinted
+        return encode(Answer(self.id, kind, self.created, self.model, choices, usage, told))
 
     def _choice(self, index: int, completion: Completion, output: Any) -> TextChoice | ChatChoice:
         reason = reason_of(output.finish_reason)

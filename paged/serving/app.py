@@ -7,9 +7,9 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -19,18 +19,19 @@ from paged import __version__
 from paged.errors import PagedError
 from paged.serving.answering import as_api_error
 from paged.serving.answers import encode
-from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, ExplainRequest, TokenizeRequest
 from paged.serving.dashboard import page
 from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
 from paged.serving.front import Call, Front
+from paged.serving.kept import MOST_LISTED
+from paged.serving.kv_hints import KvHint, KvHintsBody
 from paged.serving.settings import Settings, digest_of, is_one_of
-from paged.serving.strict import UNKNOWN, UNSUPPORTED, must_be_text
+from paged.serving.strict import must_be_text, refused
 
 _PAGES = {"/": "index", "/dashboard": "page", "/docs": "docs"}
 _OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/openapi.json", *_PAGES}
-_ADMIN = ("/requests/", "/dashboard/", "/debug/")
+_ADMIN = ("/requests/", "/dashboard/", "/debug/", "/explain")
 _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
-_KINDS = {"str", "int", "float", "bool", "TextPart"}
 # A body that is longer by so many times is not read to its end.
 _LINGERS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
@@ -247,20 +248,8 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        found_all = error.errors()
-        # A field that is refused by name says more than the kinds of values that were tried beside it.
-        first = next((each for each in found_all if each["type"] in (UNKNOWN, UNSUPPORTED)), found_all[0])
-        code = first["type"] if first["type"] in (UNKNOWN, UNSUPPORTED) else "invalid_value"
-        # Between fields and places pydantic names the kinds that were tried.
-        named = [str(part) for part in first["loc"][1:] if str(part).isidentifier() or isinstance(part, int)]
-        named += [first["ctx"]["field"]] if code != "invalid_value" else []
-        place = ".".join(part for part in named if part not in _KINDS)[:200]
-        if first["type"] == "json_invalid":
-            place, first = "", {"msg": f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"}
-        elif first["type"] == "model_attributes_type" and not place:
-            first = {"msg": "the body has to be a JSON object, sent with Content-Type: application/json"}
-        message = f"{place}: {first['msg']}" if place else str(first["msg"])
-        found = wrong(message[:1000], place or None, code)
+        # Each begins with where it is: the body, say.
+        found = refused([{**each, "loc": each["loc"][1:]} for each in error.errors()])
         return JSONResponse(found.body(), 400, _headers(request))
 
     @app.exception_handler(HTTPException)
@@ -324,12 +313,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Text, or messages, as token ids."""
         front.must_know(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise wrong("one of prompt and messages is needed.", "prompt")
-        of_one = ("add_special_tokens",) if body.prompt is None else ("tools", "chat_template_kwargs")
-        for name in of_one:
-            if getattr(body, name):
-                raise wrong(f"{name} goes with {'prompt' if body.prompt is None else 'messages'}.", name)
+        _must_be_one_text(body)
         asking = front.asking
 
         def tokens() -> list[int]:
@@ -348,12 +332,52 @@ def _add_inference(app: FastAPI, front: Front) -> None:
             answer["token_strs"] = asking.token_texts(found)
         return JSONResponse(answer, headers=_headers(request))
 
+    @app.post("/v1/kv_hints", responses=_ERRORS)
+    async def kv_hints(body: KvHintsBody, request: Request) -> Response:
+        """Say what is known of content that is to come, or is not: a KvHintsEnvelope, or one hint of ours."""
+        front.must_serve()
+        tenant = _call(request).tenant
+        if isinstance(body, KvHint):
+            request_id = None if body.request_id is None else front.engine_id(body.request_id)
+            found = await front.kept.hint(body, tenant, request_id)
+        else:
+            found = await front.kept.envelope(body, tenant)
+        return JSONResponse(found, headers=_headers(request))
+
+    @app.get("/sessions", responses={status: _ERRORS[status] for status in (400, 401, 503)})
+    async def sessions(request: Request, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Response:
+        """The caller's sessions, those whose turns ended last first: what was kept for them, where, and until when."""
+        front.must_serve()
+        return JSONResponse(await front.kept.sessions(_call(request).tenant, limit), headers=_headers(request))
+
+    @app.get("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
+    async def session(name: str, request: Request) -> Response:
+        """One of them."""
+        front.must_serve()
+        return JSONResponse(await front.kept.session(_call(request).tenant, name), headers=_headers(request))
+
+    @app.delete("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
+    async def end_session(name: str, request: Request) -> Response:
+        """End one: no turn of it comes, and what was kept for it goes next."""
+        front.must_serve()
+        return JSONResponse(await front.kept.end(_call(request).tenant, name), headers=_headers(request))
+
     @app.post("/detokenize", responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Token ids as text."""
         front.must_know(body.model)
         text = await asyncio.to_thread(front.asking.text, body.tokens)
         return JSONResponse({"prompt": text}, headers=_headers(request))
+
+
+def _must_be_one_text(body: TokenizeRequest | ExplainRequest) -> None:
+    """Raise ApiError for a body that does not have one of prompt and messages, or has what goes with the other."""
+    if (body.prompt is None) == (body.messages is None):
+        raise wrong("one of prompt and messages is needed.", "prompt")
+    of_other = ("add_special_tokens",) if body.prompt is None else ("tools", "chat_template_kwargs")
+    for name in of_other:
+        if getattr(body, name):
+            raise wrong(f"{name} goes with {'prompt' if body.prompt is None else 'messages'}.", name)
 
 
 def _add_watching(app: FastAPI, front: Front) -> None:
@@ -413,6 +437,15 @@ def _add_watching(app: FastAPI, front: Front) -> None:
             if answer is not None:
                 return Response(answer, media_type="application/json", headers=_headers(request))
         raise ApiError(404, f'no request "{name[:100]}" is known.', code="request_not_found", param="name")
+
+    @app.post("/explain", responses=_ERRORS)
+    async def explain(body: ExplainRequest, request: Request) -> Response:
+        """What of a prompt is in the cache, and why no more is."""
+        front.must_serve()
+        front.must_know(body.model)
+        _must_be_one_text(body)
+        found = await front.kept.explain(body)
+        return Response(found, media_type="application/json", headers=_headers(request))
 
     @app.get("/debug/{what}", include_in_schema=False)
     async def debug(what: Literal["check", "index"]) -> Response:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictStr
 
-from paged.serving.strict import Body, Reasons
+from paged.serving.kv_hints import KvHintsEnvelope, SessionId
+from paged.serving.strict import Body, Number, Reasons, Token
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 16_384
 MAX_BIASES = 1024
 
-Number = StrictFloat | StrictInt
-Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 StopText = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_STOP_CHARS)]
 Biases = Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
 Label = Annotated[StrictStr | None, Field(description="Changes no answer.")]
@@ -147,6 +146,10 @@ class _Asked(Body):
     cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=1024)] | None = Field(
         default=None, description="What is computed is found again by requests of the same salt alone."
     )
+    session_id: SessionId | None = Field(
+        default=None, description="The session that it is a turn of; what it leaves is kept for the next one."
+    )
+    kv_hints: KvHintsEnvelope | None = Field(default=None, description="What to do with what it leaves.")
     deadline_s: Annotated[Number, Field(gt=0, le=1e6)] | None = Field(
         default=None, description="Seconds after which the answer is not wanted any more."
     )
@@ -241,6 +244,20 @@ class TokenizeRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: StrictBool | None = Field(default=None, description="Of a prompt; none: true.")
     return_token_strs: StrictBool | None = None
+
+
+class ExplainRequest(Body):
+    """A prompt, of which is asked why it is in the cache no further."""
+
+    unsupported: ClassVar[Reasons] = TokenizeRequest.unsupported
+    model: StrictStr | None = None
+    prompt: StrictStr | Annotated[list[Token], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: StrictBool | None = Field(default=None, description="Of a prompt that is text; none: true.")
+    tenant: StrictStr | None = Field(default=None, description="Whose it is; none: the server's own.")
+    cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=1024)] | None = None
 
 
 class DetokenizeRequest(Body):

@@ -26,8 +26,22 @@ import zmq.asyncio
 from paged import POLICIES
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
+from paged.scheduler import Hint
+from paged.serving.kv_hints import KvOutcome
 from paged.serving.settings import Settings
-from paged.serving.wire import Abort, Add, Answered, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped
+from paged.serving.wire import (
+    Abort,
+    Add,
+    Answered,
+    Ask,
+    Beginning,
+    Figures,
+    FromEngine,
+    Hinted,
+    Ready,
+    Refused,
+    Stepped,
+)
 
 MOST_TRIES = 2
 """Engines that a request is given to."""
@@ -42,12 +56,14 @@ def policies_of() -> list[str]:
 class Inbox:
     """The outputs of one call's prompts. One task takes from it; the rest is kept, and is bounded by the answers' length."""
 
-    __slots__ = ("_error", "_news", "_waiter", "begun", "completions", "num_open", "on_begun")
+    __slots__ = ("_error", "_news", "_waiter", "begun", "completions", "hint_outcomes", "num_open", "on_begun")
 
     def __init__(self) -> None:
         self.begun: float | None = None
         self.num_open = 0
         self.completions: dict[int, Completion] = {}
+        # Of the actions that came with it, once its end is near; None: none came with it.
+        self.hint_outcomes: list[KvOutcome] | None = None
         self.on_begun: Callable[[int], None] | None = None
         self._news: list[tuple[int, EngineOutput]] = []
         self._error: PagedError | None = None
@@ -133,7 +149,7 @@ class EngineClient:
         self._process: asyncio.subprocess.Process | None = None
         self._out: zmq.asyncio.Socket | None = None
         self._held: dict[str, _Held] = {}
-        self._questions: dict[int, asyncio.Future[bytes | None]] = {}
+        self._questions: dict[int, asyncio.Future[Answered | None]] = {}
         self._num_asked = 0
         self._deaths: deque[float] = deque()
         self._keeper: asyncio.Task[None] | None = None
@@ -185,6 +201,11 @@ class EngineClient:
         """Whether a request of this id has not ended."""
         return request_id in self._held
 
+    def tenant_of(self, request_id: str) -> str | None:
+        """Whose a request is that has not ended; None: no tenant's, or there is no such request."""
+        held = self._held.get(request_id)
+        return None if held is None else held.add.tenant
+
     @property
     def back_in_s(self) -> float | None:
         """Seconds until the engine takes requests, if it starts as fast as the last time; None: it never will."""
@@ -215,17 +236,23 @@ class EngineClient:
         if alive and self.state == "ready":
             self._send(Abort(alive))
 
-    async def ask(self, what: str, request_id: str = "") -> bytes | None:
-        """Return the engine's answer to a question, as JSON; None for an unknown request. Raises EngineAway."""
+    async def ask(self, what: str, name: str = "", hint: Hint | None = None, limit: int = 0) -> bytes | None:
+        """Return the engine's answer to an `Ask`, as JSON; None for an unknown request. Raises EngineAway, and RefusedByEngine with
+        what it raised."""
         self.must_take()
         self._num_asked += 1
         number = self._num_asked
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
-        self._send(Ask(number, what, request_id))
+        self._send(Ask(number, what, name, hint, limit))
         try:
-            return await answer
+            told = await answer
         finally:
             self._questions.pop(number, None)
+        if told is None:
+            raise EngineAway("the engine died before it answered.", self.back_in_s)
+        if told.kind:
+            raise RefusedByEngine(told.error, told.kind)
+        return told.answer
 
     async def close(self) -> None:
         """End the engine and all its requests."""
@@ -333,7 +360,11 @@ class EngineClient:
             elif isinstance(message, Answered):
                 answer = self._questions.get(message.number)
                 if answer is not None and not answer.done():
-                    answer.set_result(message.answer)
+                    answer.set_result(message)
+            elif isinstance(message, Hinted):
+                held = self._held.get(message.id)
+                if held is not None:
+                    held.inbox.hint_outcomes = message.outcomes
             elif isinstance(message, Ready):
                 self._begun_with(message)
             else:

@@ -31,11 +31,12 @@ from paged.engine.forecast import forecast
 from paged.engine.live_request import LiveRequest
 from paged.engine.pace import Pace
 from paged.engine.results import Completion, EngineOutput
-from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest
+from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest, UnknownSession
 from paged.sampling.params import SamplingParams
-from paged.scheduler import Batch
+from paged.scheduler import Batch, HintOutcome
 from paged.serving.block_map import groups_of
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
+from paged.serving.kv_hints import KvAction
 from paged.serving.request_log import divert, to_stderr
 from paged.serving.watching import Watcher
 from paged.serving.wire import (
@@ -46,6 +47,7 @@ from paged.serving.wire import (
     Beginning,
     Failed,
     Figures,
+    Hinted,
     Ready,
     Refused,
     Stepped,
@@ -88,6 +90,8 @@ class EngineServer:
         self._waiting: set[str] = set()
         self._whole: dict[str, LiveRequest] = {}
         self._begun: list[str] = []
+        # Requests that came with hints, and what became of those by action so far.
+        self._hinted: dict[str, tuple[Add, list[list[HintOutcome]]]] = {}
         self._batch: Batch | None = None
         self._tokens = 0
         self._watcher = Watcher(engine, time.monotonic, model=name)
@@ -194,10 +198,13 @@ class EngineServer:
                 priority=asked.priority,
                 salt=asked.salt,
                 tenant=asked.tenant,
+                session_id=asked.session_id,
             )
         except (PagedError, MissingExtra) as error:
             self._refuse(asked, error)
             return
+        if asked.actions is not None:
+            self._hinted[asked.id] = asked, [self._carry_out(each, asked, at_end=False) for each in asked.actions]
         self._watcher.came(asked.id, asked.tenant or "", len(asked.prompt), self._prefix_of(asked), time.monotonic())
         self._prompt_len += 0.05 * (len(asked.prompt) - self._prompt_len)
         self._waiting.add(asked.id)
@@ -205,6 +212,30 @@ class EngineServer:
             live = engine.live_request(asked.id)
             assert live is not None, "a request that was just added lives"
             self._whole[asked.id] = live
+
+    def _carry_out(self, action: KvAction, asked: Add, *, at_end: bool) -> list[HintOutcome]:
+        """Carry out the hints of an action that are due."""
+        outcomes = []
+        for planned in action.hints:
+            if planned.at_end is at_end:
+                hint, prompt = planned.hint, asked.prompt
+                if planned.prefix is not None:
+                    hint = msgspec.structs.replace(hint, tokens=prompt[: planned.prefix], salt=asked.salt)
+                try:
+                    outcomes.append(self._engine.hint(hint))
+                except PagedError as error:
+                    outcomes.append(HintOutcome("rejected", str(error)))
+        return outcomes
+
+    def _conclude_hints(self, request_id: str) -> None:
+        """A request is about to be told of as finished: what came with it is done, and told before that."""
+        asked, outcomes = self._hinted.pop(request_id)
+        assert asked.actions is not None, "it was looked"
+        concluded = [
+            action.concluded([*first, *self._carry_out(action, asked, at_end=True)], asked.tenant)
+            for action, first in zip(asked.actions, outcomes, strict=True)
+        ]
+        self._send(Hinted(request_id, concluded))
 
     def _abort(self, ids: list[str]) -> None:
         outputs = []
@@ -232,7 +263,26 @@ class EngineServer:
 
     def _tell(self, asked: Ask) -> None:
         answer = None
-        if asked.what == "snapshot":
+        try:
+            answer = self._answer(asked)
+        except (PagedError, MissingExtra) as error:
+            self._send(Answered(asked.number, None, type(error).__name__, str(error)))
+            return
+        self._send(Answered(asked.number, answer))
+
+    def _answer(self, asked: Ask) -> bytes | None:
+        """The answer to a question; None: there is no such request or session. Raises as the engine does."""
+        engine, answer, hint = self._engine, None, asked.hint
+        if asked.what == "hint" and hint is not None:
+            answer = msgspec.json.encode(engine.hint(hint))
+        elif asked.what == "prefix" and hint is not None:
+            answer = msgspec.json.encode(engine.explain_prefix(hint.tokens, salt=hint.salt))
+        elif asked.what == "sessions":
+            answer = msgspec.json.encode(engine.sessions(asked.limit, asked.id))
+        elif asked.what == "session":
+            with suppress(UnknownSession):
+                answer = msgspec.json.encode(engine.session(asked.id))
+        elif asked.what == "snapshot":
             answer = msgspec.json.encode(self._watcher.snapshot())
         elif asked.what == "check":
             answer = msgspec.json.encode(self._engine.check())
@@ -245,7 +295,7 @@ class EngineServer:
         else:
             with suppress(UnknownRequest):
                 answer = msgspec.json.encode(self._watcher.story(asked.id))
-        self._send(Answered(asked.number, answer))
+        return answer
 
     def _note_batch(self, batch: Batch) -> None:
         """Note a batch that ran."""
@@ -269,6 +319,9 @@ class EngineServer:
         self._watcher.stepped(self._batch, outputs, time.monotonic(), seconds)
         self._batch = None
         completions: list[Completion] = []
+        for output in outputs if self._hinted else ():
+            if output.finished and output.id in self._hinted:
+                self._conclude_hints(output.id)
         if self._whole:
             outputs = self._split(outputs, completions)
         for output in outputs:
@@ -326,6 +379,10 @@ class EngineServer:
             forecast=self._forecast(),
             groups=groups_of(manager),
             token_s=self._pace.seconds(1, most) / most,
+            disk_hit_tokens=0 if engine.disk is None else engine.disk.stats().loaded * manager.block_size,
+            disk_blocks=0 if engine.disk is None else engine.disk.store.stats().held,
+            sessions=scheduler.num_sessions,
+            pinned_blocks=scheduler.num_pinned,
         )
 
     def _forecast(self) -> list[float]:

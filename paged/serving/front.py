@@ -28,6 +28,8 @@ from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
+from paged.serving.kept import Kept
+from paged.serving.kv_hints import Asked, KvAction, actions_of, must_have_one_prompt, scoped
 from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
@@ -79,6 +81,7 @@ class Front:
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
         self.sight = Sight(self.engine)
+        self.kept = Kept(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
         self.metrics = Metrics(self.names[0])
         self.log = (
             None if settings.log == "off" else RequestLog(sys.stderr, with_prompts=settings.log_prompts, clock=wall)
@@ -229,6 +232,8 @@ class Front:
         settings, engine = self.settings, self.engine
         for prompt in prompts:
             _must_fit(prompt, params, ready)
+        ids = [f"{form.id}-{place}" for place in range(len(prompts))]
+        actions, session_id = self._hints_of(body, call.tenant, ids[0], prompts)
         streams = bool(body.stream)
         options = body.stream_options
         record = RequestRecord(
@@ -248,7 +253,6 @@ class Front:
         deadline_s = settings.request_timeout_s if body.deadline_s is None else float(body.deadline_s)
         self._enter(call, prompts, now, deadline_s)
         inbox = Inbox()
-        ids = [f"{form.id}-{place}" for place in range(len(prompts))]
         self._named[call.id] = ids[0]
         self._named.move_to_end(call.id)
         if len(self._named) > MOST_NAMED:
@@ -306,6 +310,8 @@ class Front:
                 call.tenant,
                 body.priority or 0,
                 salt,
+                session_id,
+                actions,
             )
             for request_id, prompt in zip(ids, prompts, strict=True)
         ]
@@ -317,6 +323,17 @@ class Front:
         if settings.max_queue_s is not None:
             timers.append(loop.call_later(settings.max_queue_s, self._waited_too_long, answering))
         return answering
+
+    def _hints_of(
+        self, body: CompletionRequest | ChatRequest, tenant: str | None, request_id: str, prompts: list[list[int]]
+    ) -> tuple[list[KvAction] | None, str | None]:
+        """What its hints are to the engine, and its session. Raises ApiError."""
+        must_have_one_prompt(len(prompts), body.session_id, body.kv_hints)
+        session_id = None if body.session_id is None else scoped(tenant, body.session_id)
+        if body.kv_hints is None:
+            return None, session_id
+        asked = Asked(tenant, request_id, body.session_id, len(prompts[0]))
+        return actions_of(body.kv_hints, asked), session_id
 
     def _enter(self, call: Call, prompts: list[list[int]], now: float, deadline_s: float | None) -> None:
         """Take places in the queue for a call. Raises ApiError (429)."""

@@ -47,6 +47,10 @@ def _device_hits(figures: Figures) -> int:
     return figures.totals["hit_tokens"] - figures.totals["host_hit_tokens"]
 
 
+def _hits(figures: Figures) -> int:
+    return figures.totals["hit_tokens"] + figures.disk_hit_tokens
+
+
 def _usage(figures: Figures) -> float:
     return figures.used_blocks / max(1, figures.free_blocks + figures.cached_blocks + figures.used_blocks)
 
@@ -59,7 +63,7 @@ def _forecast(figures: Figures) -> float:
 
 
 _BY_REASON = "Requests that wait: for capacity, or deferred until their blocks are back from the host."
-_BLOCKS = "Device blocks are free, cached or used, and of used ones some are shared; reserved ones are kept by count. Host blocks: host_*."
+_BLOCKS = "Device blocks are free, cached or used, and of used ones some are shared; reserved ones are kept by count, pinned ones by hints. Host blocks: host_*. disk: of this model on the disk."
 _BY_SOURCE = "Prompt tokens found in the prefix cache, by where their blocks were."
 _PREEMPTIONS = "Preemptions, by what became of the request's blocks."
 _SWAPPED = "Blocks copied to the host (out), and back (in)."
@@ -80,8 +84,9 @@ GAUGES = (
     ),
     *(
         Reading("paged:blocks", _BLOCKS, attrgetter(f"{state}_blocks"), ("state", state))
-        for state in ("free", "cached", "used", "shared", "reserved")
+        for state in ("free", "cached", "used", "shared", "reserved", "pinned", "disk")
     ),
+    Reading("paged:sessions", "Sessions that are known.", attrgetter("sessions")),
     *(
         Reading("paged:blocks", _BLOCKS, attrgetter(state), ("state", state))
         for state in ("host_free", "host_cached", "host_used")
@@ -98,9 +103,10 @@ PREFIX_COUNTERS = (
 
 COUNTERS = (
     Reading("vllm:prompt_tokens", "Prompt tokens of requests that began.", _total("prompt_tokens")),
-    Reading("vllm:prompt_tokens_cached", "Of them, found in the prefix cache.", _total("hit_tokens")),
+    Reading("vllm:prompt_tokens_cached", "Of them, found in the prefix cache.", _hits),
     Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, _device_hits, ("source", "device")),
     Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, _total("host_hit_tokens"), ("source", "host")),
+    Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, attrgetter("disk_hit_tokens"), ("source", "disk")),
     Reading("vllm:generation_tokens", "Output tokens.", _total("output_tokens")),
     Reading(
         "vllm:num_preemptions",

@@ -36,7 +36,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_waiting_tokens: int | None = None
 
 
-SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64)
+SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64, remember_evicted=1000)
 """The engine of a server by default."""
 
 SHIPPED_NAME = "paged"

@@ -1,6 +1,6 @@
 """The pictures of a running server: structs that leave the engine's process as MessagePack and reach a browser as JSON.
 
-    Snapshot   the whole at one moment: block map, queues, requests, totals, steps, events, prefixes
+    Snapshot   the whole at one moment: block map, queues, requests, totals, steps, events, prefixes, sessions
     Story      one request from its arrival to its end, with the reason for each wait
 
 Nothing here holds a word or a token of a prompt or an answer.
@@ -55,6 +55,38 @@ class HostSight(msgspec.Struct, frozen=True):
     free: int
     cached: int
     used: int
+
+
+class DiskSight(msgspec.Struct, frozen=True):
+    """The disk: blocks of this model that lie there, and those that are still to be written; prompt tokens that came from it."""
+
+    blocks: int
+    queued: int
+    hit_tokens: int
+
+
+class SessionSight(msgspec.Struct, frozen=True):
+    """A session: its turns that are alive, and what its last turn left.
+
+    waits_for    what its next turn waits for: "tool", "person", or "" where that was not said
+    priority     the level at which it is retained, 1 to 3; 0: it is not
+    blocks       full blocks of its last turn; device_blocks, host_blocks: those that are there still
+    idle_s, expected_in_s, retained_s
+                 seconds since that turn ended, to the next one, and that it is retained for; None: there is no such time
+    """
+
+    id: str
+    tenant: str
+    live: int
+    waits_for: str
+    priority: int
+    blocks: int
+    device_blocks: int
+    host_blocks: int
+    pinned_blocks: int
+    idle_s: float | None
+    expected_in_s: float | None
+    retained_s: float | None
 
 
 class QueueSight(msgspec.Struct, frozen=True):
@@ -162,6 +194,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     happened             the newest last, 50 at most
     prefixes             the most used first, 12 at most
     groups               of a model whose layers are of several kinds; else empty
+    sessions             those whose turns ended last first, 50 at most, of num_sessions
+    pinned               blocks that hints have pinned
+    disk                 None: there is none
     """
 
     unix_time: float
@@ -183,6 +218,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     happened: list[EventSight]
     prefixes: list[PrefixSight]
     groups: tuple[GroupStats, ...] = ()
+    sessions: list[SessionSight] = []
+    num_sessions: int = 0
+    pinned: int = 0
+    disk: DiskSight | None = None
 
 
 class Story(msgspec.Struct, frozen=True):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from paged.serving.errors import wrong
+from paged.serving.errors import ApiError, wrong
 
+Number = StrictFloat | StrictInt
+Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 UNKNOWN, UNSUPPORTED = "unknown_field", "unsupported_field"
 Reasons = dict[str, tuple[str, tuple[Any, ...]]]
 """By field: why it is not supported, and the values that ask for nothing, beside null."""
@@ -40,6 +43,26 @@ class Body(BaseModel):
                 why = "there is no such field." + (f" Did you mean {close[0]}?" if close else "")
                 raise PydanticCustomError(UNKNOWN, "{why}", {"why": why, "field": name[:100]})
         return {name: value for name, value in given.items() if name in known}
+
+
+_KINDS = {"str", "int", "float", "bool", "TextPart", "KvHint", "KvHintsEnvelope"}
+
+
+def refused(found: Sequence[Any], within: tuple[str, ...] = ()) -> ApiError:
+    """The error that names the field which pydantic did not take, `within` an object of the body."""
+    # A field that is refused by name says more than the kinds of values that were tried beside it.
+    first = next((each for each in found if each["type"] in (UNKNOWN, UNSUPPORTED)), found[0])
+    code = first["type"] if first["type"] in (UNKNOWN, UNSUPPORTED) else "invalid_value"
+    # Between fields and places pydantic names the kinds that were tried.
+    named = [str(part) for part in (*within, *first["loc"]) if str(part).isidentifier() or str(part).isdigit()]
+    named += [first["ctx"]["field"]] if code != "invalid_value" else []
+    place = ".".join(part for part in named if part not in _KINDS)[:200]
+    if first["type"] == "json_invalid":
+        place, first = "", {"msg": f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"}
+    elif first["type"] == "model_attributes_type" and not place:
+        first = {"msg": "the body has to be a JSON object, sent with Content-Type: application/json"}
+    message = f"{place}: {first['msg']}" if place else str(first["msg"])
+    return wrong(message[:1000], place or None, code)
 
 
 # Half of a surrogate pair, as JSON escapes it or as bytes; an escaped backslash before it may make it none.

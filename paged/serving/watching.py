@@ -32,8 +32,10 @@ from paged.serving.block_map import (
     runs_of,
     tables_of,
 )
+from paged.serving.kv_hints import shown
 from paged.serving.sight import (
     BlockSight,
+    DiskSight,
     EventSight,
     HostSight,
     Moment,
@@ -41,6 +43,7 @@ from paged.serving.sight import (
     PrefixSight,
     QueueSight,
     RequestSight,
+    SessionSight,
     Snapshot,
     StepSight,
     Story,
@@ -50,7 +53,7 @@ from paged.serving.sight import (
 if TYPE_CHECKING:
     from paged.engine.engine import Engine
     from paged.engine.results import EngineOutput
-    from paged.scheduler import RequestView
+    from paged.scheduler import RequestView, SessionView
 
 MAX_CELLS = 16_384
 MAX_REQUESTS = 200
@@ -60,6 +63,7 @@ MAX_POINTS, POINT_S, HISTORY_S = 180, 2.0, 180.0
 """Of the blocks over time: how many points are kept, how far they are from each other while steps are made, and for how long."""
 MAX_EVENTS = 50
 MAX_PREFIXES = 12
+MAX_SESSIONS = 50
 MAX_ENDED = 1000
 MAX_HOLDERS = 20
 _KEPT_PREFIXES = 4096
@@ -261,6 +265,10 @@ class Watcher:
             happened=[EventSight(number, round(at + offset, 3), *rest) for at, number, *rest in self._events],
             prefixes=self._most_used(),
             groups=groups_of(manager),
+            sessions=[_sight_of_session(view, now) for view in scheduler.sessions(MAX_SESSIONS)],
+            num_sessions=scheduler.num_sessions,
+            pinned=scheduler.num_pinned,
+            disk=self._disk(),
         )
 
     def story(self, request_id: str) -> Story:
@@ -441,6 +449,13 @@ class Watcher:
             held=counts[HELD],
         )
 
+    def _disk(self) -> DiskSight | None:
+        disk = self._engine.disk
+        if disk is None:
+            return None
+        store = disk.store.stats()
+        return DiskSight(store.held, store.queued, disk.stats().loaded * self._engine.manager.block_size)
+
     def _requests(self, now: float) -> list[RequestSight]:
         found, num_reasons = [], 0
         for view in self._scheduler.requests(MAX_REQUESTS):
@@ -473,6 +488,26 @@ class Watcher:
             waited_s=round(waited_s, 3),
             reason=reason,
         )
+
+
+def _sight_of_session(view: SessionView, now: float) -> SessionSight:
+    tenant, session_id = shown(view.id)
+    ended, until = view.ended_at, view.retained_until
+    is_retained = view.retained_until is not None
+    return SessionSight(
+        id=session_id,
+        tenant=tenant,
+        live=view.live,
+        waits_for=view.waits_for or "",
+        priority=view.priority if is_retained else 0,
+        blocks=view.blocks,
+        device_blocks=view.device_blocks,
+        host_blocks=view.host_blocks,
+        pinned_blocks=view.pinned_blocks,
+        idle_s=None if ended is None or view.live else round(max(0.0, now - ended), 3),
+        expected_in_s=None if view.expected_at is None else round(max(0.0, view.expected_at - now), 3),
+        retained_s=None if until is None else round(max(0.0, until - now), 3),
+    )
 
 
 def _found(hit_tokens: int, prompt_tokens: int) -> str:

@@ -1,6 +1,6 @@
 """The messages between the server's two processes: msgspec structs as MessagePack.
 
-    front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Answered ──> front
+    front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Hinted, Stepped, Answered ──> front
 
 Times are those of the machine's monotonic clock, which both read.
 """
@@ -17,7 +17,9 @@ from paged.engine.config import EngineConfig
 from paged.engine.results import Completion, EngineOutput
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
+from paged.scheduler import Hint
 from paged.serving.kv_config import KvEventsConfig
+from paged.serving.kv_hints import KvAction, KvOutcome
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -37,6 +39,7 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     """A request. `params` are the fields of SamplingParams that are not the usual ones; `arrival` is when it came to the server.
 
     streams  its outputs are sent as they come; else its whole completion at the end
+    actions  those of its KvHintsEnvelope; None: it has none
     """
 
     id: str
@@ -47,6 +50,8 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     tenant: str | None = None
     priority: int = 0
     salt: str | None = None
+    session_id: str | None = None
+    actions: list[KvAction] | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -57,11 +62,14 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """A question, answered by an Answered of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
-    violated invariant, "index" the hashes of the content that each tier has."""
+    violated invariant, "index" the hashes of the content that each tier has, "session" and "sessions" what is known of session `id`, or of
+    `limit` whose ids begin with it, "prefix" why no more of the prompt of `hint` is cached; "hint" carries `hint` out."""
 
     number: int
     what: str
     id: str = ""
+    hint: Hint | None = None
+    limit: int = 0
 
 
 ToEngine = Add | Abort | Ask
@@ -131,6 +139,8 @@ class Figures(msgspec.Struct, frozen=True):
     forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
     groups    of a model whose layers are of several kinds; else empty
     token_s   seconds that a token takes in a full step; 0: not known yet
+    disk_hit_tokens, disk_blocks
+              prompt tokens that came from the disk, and blocks that it has
     """
 
     now: float
@@ -155,6 +165,17 @@ class Figures(msgspec.Struct, frozen=True):
     forecast: list[float]
     groups: tuple[GroupStats, ...] = ()
     token_s: float = 0.0
+    disk_hit_tokens: int = 0
+    disk_blocks: int = 0
+    sessions: int = 0
+    pinned_blocks: int = 0
+
+
+class Hinted(msgspec.Struct, frozen=True, tag="hinted"):
+    """What became of the actions that came with a request, before its last output."""
+
+    id: str
+    outcomes: list[KvOutcome]
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
@@ -176,13 +197,15 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """The answer to a question, as JSON; None: there is no such request."""
+    """The answer to a question, as JSON; None: there is no such request. `kind` and `error` are the class of an error and what it says."""
 
     number: int
     answer: bytes | None
+    kind: str = ""
+    error: str = ""
 
 
-FromEngine = Ready | Failed | Refused | Stepped | Answered
+FromEngine = Ready | Failed | Refused | Hinted | Stepped | Answered
 
 _USUAL = SamplingParams()
 

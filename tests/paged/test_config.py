@@ -19,6 +19,7 @@ NAN = float("nan")
 DEFAULTS = {
     "model": None, "backend": "auto", "batch_invariant": True, "dtype": "auto", "quantization": None, "quantize_head": False, "device": "cpu", "max_model_len": None,
     "num_blocks": None, "kv_cache_bytes": None, "block_size": 16, "host_blocks": 0, "prefix_caching": True, "host_caching": False, "tensor_parallel_size": 1,
+    "max_pinned": 0, "max_pinned_per_tenant": None, "max_cached_per_tenant": None, "remember_evicted": 0,
     "disk_cache": None, "disk_cache_gb": None, "kv_cache_dtype": "auto", "kv_cache_dtype_skip_layers": (),
     "policy": "paged", "tenant_weights": None, "max_tokens_per_step": 256, "max_sequences": 32, "max_chunk": None, "costs": None,
     "steps_ahead": 0, "max_retries": 2, "seed": 0, "speculate": None, "num_drafts": None, "draft_model": None,
@@ -38,7 +39,7 @@ def _no_variables(monkeypatch):
 
 def test_the_defaults_are_those_of_an_engine_and_of_a_server():
     assert flat(EngineConfig()) == DEFAULTS
-    assert flat(Settings().engine) == DEFAULTS | {"policy": "paged-fair", "max_sequences": 64}
+    assert flat(Settings().engine) == DEFAULTS | {"policy": "paged-fair", "max_sequences": 64, "remember_evicted": 1000}
 
 
 @pytest.mark.parametrize("field", [*SETTINGS.values(), *fields_of(Settings).values()], ids=lambda field: field.name)
@@ -97,7 +98,7 @@ def test_arguments_win_over_the_environment_that_over_the_file_and_that_over_def
     found = EngineConfig.from_toml(path, max_sequences=2)
     assert found == EngineConfig.of(block_size=4, host_blocks=3, max_sequences=2)
     assert EngineConfig.from_environment(host_blocks=2) == EngineConfig.of(host_blocks=2, max_sequences=3)
-    assert read_settings(path, {}, {"max_sequences": 2}).engine == found.but(policy="paged-fair")
+    assert read_settings(path, {}, {"max_sequences": 2}).engine == found.but(policy="paged-fair", remember_evicted=1000)
     assert EngineConfig.of() == EngineConfig()
 
 

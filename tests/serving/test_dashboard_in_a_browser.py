@@ -9,7 +9,7 @@ if find_spec("torch") is None:
     pytest.skip("needs the extra engine", allow_module_level=True)
 
 from .browser import Browser, programs  # noqa: TID252
-from .watched import Load, WatchedServer  # noqa: TID252
+from .watched import Load, WatchedServer, with_sessions  # noqa: TID252
 
 if programs() is None:
     pytest.skip("needs chromedriver and Chromium on the path", allow_module_level=True)
@@ -235,3 +235,40 @@ def test_layers_of_several_kinds_have_a_bar_each(page):
             )
             assert shown.js("return document.getElementById('map-title').textContent") == "Device pages"
         shown.open("about:blank")
+
+
+def test_sessions_say_where_their_content_is_and_for_how_long_it_is_kept(page, tmp_path):
+    load = with_sessions(tmp_path)
+    seen = load.watcher.snapshot()
+    with WatchedServer(load, every_s=0.1) as server:
+        for width in (360, 768, 1600):
+            shown = page(width, url=server.url)
+            assert shown.js("return document.documentElement.scrollWidth") <= width
+        cells = shown.js(
+            "return [...document.querySelectorAll('#session-rows tr')].map((row) => [...row.children].map((each) => each.textContent))"
+        )
+        assert [row[0] for row in cells] == [each.id for each in seen.sessions] == ["reader", "agent 1", "agent 0"]
+        reader, tool, first = cells
+        assert reader[2].startswith("○waits for a person, in about ")
+        assert tool[1:3] == ["research", "●runs"]
+        assert first[2].startswith("○waits for a tool, in about ")
+        assert [int(each) for each in first[3:7]] == list(_places(seen.sessions[2]))
+        assert (first[7], reader[7]) == ("2", "1")
+        assert reader[9].endswith(" min")
+        disk = shown.js("return document.getElementById('bar-disk-says').textContent")
+        assert disk.startswith(f"{seen.disk.blocks} blocks")
+        device = shown.js("return document.getElementById('bar-device-says').textContent")
+        assert device.endswith(f"{seen.pinned} blocks pinned")
+        shown.open("about:blank")
+    load.engine.close()
+
+
+def _places(session):
+    gone = session.blocks - session.device_blocks - session.host_blocks
+    return session.device_blocks, session.host_blocks, gone, session.pinned_blocks
+
+
+def test_a_server_without_sessions_and_disk_shows_neither(page):
+    shown = page(1600)
+    for part in ("sessions", "bar-disk-row"):
+        assert shown.js(f"return document.getElementById('{part}').getClientRects().length") == 0

@@ -16,7 +16,7 @@ from paged.serving.sight import KINDS, Snapshot, Story
 if find_spec("torch") is None:
     pytest.skip("needs the extra engine", allow_module_level=True)
 
-from .watched import Load  # noqa: TID252
+from .watched import Load, with_sessions  # noqa: TID252
 
 TINY = {"num_blocks": 40, "block_size": 4, "num_clients": 14, "longest": 60}
 TINY |= {"max_sequences": 8, "max_tokens_per_step": 32}
@@ -305,3 +305,18 @@ def test_a_large_pool_is_shown_in_cells_of_equal_size_each_of_which_is_what_most
     assert (blocks.cell_blocks, sum(count for _, count in blocks.runs)) == (3, 13_334)
     assert blocks.free + blocks.cached + blocks.own + blocks.shared == 40_000
     assert merged(np.array([5, FREE, 5, CACHED, CACHED, CACHED, 8], np.int64), 3).tolist() == [5, CACHED, 8]
+
+
+def test_sessions_are_shown_with_their_tenants_and_where_their_content_is(tmp_path):
+    load = with_sessions(tmp_path)
+    seen = load.watcher.snapshot()
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
+    reader, running, tool = seen.sessions
+    assert (reader.id, reader.tenant, reader.waits_for, reader.priority, reader.live) == ("reader", "", "person", 1, 0)
+    assert (running.id, running.tenant, running.live, running.idle_s) == ("agent 1", "research", 1, None)
+    assert (tool.id, tool.waits_for, tool.priority) == ("agent 0", "tool", 2)
+    # 90 tokens and 8 more, of which the last is not computed, in blocks of 8.
+    assert (tool.blocks, tool.device_blocks, tool.pinned_blocks, seen.pinned) == (12, 12, 12, 12)
+    assert 0 < reader.retained_s <= 1800 and reader.expected_in_s > 0
+    assert (seen.num_sessions, seen.disk.hit_tokens) == (3, 0)
+    load.engine.close()

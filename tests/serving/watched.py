@@ -14,7 +14,7 @@ from random import Random
 
 import msgspec
 
-from paged import Engine, SamplingParams
+from paged import Engine, Hint, SamplingParams
 from paged.errors import UnknownRequest
 from paged.model.checkpoint import checkpoint_path, hybrid_path
 from paged.serving.dashboard import page
@@ -80,6 +80,23 @@ class Load:
         if output is not None:
             self.watcher.ended(output, self.clock())
         return output
+
+
+def with_sessions(folder):
+    """A load without requests but those of three sessions: one that waits for a tool and is pinned, one whose turn runs, and a reader."""
+    options = {"host_blocks": 32, "host_caching": True, "disk_cache": folder, "max_pinned": 16, "num_blocks": 96}
+    load = Load(num_clients=0, **options)
+    engine = load.engine
+    for name, length in (("research\x1fagent 0", 90), ("research\x1fagent 1", 170), ("\x1freader", 40)):
+        engine.add_request(load._ids(length), SamplingParams(max_tokens=8, ignore_eos=True), session_id=name)
+        while engine.has_unfinished:
+            load.step()
+    engine.hint(Hint(action="pin", session="research\x1fagent 0"))
+    engine.hint(Hint(action="retain", session="research\x1fagent 0", priority=2, waits_for="tool"))
+    engine.hint(Hint(action="retain", session="\x1freader", waits_for="person"))
+    engine.add_request(load._ids(20), SamplingParams(max_tokens=60, ignore_eos=True), session_id="research\x1fagent 1")
+    load.step()
+    return load
 
 
 class _Http(ThreadingHTTPServer):

@@ -42,7 +42,7 @@ AGAIN_S = 5.0
 """After which a client may come again that no replica took."""
 _LAST_S = 1.0
 """In which errors go out to those who were not answered in time."""
-_OF_ONE = ("/metrics", "/dashboard", "/requests/", "/debug/", "/load")
+_OF_ONE = ("/metrics", "/dashboard", "/requests/", "/debug/", "/load", "/sessions", "/v1/kv_hints", "/explain")
 """Paths that show one engine, of which there are several here."""
 
 

@@ -331,7 +331,10 @@ class SessionRun:
             tokens // self._size
             for tokens in (figures.device_hit_tokens + figures.pending_hit_tokens, figures.host_hit_tokens)
         )
-        kept = blocks_if_all_kept([(each, blocks[: self._kept[turn]]) for turn, (each, blocks) in zip(self._order, prompts)], int(lines.base[-1]))
+        kept = blocks_if_all_kept(
+            [(each, blocks[: self._kept[turn]]) for turn, (each, blocks) in zip(self._order, prompts)],
+            int(lines.base[-1]),
+        )
         missed = max(0, kept - device - host - self._num_read)
         share = 1 / max(1, num_blocks)
         return SessionResult(

@@ -1,0 +1,148 @@
+"""What clients ask of memory: hints outside of requests, sessions, and why a prompt is in the cache no further.
+
+A session belongs to its tenant, and no other one sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from paged.errors import PagedError
+from paged.scheduler import Hint, HintOutcome, SessionView
+from paged.serving.answering import as_api_error
+from paged.serving.asking import Asking
+from paged.serving.bodies import ExplainRequest
+from paged.serving.engine_client import EngineClient
+from paged.serving.errors import ApiError, wrong
+from paged.serving.kv_hints import (
+    Asked,
+    KvHint,
+    KvHintsEnvelope,
+    KvOutcome,
+    actions_of,
+    scoped,
+    shown,
+    unscoped,
+)
+
+MOST_LISTED = 1000
+
+
+class Kept:
+    """Answers of a server whose engine is `engine`, in JSON's own kinds.
+
+    salt_of  the engine's salt of a tenant and a salt of its own
+    unix     Unix time of a time of the engine's clock
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        asking: Asking,
+        salt_of: Callable[[str | None, str | None], str | None],
+        unix: Callable[[float], float],
+    ) -> None:
+        self._engine, self._asking, self._salt_of, self._unix = engine, asking, salt_of, unix
+
+    async def hint(self, body: KvHint, tenant: str | None, request_id: str | None) -> dict[str, Any]:
+        """Carry out a hint of ours, of the request that the engine knows by `request_id`. Raises ApiError."""
+        targets = [name for name in ("session_id", "request_id", "prompt") if getattr(body, name) is not None]
+        if len(targets) != 1:
+            names = " and ".join(targets) or "none"
+            raise wrong(
+                f"a hint is of one session_id, request_id or prompt; got {names}.", (targets or ["session_id"])[-1]
+            )
+        if body.cache_salt is not None and body.prompt is None:
+            raise wrong("cache_salt goes with prompt.", "cache_salt")
+        if body.waits_for is not None and (body.action != "retain" or body.session_id is None):
+            raise wrong("waits_for goes with retain of a session_id.", "waits_for")
+        if body.lasts is not None and body.action not in ("retain", "pin"):
+            raise wrong(f"lasts goes with retain and pin; the action is {body.action}.", "lasts")
+        if "priority" in body.model_fields_set and body.action != "retain":
+            raise wrong(f"priority goes with retain; the action is {body.action}.", "priority")
+        if body.action == "end" and body.session_id is None:
+            raise wrong("end is of a session_id.", "session_id")
+        alive = request_id is not None and self._engine.is_alive(request_id)
+        if request_id is not None and (not alive or self._engine.tenant_of(request_id) != tenant):
+            missing = HintOutcome("missing", f'no request "{(body.request_id or "")[:100]}" is alive.')
+            return msgspec.to_builtins(missing)  # type: ignore[no-any-return]
+        hint = Hint(
+            action=body.action,
+            session=None if body.session_id is None else scoped(tenant, body.session_id),
+            request=request_id,
+            tokens=self._tokens(body.prompt),
+            salt=None if body.prompt is None else self._salt_of(tenant, body.cache_salt),
+            priority=body.priority,
+            lasts=body.lasts,
+            waits_for=body.waits_for,
+            tenant=tenant if body.action == "pin" else None,
+        )
+        return msgspec.to_builtins(await self._carried_out(hint, tenant))  # type: ignore[no-any-return]
+
+    async def envelope(self, envelope: KvHintsEnvelope, tenant: str | None) -> dict[str, Any]:
+        """Carry out the actions of an envelope that came without a request. Raises ApiError."""
+        outcomes = list[KvOutcome]()
+        for action in actions_of(envelope, Asked(tenant), ""):
+            became = [await self._carried_out(each.hint, tenant) for each in action.hints]
+            outcomes.append(action.concluded(became, tenant))
+        return {"message_id": envelope.message_id, "kv_hint_outcomes": msgspec.to_builtins(outcomes)}
+
+    async def sessions(self, tenant: str | None, limit: int) -> dict[str, Any]:
+        """A tenant's sessions, those whose turns ended last first. Raises EngineAway."""
+        views = await self._told(list[SessionView], "sessions", scoped(tenant, ""), limit=limit)
+        return {"sessions": [self._shown(each) for each in views or ()]}
+
+    async def session(self, tenant: str | None, session_id: str) -> dict[str, Any]:
+        """One of them. Raises ApiError (404) and EngineAway."""
+        found = await self._told(SessionView, "session", scoped(tenant, session_id))
+        if found is None:
+            raise _unknown(session_id)
+        return self._shown(found)
+
+    async def end(self, tenant: str | None, session_id: str) -> dict[str, Any]:
+        """End a session: no turn of it comes. Raises ApiError (404) and EngineAway."""
+        became = await self._carried_out(Hint(action="end", session=scoped(tenant, session_id)), tenant)
+        if became.status == "missing":
+            raise _unknown(session_id)
+        return msgspec.to_builtins(became)  # type: ignore[no-any-return]
+
+    async def explain(self, body: ExplainRequest) -> bytes:
+        """What of a prompt is cached, and why no more is. Raises ApiError."""
+        if body.messages is not None:
+            tokens = self._asking.chat(body.messages, body.tools, body.chat_template_kwargs)
+        elif isinstance(body.prompt, str):
+            tokens = self._asking.encoded(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        else:
+            tokens = list(body.prompt or ())
+        hint = Hint(action="prefetch", tokens=tokens, salt=self._salt_of(body.tenant, body.cache_salt))
+        return await self._engine.ask("prefix", hint=hint) or b""
+
+    def _tokens(self, prompt: str | list[int] | None) -> list[int] | None:
+        return self._asking.encoded(prompt) if isinstance(prompt, str) else prompt
+
+    def _shown(self, view: SessionView) -> dict[str, Any]:
+        """A session as its tenant names it, with Unix times."""
+        found: dict[str, Any] = msgspec.to_builtins(view)
+        for name in ("ended_at", "expected_at", "retained_until"):
+            if found[name] is not None:
+                found[name] = round(self._unix(found[name]), 3)
+        return found | {"id": shown(view.id)[1]}
+
+    async def _carried_out(self, hint: Hint, tenant: str | None) -> HintOutcome:
+        try:
+            found = await self._told(HintOutcome, "hint", hint=hint)
+        except PagedError as error:
+            raise as_api_error(error) from None
+        assert found is not None, "a hint has an outcome"
+        return msgspec.structs.replace(found, reason=unscoped(found.reason, tenant))
+
+    async def _told(self, kind: Any, what: str, name: str = "", **more: Any) -> Any:
+        answer = await self._engine.ask(what, name, **more)
+        return None if answer is None else msgspec.json.decode(answer, type=kind)
+
+
+def _unknown(session_id: str) -> ApiError:
+    return ApiError(404, f'no session "{session_id[:100]}" is known.', code="session_not_found", param="session_id")

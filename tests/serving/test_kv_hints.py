@@ -1,0 +1,182 @@
+"""KvHintsEnvelope: what each action becomes here, and what is refused before anything is done."""
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from pydantic import ValidationError
+
+from paged import Hint, HintOutcome
+from paged.serving.errors import ApiError
+from paged.serving.kv_hints import MAX_DIRECTIVES, Asked, KvHintsEnvelope, Planned, actions_of, level_of, scoped
+
+OF_REQUEST = Asked("research", "cmpl-1-0", prompt_len=100)
+OF_TURN = Asked("research", "cmpl-1-0", "agent", 100)
+WITHOUT = Asked("research")
+AGENT = scoped("research", "agent")
+DONE = HintOutcome("accepted", "4 blocks are retained.", 64)
+
+
+def action(kind, payload, version="1.0", name="a1"):
+    return {"action_id": name, "action_type": kind, "action_version": version, "payload": payload}
+
+
+def planned(asked, *actions):
+    envelope = KvHintsEnvelope(protocol_version="0.1", message_id="m1", actions=list(actions))
+    return actions_of(envelope, asked)
+
+
+def one(asked, kind, payload, version="1.0"):
+    (found,) = planned(asked, action(kind, payload, version))
+    return found
+
+
+def test_priorities_of_1_to_100_are_three_levels_and_0_is_none():
+    assert [level_of(each) for each in (0, 1, 33, 34, 66, 67, 100, 5000)] == [0, 1, 1, 2, 2, 3, 3, 3]
+
+
+def test_vllms_directives_become_retentions_of_prefixes_when_the_request_has_finished():
+    directives = [{"start": 0, "end": 32, "priority": 80, "duration": 60}, {"start": 32, "end": None, "priority": 40}]
+    found = one(OF_TURN, "kv.retain", {"directives": directives, "waits_for": "tool"})
+    whole = Hint(action="retain", session=AGENT, priority=2, waits_for="tool")
+    assert found.hints == [Planned(whole, True), Planned(Hint(action="retain", priority=3, lasts=60.0), True, 32)]
+    assert found.concluded([DONE, DONE], "research").status == "accepted"
+    # Of a request without a session the scheduler keeps it for the end.
+    whole, prefix = one(OF_REQUEST, "kv.retain", {"directives": directives}).hints
+    assert (whole.hint.request, whole.hint.priority, whole.at_end, prefix.prefix) == ("cmpl-1-0", 2, False, 32)
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        ({"directives": [{"start": 16, "end": 32, "priority": 50}]}, "Tokens 0 to 16 are kept with those behind them."),
+        ({"directives": [{"covers_output": True, "priority": 50}]}, "Tokens 0 to 100 are kept with those behind them."),
+        ({"directives": [{"start": 0, "end": 120, "priority": 50}]}, "that ends at 120 the 100 tokens of the prompt"),
+        ({"directives": [{"start": 0, "priority": 0}]}, "Priority 0, or a duration of 0, retains nothing"),
+        ({"directives": [{"start": 0, "priority": 9, "duration": 0}]}, "Priority 0, or a duration of 0, retains nothing"),
+        ({"scope": "alice", "directives": [{"priority": 50}]}, "Scope is not used"),
+        ({"directives": [{"priority": 50}], "waits_for": "tool"}, "waits_for is of a session"),
+        ({"priority": 3, "block_hashes": ["11"], "include_current_request": True}, "Blocks are not looked up"),
+        ({"priority": 0, "include_current_request": True}, "Priority 0"),
+    ],
+)  # fmt: skip
+def test_a_part_that_cannot_be_done_is_clipped_and_said(payload, why):
+    found = one(OF_REQUEST, "kv.retain", payload)
+    outcome = found.concluded([DONE for _ in found.hints], "research")
+    assert outcome.status == "clipped"
+    assert why in outcome.reason
+
+
+def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
+    of_blocks = {
+        "execute_at": "request_completion",
+        "include_current_request": True,
+        "block_hashes": ["11", str(2**64 - 1)],
+    }
+    kept = one(OF_TURN, "kv.retain", of_blocks | {"priority": 3, "ttl_seconds": 2.5})
+    assert kept.hints == [Planned(Hint(action="retain", session=AGENT, priority=1, lasts=2.5), True)]
+    assert one(OF_TURN, "kv.evict", of_blocks).hints == [Planned(Hint(action="demote", session=AGENT), True)]
+    assert one(OF_REQUEST, "kv.evict", of_blocks).hints == [Planned(Hint(action="demote", request="cmpl-1-0"), False)]
+    by_hash_alone = one(OF_REQUEST, "kv.evict", {"block_hashes": ["11"]})
+    assert "include_current_request names neither" in by_hash_alone.rejected
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "expected"),
+    [
+        ("kv.deref", {}, Planned(Hint(action="end", session=AGENT), True)),
+        ("kv.demote", {}, Planned(Hint(action="demote", session=AGENT), True)),
+        ("kv.demote", {"session_id": "b"}, Planned(Hint(action="demote", session=scoped("research", "b")), False)),
+        ("kv.prefetch", {}, Planned(Hint(action="prefetch", request="cmpl-1-0"), False)),
+        ("kv.pin", {"ttl_seconds": 9}, Planned(Hint(action="pin", session=AGENT, lasts=9, tenant="research"), True)),
+        ("kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT), True)),
+    ],
+)
+def test_other_actions_become_hints_of_ours(kind, payload, expected):
+    assert one(OF_TURN, kind, payload).hints == [expected]
+
+
+def test_a_pin_of_a_request_without_a_session_is_of_its_prompt_so_that_its_outcome_is_known():
+    assert one(OF_REQUEST, "kv.pin", {}).hints == [Planned(Hint(action="pin", tenant="research"), True, 100)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "payload", "version", "why"),
+    [
+        (OF_TURN, "kv.fetch", {"source_control_endpoint": "tcp://a:1"}, "1.0", "K and V are taken from no other engine"),
+        (OF_TURN, "kv.share", {}, "1.0", "K and V are given to no other engine"),
+        (OF_TURN, "kv.future", {}, "1.0", "there is no action kv.future; there are kv.retain, kv.evict"),
+        (OF_TURN, "kv.retain", {"directives": []}, "2.0", "version 2.0 of kv.retain is not known"),
+        (OF_TURN, "kv.demote", {"session_id": "b", "session_generation": 3}, "1.0", "generations of a session"),
+        (OF_REQUEST, "kv.deref", {}, "1.0", "the request names none"),
+        (WITHOUT, "kv.retain", {"directives": []}, "1.0", "ranges of a request's tokens, and there is none"),
+        (WITHOUT, "kv.pin", {}, "1.0", "session_id has to name its object"),
+        (WITHOUT, "kv.evict", {"session_id": "b", "execute_at": "request_completion"}, "1.0", "of a request, and there is"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_carried_out_is_rejected_by_name(asked, kind, payload, version, why):
+    found = one(asked, kind, payload, version)
+    assert found.hints == []
+    outcome = found.concluded([], "research")
+    assert (outcome.action_id, outcome.status) == ("a1", "rejected")
+    assert why in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({"directives": [{"start": 0, "end": 16}]}, "directives.0.priority"),
+        ({"directives": [{"start": 0, "end": 16, "priority": 101}]}, "directives.0.priority"),
+        ({"directives": [{"start": 0, "end": 16, "priority": -1}]}, "directives.0.priority"),
+        ({"directives": [{"start": 0, "end": 16, "priority": True}]}, "directives.0.priority"),
+        ({"directives": [{"start": -1, "end": 16, "priority": 1}]}, "directives.0.start"),
+        ({"directives": [{"start": 16, "end": 16, "priority": 1}]}, "directives.0.end"),
+        ({"directives": [{"priority": 1, "duration": -1.0}]}, "directives.0.duration"),
+        ({"directives": [{"priority": 1, "duration": float("inf")}]}, "directives.0.duration"),
+        ({"directives": [{"priority": 1, "duration": float("nan")}]}, "directives.0.duration"),
+        ({"directives": [{"priority": 1, "bogus": 1}]}, "directives.0.bogus"),
+        ({"directives": [{"priority": 1, "covers_output": "no"}]}, "directives.0.covers_output"),
+        ({"directives": [{"priority": 1, "covers_output": True, "end": 16}]}, "directives.0.covers_output"),
+        ({"directives": ["none"]}, "directives.0"),
+        ({"directives": {}}, "directives"),
+        ({"directives": [{"priority": 1}] * (MAX_DIRECTIVES + 1)}, "directives"),
+        ({"directives": [{"end": 16, "priority": 30}, {"start": 16, "priority": 80}]}, "directives"),
+        ({"directives": [{"end": 16, "priority": 30}, {"covers_output": True, "priority": 80}]}, "directives"),
+        ({"priority": 3, "ttl_seconds": 0}, "ttl_seconds"),
+        ({"priority": 3, "ttl_seconds": float("inf")}, "ttl_seconds"),
+        ({"priority": 3, "block_hashes": ["hex:00"]}, "block_hashes.0"),
+        ({"priority": 3, "execute_at": "now"}, "execute_at"),
+        ({"priority": 3, "session_id": "a\nb"}, "session_id"),
+        ({}, "priority"),
+    ],
+)  # fmt: skip
+def test_a_malformed_payload_is_refused_with_its_field(payload, field):
+    with pytest.raises(ApiError) as error:
+        one(OF_REQUEST, "kv.retain", payload)
+    assert (error.value.status, error.value.param) == (400, f"kv_hints.actions.0.payload.{field}")
+
+
+def test_actions_of_one_envelope_may_not_contradict_each_other():
+    first = action("kv.retain", {"directives": [{"end": 16, "priority": 30}]})
+    with pytest.raises(ApiError, match="priorities must not rise along the tokens: 80 at 16 comes after 30"):
+        planned(OF_REQUEST, first, action("kv.retain", {"directives": [{"start": 16, "priority": 80}]}))
+    with pytest.raises(ApiError, match="one scope"):
+        planned(OF_REQUEST, first, action("kv.retain", {"scope": "b", "directives": []}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"protocol_version": "2.0"}, {"protocol_version": 1}, {"message_id": ""}, {"actions": [{}]}, {"actions": "a"}, {"more": 1}],
+)  # fmt: skip
+def test_a_malformed_envelope_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        KvHintsEnvelope.model_validate({"protocol_version": "0.1", "message_id": "m1", "actions": []} | wrong)
+
+
+def test_an_outcome_of_several_hints_is_clipped_if_one_is_not_done_and_names_no_other_tenant():
+    found = one(OF_TURN, "kv.retain", {"directives": [{"priority": 50}, {"end": 16, "priority": 50}]})
+    missing = HintOutcome("missing", f'no session "{AGENT}" is known.')
+    assert found.concluded([DONE, missing], "research").status == "clipped"
+    none = found.concluded([missing, missing], "research")
+    assert (none.status, none.num_tokens) == ("missing", 0)
+    assert none.reason.endswith('No session "agent" is known.')
