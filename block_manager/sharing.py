@@ -416,9 +416,14 @@ class Content:
         for place in (DEVICE, HOST):
             self._index.pools[place].on_raised(partial(choose, place))
 
-    def loose_end(self, place: int, way: list[Node]) -> Blocks:
-        """`PrefixIndex.loose_end`."""
-        return self._index.loose_end(place, way)
+    def loose_end(self, place: int, way: list[Node], level: int) -> Blocks:
+        """`PrefixIndex.loose_end`, of a raised level: what is evicted with it may be of a lower one."""
+        blocks, levels = self._index.loose_end(place, way), self._index.pools[place].level
+        assert levels is not None, "something is raised"
+        return blocks[levels[blocks] == level]
+
+    def is_any_there(self, place: int, way: list[Node]) -> bool:
+        return any(run.is_any_there(place, 0, at + 1) for run, at in way)
 
     def put_first(self, place: int, blocks: Blocks) -> int:
         """Let the blocks of a loose end be the next of their level to be evicted. Returns what `num_first` takes."""
