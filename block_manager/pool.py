@@ -165,10 +165,13 @@ class Pool:
 
     def _evicted(self, num_pages: int) -> Blocks:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
-        taken: list[Taken] = []
+        taken, gone = list[Taken](), list[Blocks]()
         for level, queue in enumerate(self.queues):
             if num_pages > 0 and queue.num_cached:
                 if level and self._choose is not None:
+                    # What goes already hangs off nothing any more.
+                    gone += [self._forgotten(taken)] if taken else []
+                    taken = []
                     self._choose(level, num_pages)
                 parts, num, released = queue.take(num_pages, self._width)
                 taken += parts
@@ -176,7 +179,11 @@ class Pool:
                 self.num_cached -= num
                 self.num_evicted += num
                 self.idle_steps += num * self._step - released
-        blocks = taken[0][0] if len(taken) == 1 else np.concatenate([evicted for evicted, _ in taken])
+        blocks = self._forgotten(taken)
+        return np.concatenate([*gone, blocks]) if gone else blocks
+
+    def _forgotten(self, taken: list[Taken]) -> Blocks:
+        blocks = taken[0][0] if len(taken) == 1 else np.concatenate([NO_BLOCKS, *(evicted for evicted, _ in taken)])
         if self._forget is not None:
             self._forget(taken, blocks)
         if self.level is not None:

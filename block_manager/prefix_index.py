@@ -419,6 +419,9 @@ class PrefixIndex:
         """Forget all content; no block of either tier is used, so no path has a node."""
         for pool in self.pools:
             pool.forget_all()
+        for run in self.runs.values():
+            # A session may remember it.
+            run.vanish()
         self.runs.clear()
         self.ends.clear()
         self.pending.clear()

@@ -174,6 +174,13 @@ class Run:
             self.tokens = b""
             self.parent = None
 
+    def vanish(self) -> None:
+        """Have no nodes, anywhere."""
+        self.unlink(keep_content=False)
+        self.blocks = [None] * len(self.blocks)
+        self.retained.clear()
+        self.children.clear()
+
     def add_child(self, at: int) -> None:
         self.children[at] = self.children.get(at, 0) + 1
 

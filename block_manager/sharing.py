@@ -21,7 +21,7 @@ from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
 from .layout import Counts
-from .pool import Retained
+from .pool import NO_BLOCKS, Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
 from .side_content import HitEnd, SideContent
@@ -390,25 +390,34 @@ class Content:
         return blocks
 
     def unpin(self, blocks: Blocks) -> None:
-        self._index.pools[DEVICE].let_go(blocks[::-1].copy())
+        self._index.pools[DEVICE].let_go(blocks.copy())
 
-    def fetch(self, spans: list[Span]) -> None:
-        """Plan copies of these nodes, which only the host has, to free blocks of the device, where they are cached."""
+    def fetch(self, here: list[Span], there: list[Span]) -> None:
+        """Plan copies of nodes that only the host has, behind those that the device has, to free blocks of the device, where
+        all of them are cached as just used."""
         assert self._offload is not None, "content is on the host alone only where it is offloaded"
-        self._index.pools[DEVICE].release(self._offload.load(spans)[::-1].copy())
+        pool, blocks = self._index.pools[DEVICE], self._index.blocks_of(DEVICE, here)
+        pool.hold(blocks)
+        pool.release(np.concatenate([blocks, self._offload.load(there)]))
 
     def demote(self, way: list[Node], most: int | None = None) -> int:
         """Let the end of a way that nothing goes on behind, its last `most` blocks, be the next to be evicted, whatever retained
         it. Returns its blocks, on the device and the host."""
-        total = 0
+        total, gone = 0, NO_BLOCKS
         for place in (DEVICE, HOST):
             blocks, pool = self._index.loose_end(place, way)[:most], self._index.pools[place]
+            if place == HOST:
+                # What stays on the device is retained there for those behind it.
+                nodes = [node for node in self._index.node_of_each(HOST, blocks) if node is not None]
+                there = np.array([run.block(DEVICE, at) for run, at in nodes], np.int64)
+                stays = (there >= 0) & ~np.isin(there, gone)
+                blocks = blocks[: int(stays.argmax())] if stays.any() else blocks
             for run in dict.fromkeys(pool.run[blocks].tolist()):
                 lost = np.isin(run.blocks[place], blocks).nonzero()[0]
                 self.retentions.cut(run, int(lost[0]))
             if len(blocks):
                 pool.put_first(blocks)
-                total += len(blocks)
+                total, gone = total + len(blocks), blocks
         return total
 
     def on_raised(self, choose: Callable[[int, int, int], None]) -> None:
@@ -416,9 +425,14 @@ class Content:
         for place in (DEVICE, HOST):
             self._index.pools[place].on_raised(partial(choose, place))
 
-    def loose_end(self, place: int, way: list[Node]) -> Blocks:
-        """`PrefixIndex.loose_end`."""
-        return self._index.loose_end(place, way)
+    def loose_end(self, place: int, way: list[Node], level: int) -> Blocks:
+        """`PrefixIndex.loose_end`, of a raised level: what is evicted with it may be of a lower one."""
+        blocks, levels = self._index.loose_end(place, way), self._index.pools[place].level
+        assert levels is not None, "something is raised"
+        return blocks[levels[blocks] == level]
+
+    def is_any_there(self, place: int, way: list[Node]) -> bool:
+        return any(run.is_any_there(place, 0, at + 1) for run, at in way)
 
     def put_first(self, place: int, blocks: Blocks) -> int:
         """Let the blocks of a loose end be the next of their level to be evicted. Returns what `num_first` takes."""

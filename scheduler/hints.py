@@ -188,9 +188,9 @@ class Hints:
     def fetch(self) -> None:
         """Plan the copies of what was to be prefetched, as far as it is still on the host alone and there is room."""
         for way in self.to_fetch:
-            _, there = self._content.split(self._content.spans_of(way))
+            here, there = self._content.split(self._content.spans_of(way))
             if spans := first_of(there, self._room()):
-                self._content.fetch(spans)
+                self._content.fetch(here, spans)
         self.to_fetch = []
 
     def expire(self, now: float) -> None:

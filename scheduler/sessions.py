@@ -211,12 +211,12 @@ class Sessions:
         waits = [(self._expected_in(session), session) for session in idle if session not in self._empty[place]]
         chosen: list[Blocks] = []
         for _, session in sorted(waits, key=itemgetter(0), reverse=True):
-            if len(blocks := self._content.loose_end(place, session.way)):
+            if len(blocks := self._content.loose_end(place, session.way, level)):
                 chosen.append(blocks)
                 num_blocks -= len(blocks)
                 # What leaves the device may come to the host.
                 self._empty[HOST].discard(session)
-            else:
+            elif not self._content.is_any_there(place, session.way):
                 self._empty[place].add(session)
             if num_blocks <= 0:
                 break

@@ -865,11 +865,10 @@ class SchedulerRig:
                 # Half of a whole step, after which everything is looked at.
                 self._fail_on(life_oracles.states(self))
                 return
-            found = life_oracles.violations(self)
+            found = self.hints.look() + life_oracles.violations(self)
             found += [violation for id in self.books for violation in self._received(id)]
             # Full layers alone have none, and without them it is not known which content there is.
             has_some = len({group.kind == "full" for group in self.world.groups}) == 2
-            found += self.hints.look()
             found += self.events_read.look(self._restart_points if has_some else None)
         self._fail_on(found)
         self._retire()

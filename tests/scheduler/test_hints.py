@@ -1,0 +1,433 @@
+"""Hints: what each is answered, and what becomes of content. Blocks have one token, so numbers are blocks and tokens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from paged import Hint, LayerGroup
+from paged.errors import InvalidConfig, InvalidHint, InvalidRequest, NeverFits, UnknownRequest
+
+
+def said(outcome):
+    return outcome.status, outcome.num_tokens
+
+
+# Retain, demote, end
+
+
+def test_what_is_retained_goes_after_what_was_used_later(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1])
+    assert said(desk.hint("retain", tokens=[1, 1, 1, 1])) == ("clipped", 3)
+    desk.serve([2, 2, 2])
+    desk.serve([3, 3, 3])
+    assert (desk.on_device([1, 1, 1]), desk.on_device([2, 2, 2])) == (3, 0)
+
+
+def test_a_higher_priority_goes_after_a_lower_one_and_a_time_ends_it(desk):
+    desk = desk(6)
+    for token, priority, lasts in ((1, 2, 10.0), (2, 1, None)):
+        desk.serve([token] * 3)
+        assert said(desk.hint("retain", tokens=[token] * 3, priority=priority, lasts=lasts)) == ("accepted", 3)
+    desk.serve([3, 3], now=9.0)
+    assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (3, 1)
+    # From 10 on the first one is as any other.
+    desk.serve([4] * 5, now=10.0)
+    assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (0, 1)
+
+
+def test_what_is_demoted_goes_first_whatever_retained_it(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1], "s")
+    desk.hint("retain", session="s", priority=3)
+    desk.serve([2, 2, 2])
+    assert said(desk.hint("demote", tokens=[1, 1, 1])) == ("accepted", 3)
+    desk.serve([3, 3])
+    assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (1, 3)
+
+
+def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
+    desk = desk(8)
+    desk.serve([1, 1, 1, 2])
+    desk.serve([1, 1, 3, 3])
+    assert said(desk.hint("demote", tokens=[1, 1, 1, 2])) == ("accepted", 2)
+    assert said(desk.hint("demote", tokens=[1, 1])) == ("rejected", 0)
+    desk.serve([4] * 4)
+    assert (desk.on_device([1, 1, 1, 2]), desk.on_device([1, 1, 3, 3])) == (2, 4)
+
+
+def test_what_a_request_holds_is_not_demoted_and_goes_on(desk):
+    desk = desk(6)
+    desk.add([1, 1, 1], max_tokens=3)
+    desk.step()
+    assert desk.hint("demote", tokens=[1, 1, 1]).status == "rejected"
+    desk.run()
+    assert desk.on_device([1, 1, 1]) == 3
+
+
+def test_what_an_ended_session_left_goes_first_and_the_session_is_forgotten(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1], "a")
+    desk.serve([2, 2, 2])
+    assert said(desk.hint("end", session="a")) == ("accepted", 3)
+    assert desk.hint("end", session="a").status == "missing"
+    desk.serve([3, 3])
+    assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (1, 3)
+
+
+def test_a_session_that_ends_while_a_turn_lives_is_clipped_and_the_turn_goes_on(desk):
+    desk = desk(8)
+    desk.serve([1, 1], "s")
+    desk.add([1, 1, 2], "s", max_tokens=3)
+    outcome = desk.hint("end", session="s")
+    assert outcome.status == "clipped" and "1 turn" in outcome.reason
+    desk.run()
+    assert desk.scheduler.session("s").blocks == 5
+
+
+def test_what_is_said_of_a_live_request_is_done_when_it_finishes(desk):
+    desk = desk(6)
+    id = desk.add([1, 1, 1])
+    assert desk.hint("retain", request=id, priority=2).status == "deferred"
+    desk.run()
+    desk.serve([2, 2, 2])
+    desk.serve([3, 3, 3])
+    assert desk.on_device([1, 1, 1]) == 3
+    assert desk.hint("retain", request=id).status == "missing"
+
+
+def test_what_is_said_of_a_live_turn_of_a_session_counts_from_its_end(desk):
+    desk = desk(6)
+    desk.add([1, 1, 1], "s")
+    assert desk.hint("retain", session="s", priority=2, lasts=5.0, waits_for="tool").status == "deferred"
+    desk.run(now=3.0)
+    view = desk.scheduler.session("s")
+    assert (view.waits_for, view.priority, view.retained_until) == ("tool", 2, 8.0)
+
+
+def test_a_copy_on_the_host_that_is_demoted_does_not_take_what_the_device_keeps_for_those_behind_it(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1, 1], "s")
+    desk.serve([2] * 5, writes_cache=False)
+    desk.serve([1, 1, 3, 3], "s")
+    assert desk.on_device([1, 1, 3, 3]) == 4
+    # On the device a request holds all of it; the host has the second token's block alone.
+    id = desk.add([1, 1, 3, 3], max_tokens=2)
+    desk.step()
+    assert desk.hint("demote", session="s").status == "rejected"
+    desk.scheduler.abort(id)
+    desk.serve([4] * 4)
+    assert desk.on_device([1, 1, 3, 3]) == 2
+
+
+# Pins
+
+
+def test_what_is_pinned_is_never_evicted_and_counts_as_used(desk):
+    desk = desk(8, max_pinned=3)
+    desk.serve([1] * 3)
+    assert said(desk.hint("pin", tokens=[1] * 3)) == ("accepted", 3)
+    for token in range(2, 9):
+        desk.serve([token] * 4)
+    assert (desk.on_device([1] * 3), desk.manager.device.num_used) == (3, 3)
+    assert said(desk.hint("unpin", tokens=[1] * 3)) == ("accepted", 3)
+    assert desk.hint("unpin", tokens=[1] * 3).status == "missing"
+    assert desk.manager.device.num_used == 0
+
+
+def test_what_was_pinned_goes_last_block_first(desk):
+    desk = desk(8, max_pinned=3)
+    desk.serve([1] * 3)
+    desk.hint("pin", tokens=[1] * 3)
+    desk.hint("unpin", tokens=[1] * 3)
+    desk.serve([2] * 4)
+    desk.serve([3] * 2)
+    assert desk.on_device([1] * 3) == 2
+
+
+def test_a_pin_ends_when_its_time_is_over(desk):
+    desk = desk(8, max_pinned=3)
+    desk.serve([1] * 3, "s")
+    desk.hint("pin", now=1.0, session="s", lasts=4.0)
+    assert desk.scheduler.session("s").pinned_blocks == 3
+    desk.serve([2], now=4.9)
+    assert desk.manager.device.num_used == 3
+    desk.serve([3], now=5.0)
+    assert (desk.manager.device.num_used, desk.scheduler.session("s").pinned_blocks) == (0, 0)
+
+
+def test_a_pin_over_the_cap_is_refused_with_numbers_and_changes_nothing(desk):
+    desk = desk(10, max_pinned=4)
+    desk.serve([1] * 3)
+    desk.serve([2] * 3)
+    desk.hint("pin", tokens=[1] * 3)
+    outcome = desk.hint("pin", tokens=[2] * 3)
+    assert said(outcome) == ("rejected", 0)
+    assert outcome.reason == "3 blocks beside 3 pinned ones exceed max_pinned (4)."
+    assert desk.manager.device.num_used == 3
+
+
+def test_pins_count_for_the_cap_of_their_tenant(desk):
+    desk = desk(10, max_pinned=6, max_pinned_per_tenant=2)
+    for token in (1, 2, 3):
+        desk.serve([token] * 2)
+    outcomes = [desk.hint("pin", tokens=[token] * 2, tenant=tenant) for token, tenant in ((1, "a"), (2, "a"), (3, "b"))]
+    assert [outcome.status for outcome in outcomes] == ["accepted", "rejected", "accepted"]
+    assert "2 pinned ones exceed max_pinned_per_tenant (2)" in outcomes[1].reason
+
+
+def test_a_pin_that_is_made_anew_takes_the_place_of_the_old_one(desk):
+    desk = desk(10, max_pinned=4)
+    desk.serve([1, 1], "s")
+    desk.hint("pin", session="s")
+    desk.serve([1, 1, 2, 2], "s")
+    assert said(desk.hint("pin", session="s")) == ("accepted", 4)
+    assert (desk.scheduler.session("s").pinned_blocks, desk.manager.device.num_used) == (4, 4)
+    desk.hint("end", session="s")
+    assert desk.manager.device.num_used == 0
+
+
+def test_content_that_two_pins_hold_stays_until_the_second_one_ends(desk):
+    desk = desk(10, max_pinned=5)
+    desk.serve([1, 1, 1], "s")
+    desk.hint("pin", session="s")
+    desk.hint("pin", tokens=[1, 1])
+    desk.hint("unpin", session="s")
+    assert desk.manager.device.num_used == 2
+    desk.hint("unpin", tokens=[1, 1])
+    assert desk.manager.device.num_used == 0
+
+
+def test_a_pin_of_a_live_request_holds_what_it_leaves_until_it_is_unpinned_by_that_id(desk):
+    desk = desk(8, max_pinned=3)
+    id = desk.add([1, 1, 1])
+    assert desk.hint("pin", request=id).status == "deferred"
+    assert desk.hint("unpin", request=id).status == "missing"
+    desk.run()
+    assert desk.manager.device.num_used == 3
+    assert said(desk.hint("unpin", request=id)) == ("accepted", 3)
+    assert desk.manager.device.num_used == 0
+
+
+def test_what_may_be_pinned_counts_as_taken_from_the_start(desk):
+    desk = desk(8, max_pinned=3)
+    desk.serve([1] * 4)
+    with pytest.raises(NeverFits) as error:
+        desk.add([1] * 5)
+    assert (error.value.blocks_needed, error.value.num_blocks) == (6, 5)
+    assert "the pool has 5 without 3 that may be pinned. Raise num_blocks to 9" in str(error.value)
+
+
+def test_the_longest_request_finishes_beside_pins_up_to_the_cap(desk):
+    desk = desk(8, max_pinned=4)
+    for token in (1, 2):
+        desk.serve([token] * 2)
+        assert desk.hint("pin", tokens=[token] * 2).status == "accepted"
+    desk.serve([3] * 3, max_tokens=1)
+    assert (desk.on_device([1, 1]), desk.on_device([2, 2]), desk.on_device([3] * 3)) == (2, 2, 3)
+
+
+def test_a_cache_with_pins_is_not_reset(desk):
+    desk = desk(8, max_pinned=2)
+    desk.serve([1, 1])
+    desk.hint("pin", tokens=[1, 1])
+    assert not desk.manager.reset_cache()
+    desk.hint("unpin", tokens=[1, 1])
+    assert desk.manager.reset_cache() and desk.on_device([1, 1]) == 0
+
+
+def test_a_session_whose_content_was_reset_has_nothing_left_and_takes_hints(desk):
+    desk = desk(8, max_pinned=2)
+    desk.serve([1, 1], "s")
+    assert desk.manager.reset_cache()
+    view = desk.scheduler.session("s")
+    assert (view.blocks, view.device_blocks) == (2, 0)
+    assert [desk.hint(action, session="s").status for action in ("pin", "demote", "prefetch")] == ["missing"] * 3
+    assert said(desk.hint("retain", session="s")) == ("clipped", 0)
+    desk.serve([1, 1], "s")
+    assert desk.scheduler.session("s").device_blocks == 2
+
+
+# Prefetch
+
+
+def test_what_only_the_host_has_is_brought_to_free_blocks_of_the_device(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1] * 4, "s")
+    desk.serve([2] * 4, writes_cache=False)
+    assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (2, 2)
+    assert said(desk.hint("prefetch", session="s")) == ("accepted", 4)
+    moves = desk.step().moves
+    assert len(moves.host_to_device) == 2 and desk.on_device([1] * 4) == 4
+
+
+def test_what_was_prefetched_goes_before_what_comes_before_it(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 4, writes_cache=False)
+    desk.hint("prefetch", tokens=[1] * 4)
+    desk.step()
+    desk.serve([3] * 4)
+    assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (2, 2)
+
+
+def test_a_prefetch_evicts_nothing(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 4)
+    outcome = desk.hint("prefetch", tokens=[1] * 4)
+    assert outcome.status == "rejected" and "no block of the device is free" in outcome.reason
+    desk.step()
+    assert desk.on_device([2] * 4) == 4
+
+
+def test_a_prefetch_takes_as_much_as_is_free_when_its_step_comes(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 5, writes_cache=False)
+    assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (1, 3)
+    desk.hint("prefetch", tokens=[1] * 4)
+    # Others come first, and leave it one block.
+    desk.add([3] * 4)
+    desk.step()
+    assert desk.on_device([1] * 4) == 2
+
+
+def test_what_is_on_the_device_needs_no_prefetch_and_without_a_host_there_is_none(desk):
+    desk = desk(6)
+    desk.serve([1] * 4)
+    assert said(desk.hint("prefetch", tokens=[1] * 4)) == ("accepted", 4)
+    assert said(desk.hint("prefetch", tokens=[1] * 5)) == ("clipped", 4)
+    assert desk.hint("prefetch", tokens=[2]).status == "missing"
+
+
+def test_the_prompt_of_a_waiting_request_is_prefetched(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 4, writes_cache=False)
+    id = desk.add([1] * 5)
+    assert said(desk.hint("prefetch", request=id)) == ("clipped", 4)
+    desk.run()
+    assert desk.on_device([1] * 5) == 5
+
+
+# Layers of several kinds
+
+
+@pytest.mark.parametrize("action", ["pin", "prefetch"])
+def test_layers_of_several_kinds_are_refused_by_name_for_what_holds_or_moves_content(desk, action):
+    desk = desk(40, groups=(LayerGroup("full"), LayerGroup("window", 2)), max_pinned=8)
+    desk.serve([1] * 6, "s")
+    outcome = desk.hint(action, session="s")
+    assert outcome.status == "rejected" and f"{action} is not for layers of several kinds" in outcome.reason
+    assert [desk.hint(other, session="s").status for other in ("retain", "demote", "end")] == ["accepted"] * 3
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ({"action": "keep", "session": "s"}, "action"),
+        ({"action": None, "session": "s"}, "action"),
+        ({"action": "retain"}, "none"),
+        ({"action": "retain", "session": "s", "request": "r"}, "session and request"),
+        ({"action": "retain", "session": "s", "tokens": [1]}, "session and tokens"),
+        ({"action": "retain", "session": ""}, "session"),
+        ({"action": "retain", "session": 3}, "session"),
+        ({"action": "retain", "request": ""}, "request"),
+        ({"action": "retain", "request": b"r"}, "request"),
+        ({"action": "retain", "tokens": []}, "empty"),
+        ({"action": "retain", "tokens": [-1]}, "-1"),
+        ({"action": "retain", "tokens": [0.5]}, "0.5|integer"),
+        ({"action": "retain", "tokens": "ab"}, "token"),
+        ({"action": "retain", "tokens": [1], "salt": 3}, "salt"),
+        ({"action": "retain", "tokens": [1], "adapter": ""}, "adapter"),
+        ({"action": "retain", "tokens": [1], "extra_key": object()}, "object"),
+        ({"action": "retain", "session": "s", "priority": 0}, "priority"),
+        ({"action": "retain", "session": "s", "priority": 4}, "priority"),
+        ({"action": "retain", "session": "s", "priority": 1.5}, "priority"),
+        ({"action": "retain", "session": "s", "priority": True}, "priority"),
+        ({"action": "retain", "session": "s", "lasts": 0.0}, "lasts"),
+        ({"action": "pin", "session": "s", "lasts": -1.0}, "lasts"),
+        ({"action": "pin", "session": "s", "lasts": math.inf}, "lasts"),
+        ({"action": "pin", "session": "s", "lasts": math.nan}, "lasts"),
+        ({"action": "pin", "session": "s", "lasts": "5"}, "lasts"),
+        ({"action": "retain", "session": "s", "waits_for": "rain"}, "waits_for"),
+        ({"action": "pin", "session": "s", "tenant": 3}, "tenant"),
+        ({"action": "end", "tokens": [1]}, "end"),
+        ({"action": "end", "request": "r"}, "end"),
+    ],
+    ids=str,
+)
+def test_a_wrong_hint_is_refused_by_name_and_changes_nothing(desk, what, named):
+    desk = desk(4)
+    desk.serve([1, 1], "s")
+    before = desk.scheduler.session("s")
+    with pytest.raises(InvalidHint, match=named):
+        desk.scheduler.hint(Hint(**what))
+    assert desk.scheduler.session("s") == before
+
+
+@pytest.mark.parametrize("hint", [None, {"action": "retain", "session": "s"}, "retain"])
+def test_what_is_no_hint_is_refused(desk, hint):
+    with pytest.raises(InvalidHint, match="a Hint is needed"):
+        desk(4).scheduler.hint(hint)
+
+
+@pytest.mark.parametrize("now", [math.nan, math.inf, "1"])
+def test_a_hint_at_no_time_is_refused(desk, now):
+    with pytest.raises(InvalidRequest):
+        desk(4).hint("retain", session="s", now=now)
+
+
+def test_hints_of_what_is_unknown_are_missing_and_of_an_unknown_request_an_error(desk):
+    desk = desk(4)
+    assert [desk.hint(action, session="s").status for action in ("retain", "pin", "unpin", "end")] == ["missing"] * 4
+    assert desk.hint("pin", tokens=[1, 1]).status == "missing"
+    with pytest.raises(UnknownRequest):
+        desk.hint("retain", request="r")
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        (name, value)
+        for name in ("max_pinned", "max_pinned_per_tenant", "max_cached_per_tenant")
+        for value in (-1, 1.5, "2", math.nan)
+    ]
+    + [("max_pinned", 8), ("max_pinned", 9)],
+)
+def test_a_cap_is_a_number_of_blocks_that_leaves_one_for_requests(desk, limit, value):
+    with pytest.raises(InvalidConfig, match=limit):
+        desk(8, **{limit: value})
+
+
+def test_the_tokens_of_a_hint_are_told_as_any_array(desk):
+    desk = desk(8)
+    desk.serve([1, 1, 1])
+    for tokens in ([1, 1, 1], (1, 1, 1), np.array([1, 1, 1]), np.array([1, 1, 1], np.int32)):
+        assert said(desk.hint("retain", tokens=tokens)) == ("accepted", 3)
+
+
+def test_what_is_said_of_another_salt_is_of_other_content(desk):
+    desk = desk(8)
+    desk.serve([1, 1], salt="a")
+    assert desk.hint("retain", tokens=[1, 1]).status == "missing"
+    assert said(desk.hint("retain", tokens=[1, 1], salt="a")) == ("accepted", 2)
+
+
+# Quotas of cached blocks
+
+
+def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first(desk):
+    desk = desk(10, max_cached_per_tenant=4)
+    for token, tenant in ((1, "a"), (2, "b"), (3, "a")):
+        desk.serve([token] * 3, tenant=tenant)
+    # Of the first one's three blocks two are over.
+    desk.serve([4] * 3, tenant="c")
+    assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 3, 3]

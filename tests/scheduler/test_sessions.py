@@ -1,0 +1,204 @@
+"""What sessions leave, and whose end goes when kept content has to go. Blocks have one token, so numbers are blocks and tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged.errors import InvalidConfig, InvalidRequest, UnknownSession
+from paged.scheduler.sessions import FEWEST, GUESS, PATIENCE, REMEMBERED, Gaps
+
+
+def train(desk, waits_for, gap, start):
+    """A session "of WAITS_FOR" that has shown enough gaps of this length; it has ended by the time that is returned."""
+    now, name = start, f"of {waits_for}"
+    for _ in range(FEWEST + 1):
+        desk.serve([9], name, now)
+        desk.hint("retain", now, session=name, waits_for=waits_for)
+        now += gap
+    desk.hint("end", now, session=name)
+    return now
+
+
+def test_content_of_a_session_goes_after_all_other_content(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1], "s")
+    desk.serve([2, 2, 2])
+    desk.serve([3, 3, 3])
+    assert (desk.on_device([1, 1, 1]), desk.on_device([2, 2, 2])) == (3, 0)
+
+
+@pytest.mark.parametrize(("first", "second"), [("tool", "person"), ("person", "tool")])
+def test_the_end_of_the_session_whose_next_turn_is_expected_last_goes_first(desk, first, second):
+    desk = desk(8)
+    now = train(desk, "person", 300.0, train(desk, "tool", 5.0, 0.0))
+    for name, waits_for, token in (("a", first, 1), ("b", second, 2)):
+        desk.serve([token] * 4, name, now)
+        desk.hint("retain", now, session=name, waits_for=waits_for)
+    # 5 seconds are expected for a tool and 300 for a person, whichever was used last.
+    assert [desk.scheduler.session(name).expected_at - now for name in "ab"] == [
+        {"tool": 5.0, "person": 300.0}[each] for each in (first, second)
+    ]
+    desk.serve([3, 3], now=now)
+    kept = {"tool": 4, "person": 2}
+    assert (desk.on_device([1] * 4), desk.on_device([2] * 4)) == (kept[first], kept[second])
+
+
+def test_what_was_kept_too_long_does_not_stand_in_for_what_is_kept(desk):
+    desk = desk(10)
+    now = train(desk, "person", 300.0, train(desk, "tool", 5.0, 0.0))
+    desk.serve([1, 1], "over", now)
+    desk.hint("retain", now, session="over", waits_for="person", lasts=1.0)
+    for name, waits_for, token in (("soon", "tool", 2), ("late", "person", 3)):
+        desk.serve([token] * 4, name, now)
+        desk.hint("retain", now, session=name, waits_for=waits_for)
+    # Two blocks of the session that is over, and two of the one that waits for a person.
+    desk.serve([4] * 4, now=now + 2)
+    assert [desk.on_device([token] * 4) for token in (1, 2, 3)] == [0, 4, 2]
+
+
+def test_a_session_whose_prefix_a_turn_of_another_one_used_goes_first_again_afterwards(desk):
+    desk = desk(9, policy="vllm")
+    now = train(desk, "person", 300.0, train(desk, "tool", 5.0, 0.0))
+    desk.serve([1, 1], "soon", now)
+    desk.hint("retain", now, session="soon", waits_for="tool")
+    desk.serve([2, 2], "late", now)
+    desk.hint("retain", now, session="late", waits_for="person")
+    # While the other one lives, what it uses cannot go.
+    desk.add([2, 2, 5], now=now, max_tokens=4)
+    desk.step(now)
+    desk.add([3] * 4, now=now)
+    desk.step(now)
+    assert (desk.on_device([1, 1]), desk.on_device([2, 2])) == (1, 2)
+    desk.run(now)
+    # Six blocks are of a lower level.
+    desk.serve([6] * 8, now=now)
+    assert (desk.on_device([1, 1]), desk.on_device([2, 2])) == (1, 0)
+
+
+def test_a_session_shows_what_its_last_turn_left_and_when_the_next_one_is_expected(desk):
+    desk = desk(8)
+    desk.serve([1, 1, 1], "s", now=10.0)
+    view = desk.scheduler.session("s")
+    assert (view.live, view.blocks, view.device_blocks, view.host_blocks, view.ended_at) == (0, 3, 3, 0, 10.0)
+    assert (view.expected_at, view.retained_until) == (10.0 + GUESS, 10.0 + PATIENCE)
+    desk.add([1, 1, 1, 1], "s", now=12.0)
+    view = desk.scheduler.session("s")
+    assert (view.live, view.blocks, view.expected_at) == (1, 3, None)
+    desk.run(12.0)
+
+
+def test_retention_of_a_session_ends_when_its_turn_is_no_more_expected(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1], "s", now=0.0)
+    desk.serve([2, 2, 2], now=1.0)
+    desk.serve([3, 3], now=PATIENCE)
+    # It is as any other content then, and as new as what was used last.
+    assert (desk.on_device([1, 1, 1]), desk.on_device([2, 2, 2])) == (3, 1)
+    assert desk.scheduler.session("s").retained_until is None
+    desk.serve([4] * 3, now=PATIENCE)
+    assert desk.on_device([1, 1, 1]) == 1
+
+
+def test_a_session_whose_prefix_changed_keeps_its_new_content_and_lets_the_old_one_go(desk):
+    desk = desk(8)
+    desk.serve([1, 1, 1], "s")
+    desk.serve([2, 2, 2], "s")
+    assert desk.scheduler.session("s").blocks == 3
+    desk.serve([3] * 5)
+    assert (desk.on_device([1, 1, 1]), desk.on_device([2, 2, 2])) == (0, 3)
+
+
+def test_what_a_session_shares_with_the_one_that_it_came_from_stays_when_it_ends(desk):
+    desk = desk(8)
+    desk.serve([1, 1, 1], "parent")
+    desk.serve([1, 1, 1, 2, 2], "child")
+    assert desk.hint("end", session="child").num_tokens == 5
+    # Of the five blocks two are the child's alone; the parent's stay retained.
+    desk.serve([3] * 5)
+    assert desk.on_device([1, 1, 1, 2, 2]) == 3
+
+
+def test_a_turn_that_is_aborted_leaves_what_the_last_one_left(desk):
+    desk = desk(8)
+    desk.serve([1, 1], "s")
+    id = desk.add([1, 1, 2, 2], "s", max_tokens=3)
+    desk.step()
+    desk.scheduler.abort(id)
+    view = desk.scheduler.session("s")
+    assert (view.live, view.blocks) == (0, 2)
+    desk.scheduler.abort(id)
+    assert desk.scheduler.session("s").live == 0
+
+
+def test_two_turns_of_a_session_may_live_at_once_and_the_last_one_that_ends_counts(desk):
+    desk = desk(8)
+    desk.add([1, 1], "s", max_tokens=2)
+    desk.add([2, 2, 2], "s")
+    assert desk.scheduler.session("s").live == 2
+    desk.run()
+    assert (desk.scheduler.session("s").live, desk.scheduler.session("s").blocks) == (0, 3)
+
+
+def test_a_request_that_never_fits_begins_no_session(desk):
+    desk = desk(4)
+    with pytest.raises(Exception, match="needs 6 blocks"):
+        desk.add([1] * 5, "s")
+    with pytest.raises(UnknownSession):
+        desk.scheduler.session("s")
+
+
+@pytest.mark.parametrize("name", ["nobody's", "", None, 3])
+def test_an_unknown_session_is_an_error_that_names_it(desk, name):
+    with pytest.raises(UnknownSession, match="no session .* is known") as error:
+        desk(4).scheduler.session(name)
+    assert error.value.session_id == name
+
+
+@pytest.mark.parametrize("name", ["", 3, b"s"])
+def test_a_session_id_is_a_text(desk, name):
+    with pytest.raises(InvalidRequest, match="session_id"):
+        desk(4).add([1], name)
+
+
+def test_sessions_are_listed_those_whose_turns_ended_last_first(desk):
+    desk = desk(8)
+    for number, name in enumerate(["a", "b", "c", "a"]):
+        desk.serve([number], name, now=float(number))
+    assert [view.id for view in desk.scheduler.sessions(2)] == ["a", "c"]
+    assert desk.scheduler.sessions(0) == []
+    with pytest.raises(InvalidConfig):
+        desk.scheduler.sessions(-1)
+
+
+def test_so_many_sessions_are_remembered_and_the_one_whose_turn_ended_first_is_forgotten(desk):
+    desk = desk(8)
+    desk.serve([1, 1], "first")
+    for number in range(REMEMBERED - 1):
+        desk.scheduler.abort(desk.add([2], f"s{number}"))
+    assert len(desk.scheduler.sessions(2 * REMEMBERED)) == REMEMBERED
+    desk.serve([3, 3], "last")
+    assert len(desk.scheduler.sessions(2 * REMEMBERED)) == REMEMBERED
+    with pytest.raises(UnknownSession):
+        desk.scheduler.session("first")
+    # What it left goes first.
+    desk.serve([4] * 6)
+    assert (desk.on_device([1, 1]), desk.on_device([3, 3])) == (0, 2)
+
+
+def test_gaps_are_guessed_from_those_of_their_kind_that_were_longer():
+    gaps, kind = Gaps(), ("tool", 0, 3)
+    assert (gaps.left(kind, 0.0), gaps.left(kind, 100.0)) == (GUESS, 100.0)
+    for gap in range(1, 2 * FEWEST + 1):
+        gaps.note(kind, float(gap))
+    # Of 1 to 16: the median of all, and of the nine that are longer than 7.
+    assert (gaps.left(kind, 0.0), gaps.left(kind, 7.0)) == (FEWEST + 1.0, 12.0 - 7.0)
+    # Another pace of the same kind is guessed from all; another kind from nothing.
+    assert gaps.left(("tool", 0, 5), 0.0) == FEWEST + 1.0
+    assert gaps.left(("person", 0, 3), 0.0) == GUESS
+
+
+def test_gaps_that_are_long_ago_are_forgotten():
+    gaps, kind = Gaps(), ("tool", 0, 3)
+    for number in range(3000):
+        gaps.note(kind, 5.0 if number < 2000 else 7.0)
+    assert gaps.left(kind, 0.0) == 7.0
