@@ -13,7 +13,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 pytest.importorskip("zmq")
 
-from .http_client import CHAT, ask, run  # noqa: TID252
+from .http_client import CHAT, ask, got, run  # noqa: TID252
 from .serving_process import END_S, flags, started  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when the body of it raises an exception. " * 6
@@ -54,4 +54,14 @@ def test_a_server_that_is_killed_takes_its_engine_with_it_and_the_next_turn_find
     messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And else?"}]
     with started(*options) as server:
         _, again = turn(server, messages)
-    assert again["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] // 16 * 16 > 64
+        cached = again["prompt_tokens_details"]["cached_tokens"]
+        # The engine tells its figures when it has nothing left to do.
+        of_disk = (
+            f'vllm:prompt_tokens_cached_by_source_total{{engine="0",model_name="paged",source="disk"}} {cached:.1f}'
+        )
+        server.wait_until(lambda: of_disk in got(server, "/metrics").body)
+        assert (
+            f'vllm:prompt_tokens_cached_total{{engine="0",model_name="paged"}} {cached:.1f}'
+            in got(server, "/metrics").body
+        )
+    assert cached >= usage["prompt_tokens"] // 16 * 16 > 64

@@ -183,6 +183,17 @@ def test_parts_add_up_to_their_wholes(metrics):
     assert of_label(metrics, "paged:blocks", "state").items() >= (BLOCKS | HOST_BLOCKS).items()
 
 
+def test_hits_of_the_disk_sessions_and_pins_are_told(metrics):
+    metrics.ready(READY)
+    now = msgspec.structs.replace(FIGURES, disk_hit_tokens=40, disk_blocks=7, sessions=3, pinned_blocks=5)
+    metrics.stepped(told(now, hit_tokens=300, host_hit_tokens=100))
+    assert_has(metrics, {"vllm:prompt_tokens_cached_total": 340, "paged:sessions": 3})
+    cached = of_label(metrics, "vllm:prompt_tokens_cached_by_source_total", "source")
+    assert cached == {"device": 200, "host": 100, "disk": 40}
+    blocks = of_label(metrics, "paged:blocks", "state")
+    assert (blocks["pinned"], blocks["disk"]) == (5, 7)
+
+
 WINDOW = LayerGroup("window", 1024, pages=2)
 GROUPS = [LayerGroup("full"), WINDOW, LayerGroup("state"), LayerGroup("state", pages=3)]
 

@@ -101,9 +101,24 @@ def test_what_is_wrong_is_refused_by_a_replica_as_by_a_server_of_one_engine(serv
     assert heard.status == 400 and heard.error["param"] in ("prompt", "max_tokens")
 
 
-def test_a_path_that_shows_one_engine_says_that_there_are_several(server):
-    heard = got(server, "/metrics")
+@pytest.mark.parametrize("path", ["/metrics", "/sessions", "/sessions/a"])
+def test_a_path_that_shows_one_engine_says_that_there_are_several(server, path):
+    heard = got(server, path)
     assert heard.status == 501 and "several replicas" in heard.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/kv_hints", "/explain"])
+def test_hints_outside_of_a_request_are_refused_for_there_are_several(server, path):
+    heard = asked(server, {"action": "end", "session_id": "a"}, path)
+    assert heard.status == 501 and "several replicas" in heard.error["message"]
+
+
+def test_a_turn_of_a_session_and_its_hints_go_to_the_replica_that_answers(server):
+    action = {"action_id": "a1", "action_type": "kv.retain", "action_version": "1.0", "payload": {"priority": 50}}
+    hints = {"protocol_version": "0.1", "message_id": "m1", "actions": [action]}
+    more = {"prompt": [*range(400, 480)], "max_tokens": 2, "session_id": "a", "kv_hints": hints}
+    heard = asked(server, more)
+    assert heard.status == 200 and heard.body["kv_hint_outcomes"][0]["status"] == "accepted"
 
 
 def test_of_a_replica_that_is_killed_under_load_what_had_begun_ends_with_an_error_and_the_rest_is_answered(

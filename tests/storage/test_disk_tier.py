@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import Engine, SamplingParams
+from paged import Engine, Hint, SamplingParams
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedByLayers, UnusableStore
 from paged.sampling.search_params import BeamSearchParams
 from paged.storage import StoreStats
@@ -217,6 +217,22 @@ def test_what_memory_has_is_not_read(made):
     ask(engine)
     assert ask(engine, id="b")[2] == 40
     assert engine.disk.stats().asked == 0
+
+
+def test_what_only_the_disk_has_is_not_prefetched_and_that_is_said(made):
+    store = Memory()
+    ask(made(store))
+    second = made(store)
+    asked = Hint(action="prefetch", tokens=PROMPT)
+    outcome = second.hint(asked)
+    assert (outcome.status, outcome.num_tokens) == ("rejected", 0)
+    assert outcome.reason == "40 tokens of it lie on the disk alone; the request that needs them brings them."
+    assert str(second.explain_prefix(PROMPT)).endswith("40 tokens more lie on the disk.")
+    ask(second, PROMPT[:21])
+    outcome = second.hint(asked)
+    assert (outcome.status, outcome.num_tokens) == ("clipped", 20)
+    ask(second, id="b")
+    assert second.hint(asked).status == "accepted"
 
 
 def test_a_prompt_goes_on_below_the_host(made):

@@ -1,0 +1,157 @@
+"""Sessions and hints of an engine: what a turn leaves is kept, pinned and let go; what would not do is refused, and the engine goes on."""
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paged import AsyncEngine, Engine, Hint, SamplingParams
+from paged.errors import InvalidConfig, InvalidHint, InvalidRequest, NeverFits, UnknownSession
+from paged.sampling.search_params import BeamSearchParams
+from paged.testing.tiny_model import tiny_model
+
+PROMPT = [7 * place % 61 + 1 for place in range(24)]
+
+
+def engine_of(**options):
+    return Engine(tiny_model(64), **{"block_size": 4, "num_blocks": 32, "max_tokens_per_step": 16} | options)
+
+
+def turn(engine, prompt=PROMPT, session="a", **wishes):
+    """One turn of a session, to its end; the prompt tokens that were found in the cache."""
+    engine.add_request(prompt, SamplingParams(max_tokens=4, ignore_eos=True), id="turn", session_id=session, **wishes)
+    (usage,) = [output.usage for output in driven(engine) if output.finished]
+    return usage.hit_tokens
+
+
+def driven(engine):
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert engine.check() == []
+    return outputs
+
+
+def strangers(engine, num=3):
+    """Requests of no session that fill the pool."""
+    for number in range(num):
+        engine.add_request([number + 1] * 60, SamplingParams(max_tokens=4, ignore_eos=True))
+        driven(engine)
+
+
+def test_what_a_turn_leaves_outlives_strangers_until_its_session_has_ended():
+    engine = engine_of()
+    turn(engine)
+    strangers(engine)
+    assert engine.session("a").device_blocks == 6
+    assert turn(engine) == 20
+    assert [view.id for view in engine.sessions(5)] == ["a"]
+    assert engine.hint(Hint(action="end", session="a")).status == "accepted"
+    strangers(engine)
+    assert turn(engine, session=None) == 0
+    with pytest.raises(UnknownSession):
+        engine.session("a")
+
+
+def test_a_pin_counts_against_its_caps_and_never_fits_and_ends_with_its_session():
+    engine = engine_of(max_pinned=12, max_pinned_per_tenant=6)
+    with pytest.raises(NeverFits, match="20 without 12 that may be pinned"):
+        engine.add_request([1] * 100, SamplingParams(max_tokens=1))
+    turn(engine)
+    assert engine.hint(Hint(action="pin", session="a", tenant="t")).status == "accepted"
+    assert (engine.session("a").pinned_blocks, engine.scheduler.num_pinned) == (6, 6)
+    turn(engine, [9] * 20, "b")
+    of_tenant = engine.hint(Hint(action="pin", session="b", tenant="t"))
+    assert of_tenant.status == "rejected"
+    assert of_tenant.reason == "5 blocks beside 6 pinned ones exceed max_pinned_per_tenant (6)."
+    assert engine.hint(Hint(action="pin", session="b")).status == "accepted"
+    turn(engine, [8] * 20, "c")
+    of_all = engine.hint(Hint(action="pin", session="c", tenant="other"))
+    assert (of_all.status, of_all.reason) == ("rejected", "5 blocks beside 11 pinned ones exceed max_pinned (12).")
+    # What was pinned is let go, too.
+    assert engine.hint(Hint(action="end", session="a")).num_tokens == 24
+    assert engine.scheduler.num_pinned == 5
+    assert engine.check() == []
+
+
+def test_text_is_hinted_of_and_explained_as_its_tokens_are():
+    engine = Engine(num_blocks=64)
+    text = "Explain what the with statement of Python does. " * 4
+    engine.add_request(text, SamplingParams(max_tokens=1))
+    driven(engine)
+    size = engine.manager.block_size
+    whole = len(engine.encoded(text)) // size
+    assert engine.hint(Hint(action="retain", tokens=text)).num_tokens == whole * size
+    found = engine.explain_prefix(text)
+    assert found.device_tokens == whole * size
+    assert "cached on the device" in str(found)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"action": "retain"},
+        {"action": "warm", "session": "a"},
+        {"action": "pin", "session": "a", "lasts": -1.0},
+        {"action": "pin", "session": "a", "lasts": float("inf")},
+        {"action": "retain", "session": "a", "priority": 4},
+        {"action": "retain", "session": "a", "request": "b"},
+    ],
+)
+def test_a_wrong_hint_is_refused_and_changes_nothing(wrong):
+    engine = engine_of()
+    turn(engine)
+    before = engine.session("a")
+    with pytest.raises(InvalidHint):
+        engine.hint(Hint(**wrong))
+    assert engine.session("a") == before
+    assert turn(engine) == 20
+
+
+def test_a_hint_of_what_is_not_there_is_missing_and_one_of_what_a_request_holds_is_rejected():
+    engine = engine_of()
+    assert engine.hint(Hint(action="demote", session="a")).status == "missing"
+    assert engine.hint(Hint(action="retain", tokens=PROMPT)).status == "missing"
+    turn(engine)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True), id="holds")
+    engine.step()
+    assert engine.hint(Hint(action="demote", tokens=PROMPT[:20])).status == "rejected"
+    assert [output.finish_reason for output in driven(engine) if output.finished] == ["length"]
+
+
+def test_a_search_is_no_turn_of_a_session():
+    engine = engine_of()
+    with pytest.raises(InvalidRequest, match="a search is not a turn of a session"):
+        engine.add_request(PROMPT, BeamSearchParams(beam_width=2, max_tokens=2), session_id="a")
+    assert engine.sessions(5) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_pinned": 4, "max_pinned_per_tenant": 5}, "max_pinned_per_tenant is a part of max_pinned; got 5 of 4"),
+        ({"max_pinned": 4, "prefix_caching": False}, "got max_pinned=4 and prefix_caching=False"),
+        ({"max_cached_per_tenant": 4, "prefix_caching": False}, "got max_cached_per_tenant=4 and prefix_caching=False"),
+        ({"max_pinned": 32}, "max_pinned has to be from 0 to 31 blocks; got 32"),
+    ],
+)
+def test_caps_that_cannot_be_are_refused(options, words):
+    with pytest.raises(InvalidConfig, match=words):
+        engine_of(**options)
+
+
+def test_an_engine_for_asyncio_takes_the_same():
+    async def main():
+        async with AsyncEngine(tiny_model(64), block_size=4, num_blocks=32) as engine:
+            params = SamplingParams(max_tokens=4, ignore_eos=True)
+            async for _ in engine.generate(PROMPT, params, session_id="a"):
+                pass
+            kept = await engine.hint(Hint(action="retain", session="a", priority=2, waits_for="tool"))
+            views = await engine.sessions(5)
+            told = str(await engine.explain_prefix(PROMPT))
+            return kept.status, views == [await engine.session("a")], views[0].waits_for, told
+
+    status, is_same, waits_for, told = asyncio.run(main())
+    assert (status, is_same, waits_for) == ("accepted", True, "tool")
+    assert told == "24 of 24 tokens are cached on the device."

@@ -1,0 +1,221 @@
+"""Sessions and hints over HTTP: a turn's content is kept, pinned and let go; each action has an outcome, and no answer is lost over one."""
+
+import asyncio
+import http.client
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+pytest.importorskip("zmq")
+
+from .http_client import CHAT, LONG, TEXT, Heard, ask, asked, got, run  # noqa: TID252
+from .serving_process import served  # noqa: TID252
+
+SAID = "Explain what the with statement of Python does when its body raises an exception. " * 6
+BODY = {"prompt": SAID, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+HINTS = "/v1/kv_hints"
+TENANTS = """
+api_keys = ["own"]
+[[tenants]]
+name = "research"
+keys = ["r"]
+[[tenants]]
+name = "product"
+keys = ["p"]
+"""
+
+
+def key(name):
+    return {"authorization": f"Bearer {name}"}
+
+
+def envelope(kind, payload, version="1.0"):
+    action = {"action_id": "a1", "action_type": kind, "action_version": version, "payload": payload}
+    return {"protocol_version": "0.1", "message_id": "m1", "actions": [action]}
+
+
+def told(server, method, path):
+    """Status and body of a call without one."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(max_sequences=4, blocks=64, max_pinned=20, host_blocks=8, host_caching=True) as found:
+        yield found
+        assert got(found, "/debug/check").body == []
+
+
+@pytest.mark.parametrize(("path", "body"), [(TEXT, BODY), (CHAT, {"messages": [{"role": "user", "content": SAID}]})])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_says_what_became_of_its_hints_and_its_session_what_is_kept(server, path, body, stream):
+    name = f"turn {path} {stream}"
+    retain = {"directives": [{"end": 32, "priority": 80}, {"start": 32, "priority": 50}], "waits_for": "tool"}
+    more = {"session_id": name, "kv_hints": envelope("kv.retain", retain), "max_tokens": 4, "stream": stream}
+    heard = asked(server, {**body, **more}, path)
+    assert heard.is_whole
+    (outcome,) = heard.parts[-1]["kv_hint_outcomes"]
+    assert (outcome["action_id"], outcome["status"]) == ("a1", "accepted")
+    assert not any("kv_hint_outcomes" in part for part in heard.parts[:-1])
+    view = got(server, f"/sessions/{name.replace(' ', '%20')}").body
+    assert (view["id"], view["live"], view["waits_for"], view["priority"]) == (name, 0, "tool", 2)
+    assert view["device_blocks"] == view["blocks"] == outcome["num_tokens"] // 16
+    assert view["ended_at"] < view["expected_at"] < view["retained_until"]
+    assert [each["id"] for each in got(server, "/sessions?limit=1").body["sessions"]] == [name]
+
+
+def test_an_answer_without_hints_says_nothing_of_them(server):
+    assert "kv_hint_outcomes" not in asked(server, BODY).body
+
+
+def test_a_session_is_pinned_retained_and_ended_outside_of_a_request(server):
+    asked(server, BODY | {"session_id": "outside"})
+    hints = [
+        ({"action": "pin", "session_id": "outside", "lasts": 60}, "accepted"),
+        ({"action": "retain", "session_id": "outside", "priority": 2, "waits_for": "person"}, "accepted"),
+        ({"action": "unpin", "session_id": "outside"}, "accepted"),
+        ({"action": "unpin", "session_id": "outside"}, "missing"),
+        ({"action": "prefetch", "prompt": SAID}, "accepted"),
+        ({"action": "retain", "prompt": SAID * 2}, "clipped"),
+    ]
+    for hint, status in hints:
+        heard = asked(server, hint, HINTS)
+        assert (heard.status, heard.body["status"]) == (200, status), heard.body
+    assert got(server, "/sessions/outside").body["waits_for"] == "person"
+    heard = asked(server, envelope("kv.pin", {"session_id": "outside"}), HINTS)
+    assert heard.body["kv_hint_outcomes"][0]["status"] == "accepted"
+    assert 'paged:blocks{engine="0",model_name="paged",state="pinned"}' in got(server, "/metrics").body
+    status, outcome = told(server, "DELETE", "/sessions/outside")
+    assert (status, outcome["status"]) == (200, "accepted")
+    assert told(server, "DELETE", "/sessions/outside")[0] == got(server, "/sessions/outside").status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"action": "retain"}, "session_id"),
+        ({"action": "warm", "session_id": "a"}, "action"),
+        ({"action": "pin", "session_id": "a", "prompt": "b"}, "prompt"),
+        ({"action": "pin", "session_id": "a", "lasts": -1}, "lasts"),
+        ({"action": "pin", "session_id": "a", "lasts": 0}, "lasts"),
+        (b'{"action": "pin", "session_id": "a", "lasts": Infinity}', "lasts"),
+        (b'{"action": "pin", "session_id": "a", "lasts": NaN}', "lasts"),
+        (b'{"action": "pin", "session_id": "a", "lasts": 1e999}', "lasts"),
+        ({"action": "unpin", "session_id": "a", "lasts": 1}, "lasts"),
+        ({"action": "pin", "session_id": "a", "priority": 2}, "priority"),
+        ({"action": "retain", "session_id": "a", "priority": 4}, "priority"),
+        ({"action": "retain", "prompt": "b", "waits_for": "tool"}, "waits_for"),
+        ({"action": "retain", "session_id": "a", "cache_salt": "b"}, "cache_salt"),
+        ({"action": "retain", "session_id": "a\nb"}, "session_id"),
+        ({"action": "end", "prompt": "b"}, "session_id"),
+        ({"protocol_version": "0.1", "message_id": "m", "actions": [{"action_id": "a"}]}, "actions.0.action_type"),
+        (envelope("kv.pin", {"ttl": 3}), "actions.0.payload.ttl"),
+        (envelope("kv.retain", {"session_id": "a", "priority": 1, "ttl_seconds": -1}), "actions.0.payload.ttl_seconds"),
+        ({"message_id": "m"}, "protocol_version"),
+        ([1], None),
+    ],
+)  # fmt: skip
+def test_a_wrong_hint_is_refused_by_its_field(server, body, param):
+    heard = asked(server, body if isinstance(body, bytes) else json.dumps(body).encode(), HINTS)
+    assert (heard.status, heard.error["param"]) == (400, param), heard.body
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"session_id": ""}, "session_id"),
+        ({"session_id": 7}, "session_id"),
+        ({"session_id": "a", "prompt": ["b", "c"]}, "session_id"),
+        ({"kv_hints": envelope("kv.pin", {}), "prompt": ["b", "c"]}, "kv_hints"),
+        ({"kv_hints": {"message_id": "m"}}, "kv_hints.protocol_version"),
+        ({"kv_hints": envelope("kv.pin", {"ttl_seconds": -3})}, "kv_hints.actions.0.payload.ttl_seconds"),
+        ({"kv_hints": envelope("kv.retain", {"directives": [{"priority": 200}]})}, "kv_hints.actions.0.payload.directives.0.priority"),
+    ],
+)  # fmt: skip
+def test_a_request_with_a_wrong_hint_is_not_begun(server, more, param):
+    heard = asked(server, BODY | more)
+    assert (heard.status, heard.error["param"]) == (400, param), heard.body
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "status", "words"),
+    [
+        ("kv.demote", {"session_id": "never was"}, "missing", 'No session "never was" is known.'),
+        ("kv.fetch", {"block_hashes": [1]}, "rejected", "K and V are taken from no other engine."),
+        ("kv.new", {}, "rejected", "there is no action kv.new"),
+    ],
+)
+def test_what_cannot_be_done_has_an_outcome_and_the_request_an_answer(server, kind, payload, status, words):
+    heard = asked(server, BODY | {"kv_hints": envelope(kind, payload)})
+    (outcome,) = heard.body["kv_hint_outcomes"]
+    assert heard.is_whole and outcome["status"] == status
+    assert words in outcome["reason"]
+
+
+def test_a_pin_over_the_cap_is_rejected_with_numbers_and_the_answer_comes(server):
+    long = {"prompt": SAID * 3, "session_id": "long", "kv_hints": envelope("kv.pin", {})}
+    heard = asked(server, BODY | long)
+    (outcome,) = heard.body["kv_hint_outcomes"]
+    assert heard.is_whole and outcome["status"] == "rejected"
+    assert "exceed max_pinned (20)" in outcome["reason"]
+
+
+def test_what_a_running_request_holds_is_not_let_go(server):
+    async def main():
+        body = LONG | {"prompt": SAID, "session_id": "runs", "max_tokens": 200}
+        turn = ask(server.port, TEXT, body, headers={"x-request-id": "the-one-that-runs"}, heard=(heard := Heard()))
+        running = asyncio.create_task(turn)
+        while not heard.pieces:
+            await asyncio.sleep(0.01)
+        demoted = await ask(server.port, HINTS, {"action": "demote", "prompt": SAID})
+        ended = await ask(server.port, HINTS, {"action": "end", "session_id": "runs"})
+        deferred = await ask(server.port, HINTS, {"action": "retain", "request_id": "the-one-that-runs"})
+        return await running, demoted.body, ended.body, deferred.body
+
+    whole, demoted, ended, deferred = run(main())
+    assert whole.is_whole and whole.finish_reason == "length"
+    assert demoted["status"] == "rejected"
+    assert (ended["status"], "1 turn of it live" in ended["reason"]) == ("clipped", True)
+    assert deferred["status"] == "deferred"
+    gone = asked(server, {"action": "retain", "request_id": "the-one-that-runs"}, HINTS)
+    assert gone.body["status"] == "missing"
+
+
+def test_why_a_prompt_is_in_the_cache_no_further_is_told(server):
+    asked(server, BODY)
+    heard = asked(server, {"prompt": SAID}, "/explain")
+    assert heard.status == 200 and heard.body["device_tokens"] == heard.body["num_tokens"] // 16 * 16
+    never = asked(
+        server, {"prompt": "Nothing of this kind was ever asked of this server by anyone at all."}, "/explain"
+    )
+    assert "was never computed here" in never.body["says"]
+    assert asked(server, {"messages": [{"role": "user", "content": "a"}]}, "/explain").status == 200
+    assert asked(server, {}, "/explain").error["param"] == "prompt"
+
+
+def test_tenants_see_pin_and_end_their_own_sessions_alone(tmp_path):
+    (tmp_path / "serve.toml").write_text(TENANTS)
+    with served(config=tmp_path / "serve.toml", max_sequences=4, blocks=64, max_pinned=40) as server:
+        for name in ("r", "p"):
+            assert asked(server, BODY | {"session_id": "same"}, headers=key(name)).status == 200
+        assert (
+            asked(server, {"action": "end", "session_id": "same"}, HINTS, headers=key("r")).body["status"] == "accepted"
+        )
+        assert got(server, "/sessions/same", key("r")).status == 404
+        assert got(server, "/sessions/same", key("p")).body["id"] == "same"
+        assert got(server, "/sessions", key("own")).body == {"sessions": []}
+        missing = asked(server, {"action": "pin", "session_id": "same"}, HINTS, headers=key("r")).body
+        assert missing["reason"] == 'no session "same" is known.'
+        # Why another's prompt is there would say that it is.
+        assert asked(server, {"prompt": SAID}, "/explain", headers=key("r")).status == 403
+        of_tenant = asked(server, {"prompt": SAID, "tenant": "product"}, "/explain", headers=key("own"))
+        assert of_tenant.body["device_tokens"] > 0
+        assert got(server, "/sessions").status == 401
