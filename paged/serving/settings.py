@@ -41,7 +41,7 @@ SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64)
 
 SHIPPED_NAME = "paged"
 
-_LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Address", "Keys and tenants", "Limits", "Timeouts and restarts", "Logs and events"
+_LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Address", "Keys and tenants", "Limits", "Timeouts", "Logs and events"
 
 
 def _tenants(value: Any) -> tuple[Tenant, ...]:
