@@ -9,13 +9,13 @@ top files, its folders and their folders.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from pathlib import Path
+
+from page_parts import run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "architecture.md"
@@ -92,27 +92,5 @@ def lines() -> Iterator[str]:
             yield f"    {folder.parent.name + '/':<{NAME_WIDTH - 2}} {first_line(folder)}"
 
 
-def with_tree(page: str) -> str:
-    """The page with the tree of today between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"the page has no {BEGIN.strip()} … {END.strip()}.")
-    return "\n".join([before + BEGIN + "```", *lines(), "```", END + after])
-
-
-def main() -> None:
-    """Rewrite the page, or say whether it is stale."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the tree is stale")
-    check = parser.parse_args().check
-    page = PAGE.read_text(encoding="utf-8")
-    if page == (wanted := with_tree(page)):
-        return
-    if check:
-        sys.exit("docs/architecture.md: the tree is stale; run `python tools/architecture_tree.py`.")
-    PAGE.write_text(wanted, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__.splitlines()[0], PAGE, BEGIN, END, lambda: ["```", *lines(), "```"])

@@ -6,10 +6,10 @@ python tools/configuration_page.py --check    # exit status 1 if they are stale
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from page_parts import run
 
 from paged.engine.config import EngineConfig, Field, fields_of
 from paged.serving.settings import SERVED, Settings
@@ -49,27 +49,5 @@ def lines() -> Iterator[str]:
         yield "| " + " | ".join(cells).replace("\n", " ") + " |"
 
 
-def with_tables(page: str) -> str:
-    """The page with the tables of today between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"the page has no {BEGIN.strip()} … {END.strip()}.")
-    return "\n".join([before + BEGIN.strip(), *lines(), "", END + after])
-
-
-def main() -> None:
-    """Rewrite the page, or say whether it is stale."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the tables are stale")
-    check = parser.parse_args().check
-    page = PAGE.read_text(encoding="utf-8")
-    if page == (wanted := with_tables(page)):
-        return
-    if check:
-        sys.exit("docs/configuration.md: the tables are stale; run `python tools/configuration_page.py`.")
-    PAGE.write_text(wanted, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__.splitlines()[0], PAGE, BEGIN, END, lambda: [*lines(), ""])

@@ -14,13 +14,12 @@ from rich.console import Console
 from rich.live import Live
 
 from paged.base.extras import has_extra, installed_by
-from paged.cli.frame import Frame
 from paged.cli.options import VIOLATIONS_FOUND, Json
 from paged.cli.show import console, figures, print_json, printed
 from paged.cli.signals import at_once
 from paged.cli.summary import print_summary
 from paged.cli.view import render
-from paged.cli.watch import Watch
+from paged.cli.watch import Frame, Watch
 from paged.study.simulator import Load, Scenario, Simulation, SimulationResult
 
 TITLE = "paged demo · a chat service on far too small a memory"

@@ -1,7 +1,7 @@
 """Options of the commands."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
+from paged.base.whole_file import writable
 from paged.cli.config_options import declared
 from paged.errors import InvalidConfig
 from paged.study.simulator import ROUTERS
@@ -143,3 +144,17 @@ _KINDS: dict[Callable[[str], object], str] = {
     count: "a whole number of at least 1",
     budget: "a whole number of at least 1, auto, knee or own",
 }
+
+
+def check_outputs(written: Mapping[str, Path | None], read: Iterable[str | Path | None] = ()) -> None:
+    """Raise InvalidConfig if an option's file is another one's or one that is `read`, and UnwritablePath if it cannot be written."""
+    names = {os.path.realpath(path): "" for path in read if path and Path(path).exists()}
+    for option, path in written.items():
+        if path is None:
+            continue
+        writable(path)
+        other = names.setdefault(os.path.realpath(path), option)
+        if not other:
+            raise InvalidConfig(f"{option} would overwrite {path}, which is read; give it another file")
+        if other is not option:
+            raise InvalidConfig(f"{other} and {option} are both {path}; give each a file of its own")

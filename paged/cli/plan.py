@@ -11,11 +11,11 @@ from rich.progress import TaskID, TimeElapsedColumn
 from paged.base.extras import import_with_extra
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
-from paged.cli.binding_words import binds, why
-from paged.cli.outputs import check_outputs
+from paged.cli.options import check_outputs
 from paged.cli.plan_words import (
     answer,
     as_document,
+    binds,
     in_order,
     nothing_meets,
     policy_of,
@@ -23,6 +23,7 @@ from paged.cli.plan_words import (
     print_probes,
     remarks,
     under_way,
+    why,
 )
 from paged.cli.show import counted, print_json, progress_bar, say
 from paged.cli.trace_words import described, over_budget, unsettled

@@ -1,5 +1,6 @@
-"""Plans as text and as JSON: the tried values, the answer in a sentence, and by how much the targets were missed."""
+"""Plans as text and as JSON: the tried values, the answer in a sentence, by how much the targets were missed, and what binds."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -7,7 +8,7 @@ import msgspec
 from paged.base.budget import as_bytes
 from paged.cli.show import as_time, counted, printed, table
 from paged.cli.trace_words import described, print_limits, unsettled
-from paged.study.simulator import UNBOUNDED, Binding, Miss, P99s, Plan, Progress, Scenario
+from paged.study.simulator import UNBOUNDED, Binding, Effect, Miss, P99s, Plan, Progress, Scenario
 from paged.study.simulator.trace_facts import per_second
 
 _LATENCIES = {"ttft_s": "p99 first", "gap_s": "p99 gap", "itl_s": "p99 between"}
@@ -245,3 +246,76 @@ _VARIED: tuple[tuple[str, Callable[[Plan], str]], ...] = (
     ("budget", lambda plan: "none" if plan.scenario.budget() == UNBOUNDED else f"{plan.scenario.budget():,}"),
 )
 """What may tell plans apart beside the policy."""
+
+
+def why(plan: Plan, binding: Binding | None) -> list[str]:
+    """All of it, a sentence a line; None: what binds was not sought."""
+    said = [budget_of(plan), *([] if binding is None else binding_lines(plan, binding))]
+    return [line for line in said if line]
+
+
+def binds(binding: Binding) -> str:
+    """What binds, in a word."""
+    return binding.binds.knob if binding.binds is not None else "–"
+
+
+def budget_of(plan: Plan) -> str:
+    """That a token budget was chosen, and why. Nothing where it was named, or is the policy's own."""
+    weighed = plan.weighed
+    if weighed is None:
+        return ""
+    budget = plan.scenario.budget()
+    step = f"a full step takes about {as_time(weighed.step_s)}"
+    if weighed.limit_s is not None:
+        step += f", where {as_time(weighed.limit_s)} between two tokens are promised"
+    if not weighed.against:
+        # Nothing is harder than the answer, so no other budget could do better.
+        return f"Token budget: {budget:,}, chosen: {step}."
+    choices = [budget, *weighed.against]
+    said = f"Token budget: {budget:,}, chosen from {min(choices):,} to {max(choices):,}: {step}"
+    if budget != weighed.first:
+        said += f"; the search began with {weighed.first:,}"
+    better = "no other gives a better answer" if plan.answer is not None else "no other meets, either"
+    return f"{said}; {better}."
+
+
+def binding_lines(plan: Plan, binding: Binding) -> list[str]:
+    """What binds, a sentence a line."""
+    if binding.tried_at is None:
+        return ["What binds: nothing; the answer is the last value there is."]
+    changing = [effect for effect in binding.effects if effect.gain > 1]
+    lines = []
+    if binding.binds is None:
+        lines.append(
+            f"What binds: none by itself; with each of these steps {value_of(plan, binding.tried_at)} misses, too."
+        )
+    else:
+        lines.append(f"What binds: {binding.binds.knob}; {effect_words(plan, binding.binds)}.")
+        changing.remove(binding.binds)
+    if changing:
+        lines.append(f"Less so: {'; '.join(f'{effect.knob}, {effect_words(plan, effect)}' for effect in changing)}.")
+    same = [step_words(plan, effect) for effect in binding.effects if effect.gain == 1]
+    if same:
+        lines.append(f"No change with {', '.join(same)}.")
+    if binding.not_varied:
+        lines.append(f"Not varied: {'; '.join(f'{knob} ({why})' for knob, why in binding.not_varied.items())}.")
+    return lines
+
+
+def effect_words(plan: Plan, effect: Effect) -> str:
+    """What was changed, and what the answer is then."""
+    assert effect.answer is not None
+    return f"with {step_words(plan, effect)}: {value_of(plan, effect.answer)}"
+
+
+def step_words(plan: Plan, effect: Effect) -> str:
+    """What was changed by a step."""
+    if effect.knob == "memory":
+        return f"{effect.becomes:,.0f} {unit_of(plan)}s instead of {effect.was:,.0f}"
+    if effect.knob == "token budget":
+        return f"{effect.becomes:,.0f} tokens a step instead of {effect.was:,.0f}"
+    if effect.knob == "rows":
+        return f"{effect.becomes:,.0f} sequences instead of {effect.was:,.0f}"
+    if effect.knob == "host" and math.isinf(effect.becomes):
+        return "no time for the host"
+    return f"{effect.knob} × {effect.becomes:g}"

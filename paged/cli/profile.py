@@ -26,8 +26,7 @@ from paged.cli.models import (
     loaded_model,
     model_name,
 )
-from paged.cli.options import Json
-from paged.cli.outputs import check_outputs
+from paged.cli.options import Json, check_outputs
 from paged.cli.show import figures, print_json, progress_bar, table
 from paged.errors import InvalidConfig
 from paged.model.machine import machine

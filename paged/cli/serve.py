@@ -47,7 +47,7 @@ class ServeCommand(Command):
 # fmt: off
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")]
 Config = Annotated[Path | None, Option("--config", metavar="FILE", help="TOML with settings by name, those of the engine under [engine], and with tenants; options and PAGED_… win over it.", show_default="none")]
-Replicas = Annotated[int, Option("--replicas", metavar="N", min=1, help="Engines, each a replica on a Ray that begins and ends with the server; needs the ray extra (docs/scaling.md).", rich_help_panel="How much")]
+Replicas = Annotated[int, Option("--replicas", metavar="N", min=1, help="Engines, each a replica on a Ray that begins and ends with the server; needs the ray extra (docs/scaling.md).", rich_help_panel="Limits")]
 
 # fmt: on
 

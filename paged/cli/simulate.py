@@ -13,7 +13,7 @@ from paged.base.extras import import_with_extra
 from paged.base.whole_file import whole_file
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
-from paged.cli.outputs import check_outputs
+from paged.cli.options import check_outputs
 from paged.cli.show import print_json, progress_bar, say
 from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled

@@ -10,8 +10,7 @@ import msgspec
 from typer import Argument, Option
 
 from paged.base.extras import import_with_extra
-from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs, Quantization, QuantizeHead
-from paged.cli.outputs import check_outputs
+from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs, Quantization, QuantizeHead, check_outputs
 from paged.cli.show import print_json, printed, table
 from paged.study.hardware import device_names, model_names
 from paged.study.report import validation_rows, write_validation_html

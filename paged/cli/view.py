@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from paged.cli.frame import Frame
+from paged.cli.watch import Frame
 from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED
 
 MAX_WIDTH = 120

@@ -27,7 +27,7 @@ _MORE, _LESS = 2, 1
 
 
 class Tried(NamedTuple):
-    """What became of the drafts of k rows in a step.
+    """The result of the drafts of k rows in a step.
 
     rows    int64 [k]
     counts  int64 [k]; drafts of each, at least one, of which the first num_right, int64 [k], were right
@@ -44,7 +44,7 @@ class Drafter(Protocol):
     """Guesses tokens of rows."""
 
     def begin(self, row: int, *, drafts: bool = True) -> None:
-        """The row serves another sequence, or one that comes back, for which there may be drafts or not."""
+        """Note that the row serves another sequence, or one that comes back."""
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
         """Drafts for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where there are none.
@@ -57,11 +57,11 @@ class Drafter(Protocol):
         """The step with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
 
     def learn(self, tried: Tried) -> None:
-        """What became of the drafts of a step."""
+        """Take the result of a step's drafts."""
 
 
 class DraftLengths:
-    """How many drafts a row is worth, `most` at most: more while all are right, fewer when one is not, as in transformers' assisted generation.
+    """The number of drafts for each row, `most` at most: more while all are right, fewer when one is not, as in transformers' assisted generation.
     A row's first drafts are few."""
 
     def __init__(self, most: int) -> None:
@@ -79,7 +79,7 @@ class DraftLengths:
         return self._allowed[rows]
 
     def learn(self, rows: Rows, num_guessed: NDArray[np.int64], num_right: NDArray[np.int64]) -> None:
-        """So many drafts of each of these rows were tried, and so many were right."""
+        """Take the numbers of drafts of these rows that were tried, and that were right."""
         change = np.where(num_right == num_guessed, _MORE, -_LESS)
         self._allowed[rows] = np.clip(self._allowed[rows] + change, 1, self._most)
 

@@ -1,4 +1,4 @@
-"""A request that is searched for: its branches on the scheduler. What continues is forked, what does not is finished.
+"""A request with a search: its branches on the scheduler. A branch that continues is forked, another one is finished.
 
     r / 0 | ... a |   step: a x, a y go on   | r / 0 | ... a x |      a's blocks are held once, and its partial one is copied
     r / 1 | ... b |   and b does not         | r / 2 | ... a y |      b's blocks go back
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """A sequence of a request of the scheduler's, by which one row of a search goes on. It reads what may come next."""
+    """One branch of a search: a sequence of a scheduler's request. It reads the tokens that may come next."""
 
     def __init__(self, owner: ForkedRequest, request_id: str, sequence: int, tokens: tuple[int, ...] = ()) -> None:
         self.owner, self.request_id, self.sequence, self.tokens = owner, request_id, sequence, tokens
@@ -35,7 +35,7 @@ class Branch:
         self.is_ready = False
 
     def read_output(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """What a step read off the logits: the likeliest tokens, the one that would be chosen among them."""
+        """Take the likeliest tokens of a step, the chosen one among them."""
         self._read = (ids, values)
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
@@ -43,11 +43,11 @@ class Branch:
         raise AssertionError("searches do not ask for the prompt's log-probabilities")
 
     def read_state(self, position: int, state: Tensor) -> None:
-        """A hidden state that a step has computed."""
+        """Take a hidden state that a step has computed."""
         self._states[position] = state
 
     def take(self) -> Ahead:
-        """What may come next, once it is ready."""
+        """Return what may come next, once it is ready."""
         found = self._read
         assert found is not None, "a batch that ended has read it"
         states, self._states = self._states, {}
@@ -86,11 +86,11 @@ class ForkedRequest:
         scheduler.add(self._request, now=now)
 
     def branches_of(self, request_id: str) -> list[Branch]:
-        """Those that are sequences of this request of the scheduler's."""
+        """Return the branches that are sequences of this request of the scheduler's."""
         return [branch for branch in self.branches if branch.request_id == request_id]
 
     def advance(self) -> None:
-        """Go on if all branches are ready, between two steps; the search may be over then."""
+        """Advance if all branches are ready, between two steps; the search may be over then."""
         if not self.branches or not all(branch.is_ready for branch in self.branches):
             return
         branches = self.branches
@@ -117,7 +117,7 @@ class ForkedRequest:
                 self._scheduler.append(branch.request_id, [token], branch.sequence)
 
     def end(self) -> None:
-        """Give everything back."""
+        """Release all branches."""
         self.branches = []
         for request_id in sorted(self.ids):
             try:
@@ -139,7 +139,7 @@ class ForkedRequest:
             self.usage = usage
 
     def _forked(self, parent: Branch) -> Branch:
-        """A branch beside its parent; one without a sequence where there is no room for it."""
+        """Return a branch beside its parent, or one without a sequence if there is no room for it."""
         branch = Branch(self, parent.request_id, -1, parent.tokens)
         if not self._may_fork:
             return branch

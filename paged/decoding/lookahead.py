@@ -1,4 +1,4 @@
-"""Lookahead decoding: short texts are guessed ahead of where they belong, each in one token a step, until one of them comes true.
+"""Lookahead decoding: short runs are guessed ahead of their place, one token of each per step, until one of them comes true.
 
     known | run that began so before | chain | chain | chain        each chain is computed in every step, and what follows it is its
       17  |   5   9   2              | 8 4 4 | 1 6 3 | …            next token: 8 4 4 → 7 makes the run 8 4 4 7, kept by its first token,

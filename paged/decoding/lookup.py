@@ -3,7 +3,7 @@
     … the cat sat on the mat . the cat |         the last two tokens stood here before
           └─────┘ sat on the → drafts
 
-A draft is right wherever the text repeats itself, and costs a token of a step where it is not. Found by A. Saxena,
+A draft is right wherever the text repeats itself, and costs one token of a step where it does not. By A. Saxena,
 "Prompt lookup decoding", 2023; transformers has it as `prompt_lookup_num_tokens`, vLLM as "ngram".
 """
 

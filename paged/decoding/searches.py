@@ -1,4 +1,4 @@
-"""The searches of an engine: whose rows are read, and which go on when a batch has ended."""
+"""The searches of an engine: it reads the rows of their branches, and advances them when a batch has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paged.scheduler import Batch, Request, RequestUsage, Scheduler
 
 
 class Found(NamedTuple):
-    """Return the result of an ended search: its best hypotheses, each with its reason, "stop" or "length"."""
+    """The result of an ended search: its best hypotheses, each with its reason, "stop" or "length"."""
 
     request_id: str
     hypotheses: list[tuple[Hypothesis, str]]
@@ -63,7 +63,7 @@ class Searches:
             )
         max_tokens = max(1, min(params.max_tokens, room))
         search = _search_of(params, stops, max_tokens, len(request.prompt))
-        # One more than it is going to say: the scheduler never ends it by its length.
+        # One more than it will have: so the scheduler never ends it by its length.
         request = msgspec.structs.replace(request, max_tokens=max_tokens + 1)
         # A group that outgrows the pool would be ended, so it is never let grow into one. Numbers of sequences are given again, but for the first.
         longest_blocks = -(-(len(request.prompt) + max_tokens) // manager.block_size)
@@ -73,13 +73,13 @@ class Searches:
         return max_tokens
 
     def owner_of(self, request_id: str) -> str | None:
-        """The request whose search a request of the scheduler's serves; None where it serves none."""
+        """Return the request whose search a request of the scheduler's serves; None if it serves none."""
         if not self._asked:
             return None
         return next((owner for owner, asked in self._asked.items() if request_id in asked.forked.ids), None)
 
     def admitted(self, request_id: str) -> bool:
-        """A request of the scheduler's was given rows: whether they are branches, which are read from now on."""
+        """Note that a request of the scheduler's got rows. Return whether they are branches, which are read from now on."""
         owner = self.owner_of(request_id)
         if owner is None:
             return False
@@ -88,7 +88,7 @@ class Searches:
         return True
 
     def ended(self, batch: Batch) -> list[Found]:
-        """A batch has ended: branches that were read in it are ready, and searches whose branches all are go on. Those that are over are gone."""
+        """Take the end of a batch: branches that were read in it are ready, and searches advance once all of their branches are. Ended ones go."""
         if not self._asked:
             return []
         sampled = batch.samples
@@ -105,11 +105,11 @@ class Searches:
         return over
 
     def finish_best(self, request_id: str, reason: str) -> None:
-        """The first branch is finished for this reason, before the search ends. Raises InvalidRequest for another one than "stop" or "length"."""
+        """Finish the first branch for this reason, before the search ends. Raises InvalidRequest for another one than "stop" or "length"."""
         self._asked[request_id].forked.finish_best(reason)
 
     def end(self, request_id: str) -> RequestUsage | None:
-        """A search ends without an answer."""
+        """End a search without an answer."""
         forked = self._asked.pop(request_id).forked
         forked.end()
         return forked.usage

@@ -4,7 +4,7 @@
        |window          |
         |known to be final|may change|
 
-Each time, only a window of the last tokens is decoded, and what it says beyond what it said before is new: the idea of the
+Each time only a window of the last tokens is decoded; its text beyond the last one is new. This is the idea of the
 prefix offset and the read offset of vLLM's and TGI's detokenizers. Unlike theirs the window never waits for a token that
 ends a character, so that even random bytes cost the same for each token.
 """

@@ -330,9 +330,9 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
 class SchedulingConfig(Config, frozen=True, kw_only=True):
     """The limits of a step, and the policy."""
 
-    title: ClassVar[str] = "Steps"
+    title: ClassVar[str] = "Scheduling"
 
-    policy: Annotated[Any, Field(help="Who decides which request runs; `paged policies` lists them.", when="When requests have deadlines or tenants, or to compare.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
+    policy: Annotated[Any, Field(help="The policy that decides which requests run; `paged policies` lists them.", when="When requests have deadlines or tenants, or to compare.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
     tenant_weights: Annotated[Any | None, Field(help="Shares of tenants by name, under a policy that is fair between them; of those not named: 1.", when="When tenants are to get unequal shares.", flag="", what="weights above 0 by tenant")] = None
     max_tokens_per_step: Annotated[int, Field(help="Token budget of a step.", when="Larger: prompts are computed sooner. Smaller: shorter steps, so that running answers do not stall.", least=1, vllm=("max_num_batched_tokens",))] = 256
     max_sequences: Annotated[int, Field(help="Sequences in a step.", when="Larger: more tokens a second in all. Smaller: each answer is faster.", least=1, vllm=("max_num_seqs",))] = 32

@@ -160,6 +160,6 @@ def translated(arguments: Sequence[str]) -> list[str]:
         elif flag.values is None and has_value:
             raise InvalidConfig(f"{name} takes no value; got {value}.")
         if not (flag.granted if flag.values is None else value in flag.values):
-            raise InvalidConfig(f"{name} {value}".rstrip() + f" cannot be had: {flag.why}")
+            raise InvalidConfig(f"{name} {value}".rstrip() + f" is refused: {flag.why}")
         found += flag.becomes
     return found

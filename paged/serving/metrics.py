@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from paged.serving.durations import durations
 from paged.serving.histogram import Histogram
 from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Read, Reading, readings_of
-from paged.serving.records import RequestRecord
+from paged.serving.records import RequestRecord, durations
 from paged.serving.wire import Figures, Ready, Stepped
 
 # vLLM's, so that one dashboard shows both; it ends those of tokens at the model's length.

@@ -1,11 +1,18 @@
 """The record of one request over HTTP, from its arrival to its end: for metrics, for the log and for traces.
 
-Does not hold a word of a prompt or an answer.
+It holds no word of a prompt or an answer. The seconds of its parts have these names in metrics, log and traces:
+
+arrived      submitted        begun             first               last     ended
+   |             |── queue ─────|──── prefill ────|───── decode ──────|        |
+   |────────── waited ──────────|──────────── inference ──────────────|        |
+   |──────────────────── ttft ────────────────────|                            |
+   |─────────────────────────────────── e2e ───────────────────────────────────|
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -52,3 +59,32 @@ class RequestRecord:
     longest_pause_s: float = 0.0
     prompt: str | None = None
     answer: str | None = None
+
+
+class Durations(NamedTuple):
+    """Seconds, at least 0; None where the request did not get there."""
+
+    waited: float | None
+    queue: float | None
+    prefill: float | None
+    decode: float | None
+    inference: float | None
+    ttft: float | None
+    e2e: float | None
+
+
+def durations(record: RequestRecord) -> Durations:
+    """All of them, by the monotonic clock alone."""
+    return Durations(
+        waited=_between(record.arrived, record.begun),
+        queue=_between(record.submitted, record.begun),
+        prefill=_between(record.begun, record.first),
+        decode=_between(record.first, record.last),
+        inference=_between(record.begun, record.last),
+        ttft=_between(record.arrived, record.first),
+        e2e=_between(record.arrived, record.ended),
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)

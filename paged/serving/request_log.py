@@ -23,8 +23,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from paged.serving.durations import durations
-from paged.serving.records import RequestRecord
+from paged.serving.records import RequestRecord, durations
 
 MOST_LINES = 8192
 MOST_BYTES = 16 * 2**20

@@ -188,7 +188,9 @@ def _bound(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        raise ServerFailed(f"{host}:{port} cannot be listened on: {error.strerror}.") from None
+        raise ServerFailed(
+            f"cannot listen on {host}:{port}: {error.strerror}. Name another port; 0 is any free one."
+        ) from None
     return found
 
 

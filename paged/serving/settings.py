@@ -41,7 +41,7 @@ SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64, remember_evicted
 
 SHIPPED_NAME = "paged"
 
-_LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Where it listens", "Who may ask", "How much", "How long", "What it says"
+_LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Address", "Keys and tenants", "Limits", "Timeouts", "Logs and events"
 
 
 def _tenants(value: Any) -> tuple[Tenant, ...]:

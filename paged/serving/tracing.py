@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from paged.base.extras import import_with_extra
 from paged.errors import InvalidConfig
-from paged.serving.durations import durations
-from paged.serving.records import RequestRecord
+from paged.serving.records import RequestRecord, durations
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

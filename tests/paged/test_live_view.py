@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from paged.block_manager import GroupStats, LayerGroup
-from paged.cli.frame import Frame
 from paged.cli.view import PALETTE, colour_of, render
+from paged.cli.watch import Frame
 from paged.serving.block_map import CACHED, FREE, SHARED, block_cells
 
 

@@ -140,7 +140,7 @@ def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_without):
 
 
 CANNOT_BEGIN = {
-    "--port {port}": r"127.0.0.1:{port} cannot be listened on: Address already in use\.",
+    "--port {port}": r"cannot listen on 127.0.0.1:{port}: Address already in use\. Name another port; 0 is any free one\.",
     "{folder}/none": r"{folder}/none: no such folder\..*",
     "--max-model-len 1025": r"max_model_len 1025 is beyond the model's 1024 tokens\.",
     "--tls-certificate {folder}/none --tls-key {folder}/none": r"{folder}/none: No such file or directory\.",
