@@ -49,6 +49,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares servers or ranks, which take seconds to begin, comes first: who has no test left takes some from the end of another's,
+    and would begin a server of its own for them. The longest tests are among these, too."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/serving/", "tests/model/parallel/")))
+
+
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

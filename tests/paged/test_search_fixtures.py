@@ -36,7 +36,6 @@ WORLDS = [
     {"num_blocks": 13, "block_size": 4, "host_blocks": 10},
     {"num_blocks": 40, "block_size": 4, "max_tokens_per_step": 6},
     {"num_blocks": 40, "block_size": 4, "speculate": "lookup"},
-    {"num_blocks": 40, "block_size": 4, "policy": "orca-max"},
 ]
 
 

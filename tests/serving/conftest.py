@@ -21,12 +21,13 @@ def usual_server():
 
 @pytest.fixture(scope="session")
 def impatient_server():
-    """One that waits for no slow client, and lets pages of one origin ask."""
+    """One that waits for no slow client, lets pages of one origin ask, and has a policy of the study."""
     options = {
         "header_timeout_s": 1.5,
         "body_timeout_s": 1.5,
         "stall_timeout_s": 1.0,
         "allowed_origin": "https://a.example",
+        "policy": "static",
     }
     with served(**options) as found:
         yield found
@@ -34,8 +35,9 @@ def impatient_server():
 
 @pytest.fixture(scope="session")
 def odd_server():
-    """One with keys, with names for its model, and with a policy of the study."""
-    with served(api_key="sk-right", admin_key="sk-admin", served_model_name=["a", "b"], policy="static") as found:
+    """One with keys, with names for its model, and with little memory in which nothing is kept."""
+    keys, memory = {"api_key": "sk-right", "admin_key": "sk-admin"}, {"blocks": 80, "prefix_caching": False}
+    with served(**keys, **memory, served_model_name=["a", "b"]) as found:
         yield found
 
 

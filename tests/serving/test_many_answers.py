@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from .http_client import CHAT, asked  # noqa: TID252
+from .http_client import CHAT, asked as ask_server  # noqa: TID252
 from .serving_process import served  # noqa: TID252
 
 DRAWN = {"prompt": [5, 6, 7], "temperature": 1.0, "ignore_eos": True}
@@ -12,10 +12,19 @@ DRAWN = {"prompt": [5, 6, 7], "temperature": 1.0, "ignore_eos": True}
 MOST = 10 * 16 - 3 + 1
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["cached", "not cached"])
-def server(request):
-    with served(log="off", blocks=80, prefix_caching=request.param) as found:
+@pytest.fixture(scope="module")
+def small_server():
+    with served(log="off", blocks=80) as found:
         yield found
+
+
+@pytest.fixture(params=["small_server", "odd_server"], ids=["cached", "not cached"])
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+def asked(*arguments):
+    return ask_server(*arguments, headers={"authorization": "Bearer sk-right"})
 
 
 @pytest.mark.parametrize("more", [{"n": 8}, {"n": 2, "best_of": 8}], ids=str)

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from .serving_process import served  # noqa: TID252
 
-EXAMPLES = os.environ.get("PAGED_EXAMPLES", "6")
+EXAMPLES = os.environ.get("PAGED_EXAMPLES", "4")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 TOOL = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
 

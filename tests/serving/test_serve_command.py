@@ -122,8 +122,10 @@ def test_what_serves_nothing_needs_no_library_of_the_server(run_without):
 
 # Each command in a fork of its own, since what it imported may be half there; each has to end with status 2.
 FORKS = """
-import os, sys
+import os, sys, warnings
 from paged.cli.app import run
+# A process that ends closes its sockets.
+warnings.simplefilter("ignore", ResourceWarning)
 for place, command in enumerate({commands}):
     if not os.fork():
         if {gone}: sys.modules[{gone}[place]] = None
