@@ -140,7 +140,8 @@ class VllmClients(RandomEngine):
 def within_vllm(request: Any, has_priorities: bool) -> Any:
     """The request without what is named above."""
     priority = request.priority if has_priorities else 0
-    return msgspec.structs.replace(request, min_tokens=0, num_sequences=1, num_computed=0, priority=priority)
+    usual = {"min_tokens": 0, "num_sequences": 1, "num_computed": 0, "saves": False}
+    return msgspec.structs.replace(request, priority=priority, **usual)
 
 
 def soak(num_requests: int, seed: int, world: World) -> SchedulerRig:

@@ -12,6 +12,7 @@ import sys
 from abc import ABCMeta, abstractmethod
 from collections import namedtuple
 from dataclasses import make_dataclass
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -95,7 +96,7 @@ def _with_empty(output: Any) -> Any:
 
 
 def _with_record(stats: Any) -> Any:
-    def record(self: Any, num_tokens: int, num_hits: int, preempted: bool) -> None:
+    def record(self: Any, num_tokens: int, num_hits: int, preempted: bool, hits_by_source: Any = None) -> None:
         kind = "preempted_" if preempted else ""
         for name, count in (("requests", 1), ("queries", num_tokens), ("hits", num_hits)):
             setattr(self, kind + name, getattr(self, kind + name) + count)
@@ -118,7 +119,19 @@ def _with_init(connector: Any) -> Any:
     return connector
 
 
+def _with_lookup(factory: Any) -> Any:
+    def find(asked: Any) -> Any:
+        return getattr(import_module(asked.kv_connector_module_path), asked.kv_connector)
+
+    factory.get_connector_class = staticmethod(find)
+    factory.create_connector = staticmethod(
+        lambda config, role, kv_cache_config: find(config.kv_transfer_config)(config, role, kv_cache_config)
+    )
+    return factory
+
+
 _BEHAVIOURS = {
+    "KVConnectorFactory": _with_lookup,
     "KVConnectorBase_V1": _with_init,
     "RequestStatus": _with_finished,
     "SchedulerOutput": _with_empty,
@@ -139,6 +152,7 @@ class StandInRequest:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_tokens = sampling_params.max_tokens
         self.output_token_ids: list[int] = []
+        self.num_computed_tokens = 0
         self.events: list[Any] = []
         self.status = status.WAITING
         self.stop_reason = None
@@ -157,8 +171,12 @@ class StandInRequest:
     def num_output_tokens(self) -> int:
         return len(self.output_token_ids)
 
-    def append_output_token_ids(self, token: int) -> None:
-        self.output_token_ids.append(token)
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def append_output_token_ids(self, tokens: int | list[int]) -> None:
+        self.output_token_ids += [tokens] if isinstance(tokens, int) else tokens
 
     def record_event(self, kind: Any, timestamp: float | None = None) -> None:
         self.events.append((kind.name, timestamp))
@@ -177,6 +195,7 @@ class StandInPrefill:
 
     def set(self, num_prompt_tokens: int, num_local_cached_tokens: int, num_external_cached_tokens: int) -> None:
         self.num_prompt_tokens, self.num_cached_tokens = num_prompt_tokens, num_local_cached_tokens
+        self.num_external_cached_tokens = num_external_cached_tokens
 
     def finalize(self, num_cached_tokens: int) -> None:
         self.num_cache_creation_tokens = max(0, num_cached_tokens - self.num_cached_tokens)

@@ -37,7 +37,7 @@ def config(**given: Any) -> Any:
     no = dict.fromkeys
     scheduler = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 0, "policy": "fcfs"}
     scheduler |= {"long_prefill_token_threshold_adaptive": False, "enable_chunked_prefill": True}
-    scheduler |= {"async_scheduling": False} | no(("max_num_active_seqs", "max_num_scheduled_tokens"))
+    scheduler |= {"async_scheduling": False, "disable_hybrid_kv_cache_manager": True} | no(("max_num_active_seqs", "max_num_scheduled_tokens"))
     model = {"max_model_len": 64, "runner_type": "generate"}
     model |= no(("is_encoder_decoder", "is_diffusion", "supports_multimodal_inputs", "return_sampling_mask"), False)
     sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
@@ -72,6 +72,19 @@ def asked_tier(host_blocks: Any, path: str | None = "paged.integrations.vllm.hos
     return SimpleNamespace(
         kv_connector="HostTier", kv_connector_module_path=path, kv_connector_extra_config={"host_blocks": host_blocks}
     )
+
+
+def asked_connector(name: str = "Scripted", **given: Any) -> Any:
+    """The fields of a KVTransferConfig that ask for a connector of `connecting.py`."""
+    fields = {"kv_connector_extra_config": {}, "kv_load_failure_policy": "recompute", "engine_id": "e"} | given
+    return SimpleNamespace(kv_connector=name, kv_connector_module_path="integrations.connecting", **fields)
+
+
+def transferred(**given: Any) -> Any:
+    """A KVConnectorOutput: what the worker's side of a connector says of a step."""
+    usual = {"finished_sending": None, "finished_recving": None, "kv_connector_stats": None}
+    usual |= {"invalid_block_ids": set(), "failed_recving": set()}
+    return SimpleNamespace(**usual | given)
 
 
 class Grammars:
@@ -125,7 +138,8 @@ def core_of(*requests: Any, **given: Any) -> Any:
 def answer(output: Any, sampled: dict[str, list[int]], **given: Any) -> Any:
     """A runner's output of a step: its requests in an order of its own, and what each sampled."""
     ids = sorted(output.num_scheduled_tokens, reverse=True)
-    fields = {"logprobs": None, "prompt_logprobs_dict": {}, "num_nans_in_logits": None} | given
+    fields = dict.fromkeys(("logprobs", "num_nans_in_logits", "kv_connector_output"))
+    fields |= {"prompt_logprobs_dict": {}} | given
     return SimpleNamespace(
         req_ids=ids,
         req_id_to_index={id: place for place, id in enumerate(ids)},

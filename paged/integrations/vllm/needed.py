@@ -55,7 +55,6 @@ NEEDED: Needed = {
         "get_num_unfinished_requests",
         "get_request_counts",
         "has_finished_requests",
-        "has_requests",
         "make_stats",
         "pause_state",
         "reset_encoder_cache",

@@ -279,11 +279,12 @@ class Scheduler(SchedulerInterface):
         return {id: tokens for id, tokens in drafts.items() if self.decisions.status(id) == "running"} or None
 
     def _told(self, batch: Batch, now: float) -> Any:
-        found = {} if self._transfers is None else self._transfers.note_admitted(batch)
+        if self._transfers is not None:
+            for id, found in self._transfers.note_admitted(batch).items():
+                self._note_hit(self._live[id], *found)
+        loading = () if self._transfers is None else self._transfers.loading
         for id in batch.admitted:
-            if id in found:
-                self._note_hit(self._live[id], *found[id])
-            if self._live[id].request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+            if id not in loading:
                 self._note_admitted(id, now)
         output = self._telling.output_of(batch, self._live)
         placed = self._unplaced.keys() & output.num_scheduled_tokens.keys()
@@ -412,7 +413,7 @@ class Scheduler(SchedulerInterface):
     def _is_taken_back(self, batch: Batch | None, told: Any) -> bool:
         """Deal with loads that failed, and say whether the step was taken back because it computed behind one."""
         assert self._transfers is not None, "a connector has told something"
-        lost, is_void = self._transfers.lost_in(told)
+        lost, is_void = self._transfers.lost_in(told, batch)
         if not self._transfers.recomputes:
             for live in lost:
                 self._refuse(live, "its KV could not be loaded, and kv_load_failure_policy is fail")
@@ -462,7 +463,9 @@ class Scheduler(SchedulerInterface):
 
     def has_requests(self) -> bool:
         """Whether there is anything to do, for a connector, too."""
-        return super().has_requests() or (self._transfers is not None and self.connector.has_pending_push_work())
+        if self.get_num_unfinished_requests() or self.has_finished_requests():
+            return True
+        return self._transfers is not None and bool(self.connector.has_pending_push_work())
 
     def get_request_counts(self) -> tuple[int, int]:
         """How many run, and how many do not."""

@@ -193,6 +193,8 @@ class Transfers:
         self.withdrawn = set()
         if lost:
             output.preempted_req_ids = lost | (output.preempted_req_ids or set())
+            for id in lost & self.lives.keys():
+                self.lives[id].request.num_computed_tokens = 0
         cached = output.scheduled_cached_reqs
         if cached.resumed_req_ids:
             cached.all_token_ids |= {id: self._decisions.tokens_of(id).tolist() for id in cached.resumed_req_ids}
@@ -215,27 +217,29 @@ class Transfers:
 
     # What became of it.
 
-    def lost_in(self, told: Any) -> tuple[list[Live], bool]:
+    def lost_in(self, told: Any, batch: Batch | None) -> tuple[list[Live], bool]:
         """Whose loads failed, as a step's KVConnectorOutput says, and whether the step computed behind any of them, so that it has to be
         taken back. Raises WrongAnswer for a block of tokens that have been confirmed."""
         invalid = np.array(sorted(told.invalid_block_ids), np.int64) - FIRST_BLOCK
         found, is_void = dict[str, Live](), False
+        came_now = () if batch is None else batch.loads[:, 2]
         for id, live in self.lives.items() if len(invalid) else ():
             rows = self._decisions.rows_of(id) if live.is_submitted else ()
             for row in rows:
-                wrong = np.isin(self._manager.table(row), invalid).nonzero()[0]
+                table = self._manager.table(row)
+                wrong = np.isin(table, invalid).nonzero()[0]
                 if not len(wrong):
                     continue
                 found[id], first = live, int(wrong[0]) * self._manager.block_size
                 if id in self.loading:
                     self._valid_to[id] = min(first, self._valid_to.get(id, first))
-                elif first < self._manager.rows.num_computed[row]:
-                    raise WrongAnswer(
-                        f'the connector reports block {invalid[0] + FIRST_BLOCK} of request "{id}" as not loaded; a step has computed with '
-                        "it, and ended. A load that comes with its step has to be reported with that."
-                    )
-                else:
+                elif np.isin(table[wrong], came_now).all():
                     is_void = True
+                else:
+                    raise WrongAnswer(
+                        f'the connector reports block {table[wrong[0]] + FIRST_BLOCK} of request "{id}" as not loaded; it did not come with '
+                        "this step, and others may have computed with it. Such a load has to be reported with its step."
+                    )
         for id in told.failed_recving & self.loading.keys():
             found[id], self._valid_to[id] = self.lives[id], 0
         if found:
@@ -311,7 +315,7 @@ class Transfers:
             self._let_go(live.id)
         self._stop_loading(live.id)
         self.withdrawn.add(live.id)
-        live.request.num_computed_tokens = 0
+        live.request.status = RequestStatus.PREEMPTED
 
     def statistics(self, told: Any) -> Any:
         """Both sides' statistics of the connector in a step, as one; None: there are none."""
