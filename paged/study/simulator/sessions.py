@@ -317,6 +317,8 @@ class SessionRun:
             else:
                 # All wait for the disk, or for memory that is read into.
                 simulation.now_s = max(simulation.now_s, coming.next_s())
+        # Who came meanwhile waits.
+        self._deliver()
         if self._num_ended < len(self._lines.turns) and simulation.now_s < self._until_s:
             raise SimulationStuck(f"{len(self._lines.turns) - self._num_ended:,} turns never ended")
 

@@ -136,8 +136,8 @@ def _session(line: Line) -> Session:
     _add_lines(lines, line, size, begun=TurnLine(turns=()), at_s=0.0)
     if not lines[0].turns:
         raise line.error("requests", "no request of its own in it")
-    largest = max((int(turn.spans.max()) for each in lines for turn in each.turns if len(turn.spans)), default=0)
-    return Session(id=line.name("id"), block_size=size, lines=tuple(lines), num_ids=largest + 1)
+    most = max((int(turn.spans.max()) for each in lines for turn in each.turns if len(turn.spans)), default=0)
+    return Session(id=line.name("id"), block_size=size, lines=tuple(lines), num_ids=most)
 
 
 def _add_lines(lines: list[TurnLine], line: Line, size: int, *, begun: TurnLine, at_s: float) -> None:
