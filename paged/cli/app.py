@@ -29,6 +29,7 @@ from paged.cli.policies import policies
 from paged.cli.profile import profile
 from paged.cli.quantise import quantise
 from paged.cli.serve import ServeCommand, serve
+from paged.cli.sessions import sessions
 from paged.cli.show import printed, say
 from paged.cli.simulate import simulate
 from paged.cli.top import top
@@ -57,6 +58,7 @@ app.command(cls=Command)(generate)
 app.command(cls=Command)(chat)
 app.command(cls=ServeCommand)(serve)
 app.command(cls=Command)(simulate)
+app.command(cls=Command)(sessions)
 app.command(cls=Command)(plan)
 app.command(cls=Command)(validate)
 app.add_typer(bench_app, name="bench")

@@ -7,6 +7,7 @@ from paged.base.whole_file import writable
 from paged.study.report.columns import flat, write_csv
 from paged.study.report.page import write_html
 from paged.study.report.plan_page import PlanPage, write_plan_csv, write_plan_html
+from paged.study.report.sessions_page import write_sessions_html
 from paged.study.report.trace_events import TraceEvents, write_trace_events
 from paged.study.report.validation_page import validation_rows, write_validation_html
 
@@ -20,6 +21,7 @@ __all__ = [
     "write_html",
     "write_plan_csv",
     "write_plan_html",
+    "write_sessions_html",
     "write_trace_events",
     "write_validation_html",
 ]

@@ -18,6 +18,7 @@ from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.study.simulator.routers import ROUTERS, Routing
 from paged.study.simulator.scenario import Device, Load, Outcome, Scenario, outcome_of, run
+from paged.study.simulator.sessions import KEEPS, TURN_GROUPS, SessionResult, SessionRun, Tiers
 from paged.study.simulator.simulation import Simulation, Step, simulate
 from paged.study.simulator.step_time import StepTime
 from paged.study.simulator.study import Interval, by_seed, grid, interval, run_all
@@ -28,10 +29,12 @@ from paged.study.simulator.validation import METRICS, STATISTICS, Asked, Figures
 from paged.study.simulator.work import steady_work, work_of
 
 __all__ = [
+    "KEEPS",
     "METRICS",
     "ROUTERS",
     "STATISTICS",
     "TOLERANCES",
+    "TURN_GROUPS",
     "UNBOUNDED",
     "Asked",
     "Binding",
@@ -62,6 +65,8 @@ __all__ = [
     "RunSetup",
     "Scenario",
     "Series",
+    "SessionResult",
+    "SessionRun",
     "Setup",
     "Simulation",
     "SimulationResult",
@@ -69,6 +74,7 @@ __all__ = [
     "Step",
     "StepTime",
     "Targets",
+    "Tiers",
     "Timeline",
     "TraceFacts",
     "Validation",

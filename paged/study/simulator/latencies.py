@@ -62,6 +62,10 @@ class Latencies:
         """When the latest token of all came out; 0 before the first."""
         return float(np.nanmax(self._last)) if np.isfinite(self._last).any() else 0.0
 
+    def arrived_of_each(self) -> NDArray[np.float64]:
+        """When each request came, float64 [requests]; NaN where it has not."""
+        return self._arrival
+
     def first_of_each(self) -> NDArray[np.float64]:
         """When each request's first token came out, float64 [requests]; NaN where there was none."""
         return self._first

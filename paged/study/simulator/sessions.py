@@ -34,7 +34,7 @@ from paged.study.traces.sessions import Begun, Turn
 Keeps = Literal["lru", "sessions", "hints"]
 KEEPS: tuple[Keeps, ...] = ("lru", "sessions", "hints")
 """What says what is kept: nothing but use; each request's session; and hints at the end of each turn."""
-TURN_GROUPS = ((1, 1), (2, 5), (6, 20), (21, None))
+TURN_GROUPS = ((1, 1), (2, 5), (6, 20), (21, math.inf))
 """Turns of a line, from 1, of which times to first token are reported together: the first and the last of each group."""
 WAITS: dict[str, str | None] = {"tool_use": "tool", "end_turn": "person"}
 """What a turn's `stop` says of what the next one waits for."""
@@ -51,7 +51,7 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     disk_blocks: int = 0
     host_latency_s: float = 10e-6
     disk_latency_s: float = 100e-6
-    disk_bytes_per_s: float = 6e9
+    disk_bytes_per_s: float = 12e9
 
     def check(self) -> None:
         """Raises InvalidConfig."""
@@ -74,11 +74,13 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_blocks    full blocks of the prompts, as recorded
     device, host, disk
                      shares of them that hit there
-    kept, offline    shares that would hit if nothing were ever forgotten, and by the offline order in device and host
+    kept             share that would hit if nothing were ever forgotten; reachable: the same of prompts as far as the device can hold them
+    offline          share that would hit by the offline order in device and host, which wants no room for a prompt while it is computed
     computed_twice   prompt tokens that had been computed before, preemptions included
     preemptions      of requests
     ttft_s           of all turns; ttft_by_turn: of each of TURN_GROUPS
     makespan_s       virtual seconds
+    violations       of invariants, where they were checked; violation: the first
     """
 
     keeps: Keeps
@@ -90,12 +92,15 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     host: float
     disk: float
     kept: float
+    reachable: float
     offline: float
     computed_twice: int
     preemptions: int
     ttft_s: Percentiles
     ttft_by_turn: tuple[Percentiles, ...]
     makespan_s: float
+    violations: int = 0
+    violation: str = ""
 
     @property
     def hit(self) -> float:
@@ -238,13 +243,14 @@ class SessionRun:
         *,
         keeps: Keeps = "hints",
         longest_pause_s: float = 1800.0,
+        until_s: float = math.inf,
         token_bytes: int = 131_072,
         max_tokens_per_step: int = 2048,
         max_sequences: int = 64,
         seed: int = 0,
         check: bool = False,
     ) -> None:
-        """`longest_pause_s`: longer pauses are cut. `token_bytes`: K and V of a token. `seed` chooses tokens, and nothing that depends on them.
+        """`longest_pause_s`: longer pauses are cut. `until_s`: what comes later is left out. `token_bytes`: K and V of a token. `seed` chooses tokens, and nothing that depends on them.
         Raises InvalidConfig."""
         tiers.check()
         if keeps not in KEEPS:
@@ -253,8 +259,10 @@ class SessionRun:
             raise InvalidConfig("no session was given")
         if not longest_pause_s >= 0:
             raise InvalidConfig(f"longest_pause_s is {longest_pause_s}; it must be 0 or more")
+        if not until_s > 0:
+            raise InvalidConfig(f"until_s is {until_s}; it must be above 0")
         self._begun, self._tiers, self._keeps, self._seed = begun, tiers, keeps, seed
-        self._longest_pause_s, self._is_bound = longest_pause_s, cost_model is None
+        self._longest_pause_s, self._until_s, self._is_bound = longest_pause_s, until_s, cost_model is None
         self._size = begun[0].session.block_size
         self._lines = lines = _Lines(begun)
         step = _Timeless() if cost_model is None else _WithLatency(cost_model, tiers.host_latency_s)
@@ -292,7 +300,7 @@ class SessionRun:
     def steps(self) -> Iterator[Step]:
         """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
         simulation, scheduler, coming = self._simulation, self.scheduler, self._coming
-        while coming.are_left or scheduler.has_unfinished:
+        while (coming.are_left or scheduler.has_unfinished) and simulation.now_s < self._until_s:
             if not scheduler.has_unfinished:
                 simulation.now_s = max(simulation.now_s, coming.next_s())
             self._deliver()
@@ -309,7 +317,9 @@ class SessionRun:
             else:
                 # All wait for the disk, or for memory that is read into.
                 simulation.now_s = max(simulation.now_s, coming.next_s())
-        if self._num_ended < len(self._lines.turns):
+        # Who came meanwhile waits.
+        self._deliver()
+        if self._num_ended < len(self._lines.turns) and simulation.now_s < self._until_s:
             raise SimulationStuck(f"{len(self._lines.turns) - self._num_ended:,} turns never ended")
 
     def run(self) -> SessionResult:
@@ -319,45 +329,47 @@ class SessionRun:
         return self.result()
 
     def result(self) -> SessionResult:
-        """The figures so far."""
-        lines, tiers = self._lines, self._tiers
-        figures, stats = self.scheduler.manager.stats(), self.scheduler.stats()
-        prompts = [(lines.session[lines.line_of[turn]], lines.blocks(turn)) for turn in self._order]
-        num_blocks = sum(len(blocks) for _, blocks in prompts)
-        ttft = self._simulation.latencies.ttft_of_each()
-        places = np.array([lines.place(turn) + 1 for turn in range(len(lines.turns))])
-        groups = [(places >= first) & (places <= (last or math.inf)) for first, last in TURN_GROUPS]
-        device, host = (
-            tokens // self._size
-            for tokens in (figures.device_hit_tokens + figures.pending_hit_tokens, figures.host_hit_tokens)
-        )
-        kept = blocks_if_all_kept(
-            [(each, blocks[: self._kept[turn]]) for turn, (each, blocks) in zip(self._order, prompts)],
-            int(lines.base[-1]),
-        )
-        missed = max(0, kept - device - host - self._num_read)
-        share = 1 / max(1, num_blocks)
+        """The figures so far, of the turns that got a first token; who waits for it counts for its time to first token as long as it has."""
+        lines, size, num_ids = self._lines, self._size, int(self._lines.base[-1])
+        figures, stats, run = self.scheduler.manager.stats(), self.scheduler.stats(), self._simulation.result()
+        ttft = self.ttft_of_each()
+        seen = [turn for turn in self._order if np.isfinite(self._simulation.latencies.first_of_each()[turn])]
+        prompts = [(lines.session[lines.line_of[turn]], lines.blocks(turn)) for turn in seen]
+        whole = max(1, sum(len(blocks) for _, blocks in prompts))
+        device = (figures.device_hit_tokens + figures.pending_hit_tokens) // size
+        host = figures.host_hit_tokens // size
+        held = [(session, blocks[: self._kept[turn]]) for turn, (session, blocks) in zip(seen, prompts, strict=True)]
+        reachable = blocks_if_all_kept(held, num_ids)
+        places = np.array([lines.place(turn) + 1 for turn in range(len(ttft))])
+        groups = [(places >= first) & (places <= last) & ~np.isnan(ttft) for first, last in TURN_GROUPS]
         return SessionResult(
             keeps=self._keeps,
             sessions=len(self._begun),
-            turns=len(lines.turns),
-            shortened=sum(kept < turn.num_blocks for kept, turn in zip(self._kept, lines.turns, strict=True)),
-            prompt_blocks=num_blocks,
-            device=device * share,
-            host=host * share,
-            disk=self._num_read * share,
-            kept=blocks_if_all_kept(prompts, int(lines.base[-1])) * share,
-            offline=blocks_offline(prompts, tiers.device_blocks + tiers.host_blocks) * share,
-            computed_twice=missed * self._size + stats.recomputed_tokens,
+            turns=len(seen),
+            shortened=sum(self._kept[turn] < lines.turns[turn].num_blocks for turn in seen),
+            prompt_blocks=whole,
+            device=device / whole,
+            host=host / whole,
+            disk=self._num_read / whole,
+            kept=blocks_if_all_kept(prompts, num_ids) / whole,
+            reachable=reachable / whole,
+            offline=blocks_offline(prompts, self._tiers.device_blocks + self._tiers.host_blocks) / whole,
+            computed_twice=max(0, reachable - device - host - self._num_read) * size + stats.recomputed_tokens,
             preemptions=stats.preemptions_recompute + stats.preemptions_swap,
             ttft_s=Percentiles.of(ttft[~np.isnan(ttft)]),
-            ttft_by_turn=tuple(Percentiles.of(ttft[group & ~np.isnan(ttft)]) for group in groups),
+            ttft_by_turn=tuple(Percentiles.of(ttft[group]) for group in groups),
             makespan_s=self._simulation.latencies.last_token_s,
+            violations=run.violations,
+            violation=next(iter(run.violation_messages), ""),
         )
 
     def ttft_of_each(self) -> NDArray[np.float64]:
-        """Time to first token of each turn in the order of sessions and lines, seconds, float64 [turns]; NaN where there was none."""
-        return self._simulation.latencies.ttft_of_each()
+        """Time to first token of each turn in the order of sessions and lines, seconds, float64 [turns]; as long as it has waited where there was
+        none so far, NaN where it has not come."""
+        ttft, arrived = self._simulation.latencies.ttft_of_each().copy(), self._simulation.latencies.arrived_of_each()
+        waits = np.isnan(ttft) & ~np.isnan(arrived)
+        ttft[waits] = np.maximum(0.0, self._simulation.now_s - arrived[waits])
+        return ttft
 
     def _num_kept(self, turn: Turn, output: int) -> int:
         """Blocks of a prompt that the device can hold beside its rest and its output."""

@@ -6,6 +6,7 @@ from paged.study.traces.formats import FORMATS, Format, read_trace
 from paged.study.traces.lengths import PRESETS, Fixed, LengthPreset, LogNormal
 from paged.study.traces.opening import EXCERPTS, Excerpt, excerpt_path, is_synthetic, open_trace
 from paged.study.traces.schema import save_trace
+from paged.study.traces.sessions import SESSIONS_EXCERPT, Begun, Session, draw_sessions, open_sessions, read_sessions
 from paged.study.traces.superposing import superposed
 from paged.study.traces.synthetic import synthetic
 from paged.study.traces.trace import DECLARED_CAP, NOT_DECLARED, Trace
@@ -17,16 +18,22 @@ __all__ = [
     "NOT_DECLARED",
     "PRESETS",
     "PROCESSES",
+    "SESSIONS_EXCERPT",
     "Applied",
+    "Begun",
     "Excerpt",
     "Fixed",
     "Format",
     "LengthPreset",
     "LogNormal",
+    "Session",
     "Trace",
+    "draw_sessions",
     "excerpt_path",
     "is_synthetic",
+    "open_sessions",
     "open_trace",
+    "read_sessions",
     "read_trace",
     "save_trace",
     "superposed",

@@ -6,7 +6,7 @@ A recording says which blocks of two prompts of a session were equal, and nothin
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,8 @@ def _session(line: Line) -> Session:
     _add_lines(lines, line, size, begun=TurnLine(turns=()), at_s=0.0)
     if not lines[0].turns:
         raise line.error("requests", "no request of its own in it")
-    largest = max((int(turn.spans.max()) for each in lines for turn in each.turns if len(turn.spans)), default=0)
-    return Session(id=line.name("id"), block_size=size, lines=tuple(lines), num_ids=largest + 1)
+    most = max((int(turn.spans.max()) for each in lines for turn in each.turns if len(turn.spans)), default=0)
+    return Session(id=line.name("id"), block_size=size, lines=tuple(lines), num_ids=most)
 
 
 def _add_lines(lines: list[TurnLine], line: Line, size: int, *, begun: TurnLine, at_s: float) -> None:
@@ -217,8 +217,3 @@ def _check_span(request: Line, span: Any) -> None:
     if not is_range or not 0 <= span[0] < span[1] <= MAX_SHARED_IDS:
         problem = f"{str(span)[:40]} is no range; [first, stop] is needed, with 0 ≤ first < stop ≤ {MAX_SHARED_IDS:,}"
         raise request.error("blocks", problem)
-
-
-def num_turns(begun: Iterable[Begun]) -> int:
-    """Turns of these sessions, those of their sub-agents among them."""
-    return sum(len(line.turns) for each in begun for line in each.session.lines)

@@ -1,0 +1,162 @@
+"""`paged sessions`: recorded sessions of agents, replayed on the real scheduler: what is kept between turns, and what that is worth."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from typer import Argument, Exit, Option
+
+from paged.base.extras import import_with_extra
+from paged.cli.options import VIOLATIONS_FOUND, Check, Json, listed
+from paged.cli.outputs import check_outputs
+from paged.cli.show import as_time, counted, print_json, printed, say, table
+from paged.errors import InvalidConfig
+from paged.study.hardware import device_names, model_names
+from paged.study.report import write_sessions_html
+from paged.study.simulator import KEEPS, TURN_GROUPS, Device, SessionResult, SessionRun, Tiers
+from paged.study.traces import SESSIONS_EXCERPT, draw_sessions, open_sessions
+
+_TIERS = Tiers(device_blocks=2)
+_MEMORY_SHARE = 0.9
+
+# fmt: off
+File = Annotated[str, Argument(metavar="FILE", help=f"A recording of sessions, JSON Lines (docs/sessions.md); or {SESSIONS_EXCERPT.name}: {SESSIONS_EXCERPT.summary}.")]
+Keep = Annotated[str, Option(metavar="KEEPS[,…]", help="What says what is kept: lru (use alone), sessions (each request's session_id), hints (retain at a turn's end, end at a session's).")]
+Count = Annotated[int | None, Option(min=1, help="Draw so many sessions.", show_default="all")]
+Seed = Annotated[int, Option(min=0, help="Draws sessions, and when they begin.")]
+Spread = Annotated[float, Option(min=0, metavar="S", help="Sessions begin at random within so many seconds.")]
+LongestPause = Annotated[float, Option(min=0, metavar="S", help="Longer pauses are cut.")]
+Until = Annotated[float | None, Option(metavar="S", help="Leave out what comes after so many virtual seconds.", show_default="to the end")]
+Bounds = Annotated[bool, Option("--bounds", help="Nothing takes time, and turns begin when they did in the recording: what an order of eviction gives.")]
+Model = Annotated[str, Option(help=f"{', '.join(model_names())}; or a JSON file.")]
+DeviceName = Annotated[str, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.")]
+Blocks = Annotated[int | None, Option(min=2, help="Device blocks, of as many tokens as the recording's.", show_default="what the device has left")]
+HostBlocks = Annotated[int, Option(min=0, help="Host blocks, for content that leaves the device.")]
+HostUs = Annotated[float, Option(min=0, metavar="µS", help="Of a step's copies between device and host, before the first byte; the rate is the device's.")]
+DiskBlocks = Annotated[int, Option(min=0, help="Blocks on a disk, which holds what was computed; 0: no disk.")]
+DiskGbps = Annotated[float, Option(metavar="GB/S", help="Gigabytes a second that the disk reads.")]
+DiskUs = Annotated[float, Option(min=0, metavar="µS", help="Of a read, before the first byte.")]
+MaxTokens = Annotated[int, Option("--max-tokens-per-step", min=1, help="Token budget of a step.")]
+MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.")]
+Html = Annotated[Path | None, Option("--html", help="Also write a page with plots.", show_default="none")]
+# fmt: on
+
+
+def sessions(
+    file: File = SESSIONS_EXCERPT.name,
+    keeps: Keep = ",".join(KEEPS),
+    count: Count = None,
+    seed: Seed = 0,
+    spread: Spread = 1800.0,
+    longest_pause: LongestPause = 1800.0,
+    until: Until = None,
+    bounds: Bounds = False,
+    model: Model = "llama-3.1-8b",
+    device: DeviceName = "h100",
+    blocks: Blocks = None,
+    host_blocks: HostBlocks = 0,
+    host_us: HostUs = _TIERS.host_latency_s * 1e6,
+    disk_blocks: DiskBlocks = 0,
+    disk_gbps: DiskGbps = _TIERS.disk_bytes_per_s / 1e9,
+    disk_us: DiskUs = _TIERS.disk_latency_s * 1e6,
+    max_tokens_per_step: MaxTokens = 8192,
+    max_sequences: MaxSequences = 64,
+    check: Check = False,
+    html: Html = None,
+    json: Json = False,
+) -> None:
+    """Replay recorded sessions through the real memory manager and scheduler, and say what each way of keeping content is worth.
+
+    A closed loop on a virtual clock: a turn begins when the recorded pause has passed since the last one ended, sub-agents run beside their parent. Shares
+    are of the prompts' full blocks; "kept": if nothing were forgotten; "offline": by an order that knows when each turn comes.
+
+    Example: `paged sessions agents --blocks 2000 --host-blocks 8000`
+    """
+    ways = listed(keeps, "--keeps", str)
+    if unknown := [way for way in ways if way not in KEEPS]:
+        raise InvalidConfig(f'--keeps takes {", ".join(KEEPS)}, or several with commas; got "{unknown[0]}"')
+    check_outputs({"--html": html}, [file])
+    if html is not None:
+        import_with_extra("plotly", "study.report.write_sessions_html")
+    begun = draw_sessions(open_sessions(file), count, random.Random(seed), spread_s=spread)
+    on = Device(model=model, device=device)
+    roofline = on.roofline()
+    assert roofline is not None, "a model and a device are named"
+    size = begun[0].session.block_size
+    if blocks is None:
+        blocks = roofline.num_blocks(
+            size, _MEMORY_SHARE, max_tokens_per_step=max_tokens_per_step, max_sequences=max_sequences
+        )
+    tiers = Tiers(
+        device_blocks=blocks,
+        host_blocks=host_blocks,
+        disk_blocks=disk_blocks,
+        host_latency_s=host_us / 1e6,
+        disk_latency_s=disk_us / 1e6,
+        disk_bytes_per_s=disk_gbps * 1e9,
+    )
+    found = [
+        SessionRun(
+            begun,
+            tiers,
+            None if bounds else on.cost_model(),
+            keeps=way,  # type: ignore[arg-type]
+            longest_pause_s=longest_pause,
+            until_s=math.inf if until is None else until,
+            token_bytes=roofline.kv_bytes_per_token,
+            max_tokens_per_step=max_tokens_per_step,
+            max_sequences=max_sequences,
+            check=check,
+        ).run()
+        for way in ways
+    ]
+    if html is not None:
+        write_sessions_html(html, found)
+    if json:
+        print_json([{**msgspec.to_builtins(each), "hit": each.hit} for each in found])
+        _fail_if_violated(found)
+        return
+    _show(found, tiers, size, has_times=not bounds)
+    if html is not None:
+        printed(f"Plots: {html}")
+    _fail_if_violated(found)
+
+
+def _show(found: list[SessionResult], tiers: Tiers, size: int, *, has_times: bool) -> None:
+    columns = ["keeps", "hit", "device", "host", "disk", "kept", "offline", "computed twice"]
+    rows = [
+        [
+            each.keeps,
+            *(f"{share:.3f}" for share in (each.hit, each.device, each.host, each.disk, each.kept, each.offline)),
+            f"{each.computed_twice:,}",
+        ]
+        for each in found
+    ]
+    if has_times:
+        columns += ["TTFT p50", "p90", *(f"p90 of {_turns(*group)}" for group in TURN_GROUPS)]
+        for row, each in zip(rows, found, strict=True):
+            times = [each.ttft_s.p50, each.ttft_s.p90, *(group.p90 for group in each.ttft_by_turn)]
+            row += [as_time(time) for time in times]
+    first = found[0]
+    title = f"{counted(first.sessions, 'session')}, {counted(first.turns, 'turn')}"
+    table(title, columns, rows, right=range(1, len(columns)))
+    printed(f"{title}, {counted(first.prompt_blocks, 'block')} of {size} tokens in their prompts.")
+    if first.shortened:
+        printed(
+            f"Note: {counted(first.shortened, 'prompt')} of them did not fit into {tiers.device_blocks:,} blocks; the ends were left out, and count as missed: "
+            f"{first.reachable:.3f} can hit at most."
+        )
+
+
+def _fail_if_violated(found: list[SessionResult]) -> None:
+    if violated := [each for each in found if each.violations]:
+        say(f"{sum(each.violations for each in violated)} violations; the first: {violated[0].violation}")
+        raise Exit(VIOLATIONS_FOUND)
+
+
+def _turns(first: float, last: float) -> str:
+    return f"turn {first:g}" if first == last else f"{first:g} to {last:g}" if last < math.inf else f"{first:g} on"
