@@ -88,7 +88,9 @@ class NaiveHints:
         here = rig.manager.cached_contents() if self.pins or self.sessions else set()
         for key, pin in self.pins.items():
             if rig.now < pin.until and (lost := pin.paths - here):
-                found.append(f"18: {key} is pinned, and {len(lost)} of its {len(pin.paths)} blocks have left the device")
+                found.append(
+                    f"18: {key} is pinned, and {len(lost)} of its {len(pin.paths)} blocks have left the device"
+                )
         for id, session in self.sessions.items():
             found += self._session(id, session, here)
         return found
@@ -102,7 +104,9 @@ class NaiveHints:
         if not view.device_blocks + view.host_blocks <= view.blocks <= max(most, view.blocks if session.live else 0):
             return [f"18: session {id} left {most} blocks at most: {view}"]
         if (view.expected_at is None) != bool(session.live or view.ended_at is None):
-            return [f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"]
+            return [
+                f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"
+            ]
         if session.left and view.device_blocks and not rig.world.groups:
             paths = [self._paths(turn, view.device_blocks) for turn in session.left]
             if not any(set(each) <= here for each in paths):
@@ -178,9 +182,9 @@ class NaiveHints:
             return STATUSES, None
         # What is pending behind what is on the device hides what the host has.
         there = [device, device + host] if rig.flights else [device + host]
-        if there == [0]:
+        if not any(there):
             return ("missing",), None
-        status = tuple({"accepted" if num == whole else "clipped" if num else "missing" for num in there})
+        status = tuple({"missing" if not num else "accepted" if num == whole else "clipped" for num in there})
         if hint.action == "retain":
             return status, [num * size for num in there]
         if hint.action == "demote":

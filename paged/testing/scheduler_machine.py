@@ -364,7 +364,9 @@ class SchedulerMachine(RigMachine):
         self.add(turn, again=False)
         self.serve(6, ())
         for what in hints:
-            self.hint(replace(what, pick=sorted(self.rig.hints.sessions).index(id) if id in self.rig.hints.sessions else 11))
+            self.hint(
+                replace(what, pick=sorted(self.rig.hints.sessions).index(id) if id in self.rig.hints.sessions else 11)
+            )
         if is_pressed:
             self.add(replace(turn, session=None, salt="z", output=0.1, share=0.8), again=False)
             self.serve(3, ())
