@@ -165,14 +165,15 @@ class Pool:
 
     def _evicted(self, num_pages: int) -> Blocks:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
-        taken, gone = list[Taken](), list[Blocks]()
-        for level, queue in enumerate(self.queues):
+        taken: list[Taken] = []
+        gone = NO_BLOCKS
+        for queue in self.queues:
             if num_pages > 0 and queue.num_cached:
-                if level and self._choose is not None:
-                    # What goes already hangs off nothing any more.
-                    gone += [self._forgotten(taken)] if taken else []
-                    taken = []
-                    self._choose(level, num_pages)
+                if queue is not self.queues[0] and self._choose is not None:
+                    if taken:
+                        # What goes already hangs off nothing any more.
+                        gone, taken = np.concatenate([gone, self._forgotten(taken)]), []
+                    self._choose(self.queues.index(queue), num_pages)
                 parts, num, released = queue.take(num_pages, self._width)
                 taken += parts
                 num_pages -= num
@@ -180,7 +181,7 @@ class Pool:
                 self.num_evicted += num
                 self.idle_steps += num * self._step - released
         blocks = self._forgotten(taken)
-        return np.concatenate([*gone, blocks]) if gone else blocks
+        return np.concatenate([gone, blocks]) if len(gone) else blocks
 
     def _forgotten(self, taken: list[Taken]) -> Blocks:
         blocks = taken[0][0] if len(taken) == 1 else np.concatenate([NO_BLOCKS, *(evicted for evicted, _ in taken)])

@@ -619,11 +619,12 @@ class PrefixIndex:
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES
-        for run, first, stop in spans if self._most_gone and not are_sides else ():
-            if not run.is_end:
-                self.gone[self.digests(run, first + 1, first)[0]] = place, stop - first, self.batch
-        while len(self.gone) > self._most_gone:
-            self.gone.popitem(last=False)
+        if self._most_gone and not are_sides:
+            for run, first, stop in spans:
+                if not run.is_end:
+                    self.gone[self.digests(run, first + 1, first)[0]] = place, stop - first, self.batch
+            while len(self.gone) > self._most_gone:
+                self.gone.popitem(last=False)
         for run, first, stop in spans:
             if is_main:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)

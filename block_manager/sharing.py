@@ -429,7 +429,8 @@ class Content:
         """`PrefixIndex.loose_end`, of a raised level: what is evicted with it may be of a lower one."""
         blocks, levels = self._index.loose_end(place, way), self._index.pools[place].level
         assert levels is not None, "something is raised"
-        return blocks[levels[blocks] == level]
+        found: Blocks = blocks[levels[blocks] == level]
+        return found
 
     def is_any_there(self, place: int, way: list[Node]) -> bool:
         return any(run.is_any_there(place, 0, at + 1) for run, at in way)

@@ -316,22 +316,24 @@ def end_sequences(
         state.running.leave([request.rows[sequence] for sequence in sequences])
     if request.request.saves:
         state.outstanding.hold_saving(request)
+    own, way = request.request, None
+    leaves = own.session_id is not None or own.retention is not None or request.hints or state.quotas is not None
     for sequence in sequences:
-        num_output, way = state.books.num_output(request, sequence), list[Node]()
-        if (session_id := request.request.session_id) is not None and is_last and sequence == sequences[-1]:
-            state.hints.sessions.end(session_id, -1 if sentence else request.rows[sequence], num_output)
+        num_output = state.books.num_output(request, sequence)
+        if leaves:
+            is_turn = is_last and sequence == sequences[-1]
+            way = _retain(state, request, -1 if sentence else request.rows[sequence], num_output, is_turn=is_turn)
         if sentence is None:
             state.lengths.note(num_output)
             if state.foresight is not None:
                 state.foresight.finished(pause=request.longest_pause)
-            way = _retain(state, request, request.rows[sequence])
         request.note_ended(num_output)
         if (row := state.unseat(request, sequence, None)) >= 0:
             state.manager.release(row)
         if way:
             state.hints.finish(request, way)
             if state.quotas is not None:
-                state.quotas.note(request.request.tenant, way, request.hit_tokens)
+                state.quotas.note(own.tenant, way, request.hit_tokens)
     if not is_last:
         return None
     state.books.lift_bound(request)
@@ -339,8 +341,11 @@ def end_sequences(
     return request.usage()
 
 
-def _retain(state: State, request: RequestState, row: int) -> list[Node]:
-    """Retain the row's content as its request wishes. Return its way if hints or a quota wait for its release."""
+def _retain(state: State, request: RequestState, row: int, num_output: int, *, is_turn: bool) -> list[Node]:
+    """Retain the content of a row that finishes as its request and its session wish; -1: none does. `is_turn`: with it the
+    session's turn ends. Return its way if hints or a quota wait for its release."""
+    if is_turn and (session_id := request.request.session_id) is not None:
+        state.hints.sessions.end(session_id, row, num_output)
     if row < 0:
         return []
     content = state.manager.content

@@ -4,6 +4,7 @@ they may take counts as taken from the start. The words of the outcomes are thos
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -78,10 +79,12 @@ class Pin(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Hints:
     """Carries hints out, and knows what is pinned."""
 
-    def __init__(self, manager: Memory, max_pinned: int, max_per_tenant: int | None) -> None:
+    def __init__(
+        self, manager: Memory, max_pinned: int, max_per_tenant: int | None, clock: Callable[[], float]
+    ) -> None:
         self._manager, self._content, self._size = manager, manager.content, manager.block_size
         self._max_pinned, self._max_per_tenant = max_pinned, max_per_tenant
-        self.sessions = Sessions(manager)
+        self.sessions = Sessions(manager, clock)
         self.pins: list[Pin] = []
         # The first time at which a pin ends.
         self.next_end = math.inf

@@ -151,10 +151,12 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
     if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
-    try:
-        root = request_root(request.salt, request.adapter, request.extra_key)
-    except InvalidNamespace as error:
-        raise wrong(request.id, f"extra_key: {error}") from None
+    root = _NO_NAMESPACE
+    if not is_usual or request.extra_key is not None:
+        try:
+            root = request_root(request.salt, request.adapter, request.extra_key)
+        except InvalidNamespace as error:
+            raise wrong(request.id, f"extra_key: {error}") from None
     # The array may be the caller's.
     return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, root
 

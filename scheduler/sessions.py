@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Literal
 
@@ -108,18 +109,19 @@ class Session:
 
 
 class Sessions:
-    """All sessions, in the order in which their last turns ended."""
+    """All sessions, in the order in which their last turns ended. `clock` tells the time of the last call."""
 
-    def __init__(self, manager: Memory) -> None:
-        self._content, self.now, self._gaps = manager.content, 0.0, Gaps()
+    def __init__(self, manager: Memory, clock: Callable[[], float]) -> None:
+        self._content, self._clock, self._gaps = manager.content, clock, Gaps()
         self.by_id: OrderedDict[str, Session] = OrderedDict()
         # By place: of what was put first, what goes last; and sessions that have nothing there that could go.
         self._first: list[tuple[Blocks, int]] = [(NO_BLOCKS, 0), (NO_BLOCKS, 0)]
         self._empty: tuple[set[Session], set[Session]] = set(), set()
         self._content.on_raised(self._choose)
 
-    def reach(self, now: float) -> None:
-        self.now = max(self.now, now)
+    @property
+    def now(self) -> float:
+        return self._clock()
 
     def begin(self, session_id: str, now: float) -> None:
         """Note that a turn has arrived."""
@@ -178,9 +180,9 @@ class Sessions:
         for place in (DEVICE, HOST):
             self._empty[place].discard(session)
 
-    def _expected_in(self, session: Session) -> float:
+    def _expected_in(self, session: Session, now: float) -> float:
         assert session.ended_at is not None, "a session between two turns"
-        return self._gaps.left(session.kind, max(0.0, self.now - session.ended_at))
+        return self._gaps.left(session.kind, max(0.0, now - session.ended_at))
 
     def view_of(self, session: Session, pinned: int) -> SessionView:
         here, there = self._content.split(self._content.spans_of(session.way))
@@ -195,7 +197,7 @@ class Sessions:
             host_blocks=num_nodes(there),
             pinned_blocks=pinned,
             ended_at=session.ended_at,
-            expected_at=None if is_over else self.now + self._expected_in(session),
+            expected_at=None if is_over else self.now + self._expected_in(session, self.now),
             retained_until=None if session.retained is None or session.until <= self.now else session.until,
         )
 
@@ -208,7 +210,8 @@ class Sessions:
         if self._content.num_first(place, *self._first[place]) >= num_blocks:
             return
         idle = [s for s in self.by_id.values() if s.way and not s.live and s.retention.priority == level]
-        waits = [(self._expected_in(session), session) for session in idle if session not in self._empty[place]]
+        now = self.now
+        waits = [(self._expected_in(session, now), session) for session in idle if session not in self._empty[place]]
         chosen: list[Blocks] = []
         for _, session in sorted(waits, key=itemgetter(0), reverse=True):
             if len(blocks := self._content.loose_end(place, session.way, level)):

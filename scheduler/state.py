@@ -130,7 +130,7 @@ class State:
         self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
         self.columns = RowColumns()
         self.outstanding = Outstanding(manager, self.columns, resumes_known=limits.resumes_known)
-        self.hints = Hints(manager, limits.max_pinned, limits.max_pinned_per_tenant)
+        self.hints = Hints(manager, limits.max_pinned, limits.max_pinned_per_tenant, lambda: self.now)
         self.quotas = None if (quota := limits.max_cached_per_tenant) is None else Quotas(manager, quota)
         # By step, its time and whom it admitted, of the last steps: for `explain_prefix`.
         self.admissions: OrderedDict[int, tuple[float, tuple[str, ...]]] = OrderedDict()
@@ -158,7 +158,6 @@ class State:
 
     def set_now(self, now: float) -> None:
         self.now = now
-        self.hints.sessions.reach(now)
 
     def note_admissions(self, number: int, admitted: list[str]) -> None:
         """Remember whom a step admitted, for `explain_prefix`."""

@@ -182,9 +182,9 @@ class NaiveHints:
             return STATUSES, None
         # What is pending behind what is on the device hides what the host has.
         there = [device, device + host] if rig.flights else [device + host]
-        if there == [0]:
+        if not any(there):
             return ("missing",), None
-        status = tuple({"accepted" if num == whole else "clipped" if num else "missing" for num in there})
+        status = tuple({"missing" if not num else "accepted" if num == whole else "clipped" for num in there})
         if hint.action == "retain":
             return status, [num * size for num in there]
         if hint.action == "demote":

@@ -41,7 +41,7 @@ _STRUCTS: dict[str, Any] = {
     "request": Request(id="", prompt=[]),
     "engine_request": EngineRequest(id="", prompt=[]),
     "retention": Retention(),
-    "hint": Hint(action=""),
+    "hint": Hint(action="end"),
 }
 
 
@@ -215,7 +215,8 @@ def _plain(value: Any) -> Any:
     for word, usual in _STRUCTS.items():
         if isinstance(value, type(usual)):
             fields = msgspec.structs.asdict(value)
-            shown = [name for name in fields if name in ("id", "prompt") or fields[name] != getattr(usual, name)]
+            always = "id", "prompt", "action"
+            shown = [name for name in fields if name in always or fields[name] != getattr(usual, name)]
             return {word: {name: _plain(fields[name]) for name in shown}}
     raise InvalidProgram(f"{value!r} of type {type(value).__name__} cannot be saved.")
 

@@ -316,7 +316,8 @@ class SchedulerMachine(RigMachine):
     def _hint_of(self, what: Knowledge) -> Any:
         from paged import Hint
 
-        rig, namespace, target = self.rig, ("request", None, None, None), dict[str, Any]()
+        rig, target = self.rig, dict[str, Any]()
+        namespace: Any = ("request", None, None, None)
         if what.target == "session" or what.action == "end":
             known = sorted(rig.hints.sessions) or [*SESSIONS]
             target = {"session": "nobody's" if what.pick == 11 else known[what.pick % len(known)]}
@@ -329,13 +330,13 @@ class SchedulerMachine(RigMachine):
             namespace, tokens = turns[what.pick % len(turns)]
             target = {"tokens": tokens[: what.length]}
         _, salt, adapter, extra_key = namespace
+        wishes: Any = {"action": what.action, "waits_for": what.waits_for if what.action == "retain" else None}
         return Hint(
-            action=what.action,
+            **wishes,
             **target,
             **({"salt": salt, "adapter": adapter, "extra_key": extra_key} if "tokens" in target else {}),
             priority=what.priority,
             lasts=what.lasts,
-            waits_for=what.waits_for if what.action == "retain" else None,
             tenant=what.tenant,
         )
 
@@ -357,8 +358,9 @@ class SchedulerMachine(RigMachine):
         turn = replace(wish, session=id, priority=-1, output=0.1, num_computed=0, num_sequences=1, writes_cache=True)
         session = self.rig.hints.sessions.get(id)
         if session is not None and session.left:
-            namespace, tokens = session.left[-1].namespace, session.left[-1].tokens
-            _, salt, adapter, extra_key = namespace  # type: ignore[misc]
+            namespace: Any = session.left[-1].namespace
+            _, salt, adapter, extra_key = namespace
+            tokens = session.left[-1].tokens
             turn = replace(turn, share=1.0, salt=salt, adapter=adapter, extra_key=extra_key)
             turn = replace(turn, prompt=tokens[: len(tokens) - length] + more)
         self.add(turn, again=False)

@@ -110,7 +110,11 @@ class Model(NaiveManager):
             children = [tokens for _, tokens in self.device.resident if tokens[:-1] == node[1] and tokens]
             if block is None and not behind:
                 continue
-            if block is None or block.refs or any((node[0], tokens) not in [b.node for b in found] for tokens in children):
+            if (
+                block is None
+                or block.refs
+                or any((node[0], tokens) not in [b.node for b in found] for tokens in children)
+            ):
                 break
             found.append(block)
         return found
@@ -262,7 +266,9 @@ hints = st.tuples(
     st.sampled_from([None, None, None, 20.0]),
     st.sampled_from(["tool", "person", None]),
 )
-programs = st.lists(st.tuples(st.sampled_from([0.0, 1.0, 7.0, 45.0, 700.0]), st.one_of(turns, turns, hints)), max_size=40)
+programs = st.lists(
+    st.tuples(st.sampled_from([0.0, 1.0, 7.0, 45.0, 700.0]), st.one_of(turns, turns, hints)), max_size=40
+)
 
 
 @pytest.fixture(autouse=True)
