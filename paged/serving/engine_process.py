@@ -227,15 +227,18 @@ class EngineServer:
                     outcomes.append(HintOutcome("rejected", str(error)))
         return outcomes
 
-    def _conclude_hints(self, request_id: str) -> None:
-        """A request is about to be told of as finished: what came with it is done, and told before that."""
-        asked, outcomes = self._hinted.pop(request_id)
+    def _conclude_hints(self, last: EngineOutput) -> None:
+        """A request's last output is about to be told: what came with it is done, and told before that. Of one that did not
+        finish nothing is done."""
+        asked, outcomes = self._hinted.pop(last.id)
+        if last.finish_reason not in ("stop", "length"):
+            return
         assert asked.actions is not None, "it was looked"
         concluded = [
             action.concluded([*first, *self._carry_out(action, asked, at_end=True)], asked.tenant)
             for action, first in zip(asked.actions, outcomes, strict=True)
         ]
-        self._send(Hinted(request_id, concluded))
+        self._send(Hinted(last.id, concluded))
 
     def _abort(self, ids: list[str]) -> None:
         outputs = []
@@ -321,7 +324,7 @@ class EngineServer:
         completions: list[Completion] = []
         for output in outputs if self._hinted else ():
             if output.finished and output.id in self._hinted:
-                self._conclude_hints(output.id)
+                self._conclude_hints(output)
         if self._whole:
             outputs = self._split(outputs, completions)
         for output in outputs:
