@@ -220,7 +220,10 @@ class EngineServer:
             if planned.at_end is at_end:
                 hint, prompt = planned.hint, asked.prompt
                 if planned.prefix is not None:
-                    hint = msgspec.structs.replace(hint, tokens=prompt[: planned.prefix], salt=asked.salt)
+                    limit = self._engine.model.rotary_limit
+                    kept_apart = "long" if limit is not None and len(prompt) > limit else None
+                    tokens = prompt[: planned.prefix]
+                    hint = msgspec.structs.replace(hint, tokens=tokens, salt=asked.salt, extra_key=kept_apart)
                 try:
                     outcomes.append(self._engine.hint(hint))
                 except PagedError as error:
