@@ -220,22 +220,28 @@ class EngineServer:
             if planned.at_end is at_end:
                 hint, prompt = planned.hint, asked.prompt
                 if planned.prefix is not None:
-                    hint = msgspec.structs.replace(hint, tokens=prompt[: planned.prefix], salt=asked.salt)
+                    limit = self._engine.model.rotary_limit
+                    kept_apart = "long" if limit is not None and len(prompt) > limit else None
+                    tokens = prompt[: planned.prefix]
+                    hint = msgspec.structs.replace(hint, tokens=tokens, salt=asked.salt, extra_key=kept_apart)
                 try:
                     outcomes.append(self._engine.hint(hint))
                 except PagedError as error:
                     outcomes.append(HintOutcome("rejected", str(error)))
         return outcomes
 
-    def _conclude_hints(self, request_id: str) -> None:
-        """A request is about to be told of as finished: what came with it is done, and told before that."""
-        asked, outcomes = self._hinted.pop(request_id)
+    def _conclude_hints(self, last: EngineOutput) -> None:
+        """A request's last output is about to be told: what came with it is done, and told before that. Of one that did not
+        finish nothing is done."""
+        asked, outcomes = self._hinted.pop(last.id)
+        if last.finish_reason not in ("stop", "length"):
+            return
         assert asked.actions is not None, "it was looked"
         concluded = [
             action.concluded([*first, *self._carry_out(action, asked, at_end=True)], asked.tenant)
             for action, first in zip(asked.actions, outcomes, strict=True)
         ]
-        self._send(Hinted(request_id, concluded))
+        self._send(Hinted(last.id, concluded))
 
     def _abort(self, ids: list[str]) -> None:
         outputs = []
@@ -321,7 +327,7 @@ class EngineServer:
         completions: list[Completion] = []
         for output in outputs if self._hinted else ():
             if output.finished and output.id in self._hinted:
-                self._conclude_hints(output.id)
+                self._conclude_hints(output)
         if self._whole:
             outputs = self._split(outputs, completions)
         for output in outputs:

@@ -5,6 +5,7 @@ A session belongs to its tenant, and no other one sees it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from paged.serving.kv_hints import (
     unscoped,
 )
 
-MOST_LISTED = 1000
+MOST_LISTED = 200
 
 
 class Kept:
@@ -73,7 +74,7 @@ class Kept:
             action=body.action,
             session=None if body.session_id is None else scoped(tenant, body.session_id),
             request=request_id,
-            tokens=self._tokens(body.prompt),
+            tokens=body.prompt if not isinstance(body.prompt, str) else await self._encoded(body.prompt),
             salt=None if body.prompt is None else self._salt_of(tenant, body.cache_salt),
             priority=body.priority,
             lasts=body.lasts,
@@ -112,16 +113,16 @@ class Kept:
     async def explain(self, body: ExplainRequest) -> bytes:
         """What of a prompt is cached, and why no more is. Raises ApiError."""
         if body.messages is not None:
-            tokens = self._asking.chat(body.messages, body.tools, body.chat_template_kwargs)
+            tokens = await asyncio.to_thread(self._asking.chat, body.messages, body.tools, body.chat_template_kwargs)
         elif isinstance(body.prompt, str):
-            tokens = self._asking.encoded(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            tokens = await self._encoded(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
             tokens = list(body.prompt or ())
         hint = Hint(action="prefetch", tokens=tokens, salt=self._salt_of(body.tenant, body.cache_salt))
         return await self._engine.ask("prefix", hint=hint) or b""
 
-    def _tokens(self, prompt: str | list[int] | None) -> list[int] | None:
-        return self._asking.encoded(prompt) if isinstance(prompt, str) else prompt
+    async def _encoded(self, text: str, **how: bool) -> list[int]:
+        return await asyncio.to_thread(self._asking.encoded, text, **how)
 
     def _shown(self, view: SessionView) -> dict[str, Any]:
         """A session as its tenant names it, with Unix times."""

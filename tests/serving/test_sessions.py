@@ -168,6 +168,13 @@ def test_a_pin_over_the_cap_is_rejected_with_numbers_and_the_answer_comes(server
     assert "exceed max_pinned (20)" in outcome["reason"]
 
 
+def test_of_a_request_whose_client_left_nothing_is_carried_out(server):
+    body = LONG | {"session_id": "left", "kv_hints": envelope("kv.pin", {}), "max_tokens": 300}
+    asked(server, body, leave_after=2)
+    server.wait_until(lambda: got(server, "/sessions/left").body["live"] == 0)
+    assert got(server, "/sessions/left").body["pinned_blocks"] == 0
+
+
 def test_what_a_running_request_holds_is_not_let_go(server):
     async def main():
         body = LONG | {"prompt": SAID, "session_id": "runs", "max_tokens": 200}
