@@ -201,7 +201,7 @@ class Form:
         return self._piece(TextChoice(index, text, of_text, reason, last.stop_reason), usage)
 
     def usage_piece(self, usage: Usage) -> bytes:
-        """Return the last piece of a stream, with the usage, if the client asked for it."""
+        """The last piece of a stream, where it was asked for."""
         return self._event(Piece(self.id, self._piece_of, self.created, self.model, (), usage))
 
     def whole(self, completions: Sequence[Completion], usage: Usage) -> bytes:

@@ -27,7 +27,7 @@ from paged import POLICIES
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
 from paged.serving.settings import Settings
-from paged.serving.wire import Abort, Add, Answered, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped
+from paged.serving.wire import Abort, Add, Ask, Beginning, Figures, FromEngine, Ready, Refused, Stepped, Told
 
 MOST_TRIES = 2
 """Engines that a request is given to."""
@@ -216,7 +216,7 @@ class EngineClient:
             self._send(Abort(alive))
 
     async def ask(self, what: str, request_id: str = "") -> bytes | None:
-        """Return the engine's answer to a question, as JSON; None for an unknown request. Raises EngineAway."""
+        """The engine's answer to a question, JSON; None: it knows no such request. Raises EngineAway."""
         self.must_take()
         self._num_asked += 1
         number = self._num_asked
@@ -330,7 +330,7 @@ class EngineClient:
                 held = self._held.pop(message.id, None)
                 if held is not None:
                     held.inbox.fail(RefusedByEngine(message.error, message.kind))
-            elif isinstance(message, Answered):
+            elif isinstance(message, Told):
                 answer = self._questions.get(message.number)
                 if answer is not None and not answer.done():
                     answer.set_result(message.answer)

@@ -41,7 +41,6 @@ from paged.serving.watching import Watcher
 from paged.serving.wire import (
     Abort,
     Add,
-    Answered,
     Ask,
     Beginning,
     Failed,
@@ -245,7 +244,7 @@ class EngineServer:
         else:
             with suppress(UnknownRequest):
                 answer = msgspec.json.encode(self._watcher.story(asked.id))
-        self._send(Answered(asked.number, answer))
+        self._send(Told(asked.number, answer))
 
     def _note_batch(self, batch: Batch) -> None:
         """Note a batch that ran."""

@@ -1,6 +1,6 @@
 """The messages between the server's two processes: msgspec structs as MessagePack.
 
-    front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Answered ──> front
+    front ── Add, Abort, Ask ──> engine          engine ── Ready, Refused, Stepped, Told ──> front
 
 Times are those of the machine's monotonic clock, which both read.
 """
@@ -56,7 +56,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """A question, answered by an Answered of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
+    """A question, answered by a Told of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
     violated invariant, "index" the hashes of the content that each tier has."""
 
     number: int
@@ -175,14 +175,14 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     figures: Figures | None = None
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered"):
+class Told(msgspec.Struct, frozen=True, tag="told"):
     """The answer to a question, as JSON; None: there is no such request."""
 
     number: int
     answer: bytes | None
 
 
-FromEngine = Ready | Failed | Refused | Stepped | Answered
+FromEngine = Ready | Failed | Refused | Stepped | Told
 
 _USUAL = SamplingParams()
 

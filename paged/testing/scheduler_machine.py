@@ -90,8 +90,8 @@ class SchedulerMachine(RigMachine):
         runs_dry: bool,
     ) -> None:
         """Three prompts that grow until they are in each other's way; the first may be the longest, and drive both others out. The last one may
-        be a group, of which a sequence waits. In the end the sampling request may have to wait for tokens, with all that is reserved for it;
-        a preempted one goes on."""
+        be a group, of which a sequence waits. In the end whoever samples may have to wait for tokens, with all that is reserved for him;
+        who gave way goes on."""
         wish = replace(wish, share=0.2, output=output, num_computed=0)
         self.add(replace(wish, share=share, output=1.0, num_sequences=1, salt=None), again=False)
         self.add(replace(wish, num_sequences=1, salt="a"), again=False)

@@ -390,7 +390,7 @@ class Scheduler(SchedulerInterface):
         return request_id in self._live
 
     def has_finished_requests(self) -> bool:
-        """Whether the runner has to hear of requests that have ended."""
+        """Whether the runner has to be told of some that have ended."""
         return bool(self._finished_ids)
 
     def get_request_counts(self) -> tuple[int, int]:
