@@ -48,6 +48,7 @@ from paged.serving.wire import (
     Ready,
     Refused,
     Stepped,
+    Told,
     ToEngine,
     received,
 )
