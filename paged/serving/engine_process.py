@@ -48,8 +48,8 @@ from paged.serving.wire import (
     Ready,
     Refused,
     Stepped,
-    Told,
     ToEngine,
+    Told,
     received,
 )
 
