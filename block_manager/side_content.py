@@ -199,7 +199,7 @@ class SideContent:
         return end if uid == self._tables.uid[row] else None
 
     def cached_pages(self) -> list[int]:
-        """Free pages with content of each side."""
+        """Pages with content of each side that nobody holds."""
         place_of, state = self._device.place, self._device.state
         assert place_of is not None, "windows and states have places of their own"
         counts = np.bincount(place_of[state < 0], minlength=NUM_PLACES + len(self._layout.sides)).tolist()

@@ -27,9 +27,9 @@ _WEIGHTS = (AS_IS, "int8", "int4")
 # fmt: off
 TextFile = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="none")]
 Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="what was held out of the training of the models that ship")]
-Weights = Annotated[str, typer.Option("--weights", metavar="as-is|int8|int4[,…]", help="How weights are stored.", show_default="all; of a checkpoint in codes as-is")]
-KvCacheDtypes = Annotated[str, typer.Option("--kv-cache-dtype", metavar="auto|int8|int4[,…]", help="How K and V are stored.")]
-Length = Annotated[int, typer.Option(min=2, help="Tokens that are read at a time.")]
+Weights = Annotated[str, typer.Option("--weights", metavar="as-is|int8|int4[,…]", help="Storage of weights, one or several with commas.", show_default="all; of a checkpoint in codes as-is")]
+KvCacheDtypes = Annotated[str, typer.Option("--kv-cache-dtype", metavar="auto|int8|int4[,…]", help="Storage of K and V, one or several with commas.")]
+Length = Annotated[int, typer.Option(min=2, help="Tokens of a piece of text.")]
 # fmt: on
 
 

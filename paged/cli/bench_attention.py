@@ -26,17 +26,17 @@ _STEPS = ("decode", "prefill", "mixed")
 _STEP, _TIMING = "What is computed", "How it is timed"
 
 # fmt: off
-Backends = Annotated[str | None, Option(help="Which, with commas between: native, torch_gather, reference.", show_default="all that can run here; reference is too slow to wait for")]
+Backends = Annotated[str | None, Option(help="Backends, with commas between: native, torch_gather, reference.", show_default="all that can run here; reference is too slow to wait for")]
 Shapes = Annotated[str, Option(metavar="HEADS/KV/SIZE[,…]", help="Query heads, heads of K and V, size of a head.", rich_help_panel=_STEP)]
 BlockSizes = Annotated[str, Option(metavar="N[,…]", help="Tokens a block.", rich_help_panel=_STEP)]
-Dtype = Annotated[str, Option(help="Of queries, K and V: float32 or bfloat16.", rich_help_panel=_STEP)]
-KvCacheDtype = Annotated[str, Option(help="How K and V are stored: auto, as --dtype; int8 or int4.", rich_help_panel=_STEP)]
+Dtype = Annotated[str, Option(help="Dtype of queries, K and V: float32 or bfloat16.", rich_help_panel=_STEP)]
+KvCacheDtype = Annotated[str, Option(help="Storage of K and V: auto, as --dtype; int8 or int4.", rich_help_panel=_STEP)]
 Sequences = Annotated[int, Option(min=1, help="Sequences of a decode.", rich_help_panel=_STEP)]
-Context = Annotated[int, Option(min=1, help="Tokens of each.", rich_help_panel=_STEP)]
-Prompt = Annotated[int | None, Option(min=1, help="Of these, new ones: of each of 4 sequences in a prefill, of one in a mixed step.", show_default="256, or all", rich_help_panel=_STEP)]
-Fast = Annotated[bool, Option("--fast", help="Backends in the mode in which answers may differ with what else is in a step.")]
-Rounds = Annotated[int, Option(min=1, help="How often each is timed.", rich_help_panel=_TIMING)]
-Threads = Annotated[int | None, Option(min=1, help="Threads of torch.", show_default="torch's own choice", rich_help_panel=_TIMING)]
+Context = Annotated[int, Option(min=1, help="Tokens of each sequence.", rich_help_panel=_STEP)]
+Prompt = Annotated[int | None, Option(min=1, help="New tokens among these: for each of 4 sequences in a prefill, for one in a mixed step.", show_default="256, or all", rich_help_panel=_STEP)]
+Fast = Annotated[bool, Option("--fast", help="Run backends in the mode in which answers may depend on the batch.")]
+Rounds = Annotated[int, Option(min=1, help="Rounds of timing.", rich_help_panel=_TIMING)]
+Threads = Annotated[int | None, Option(min=1, help="Torch's threads.", show_default="torch's own choice", rich_help_panel=_TIMING)]
 # fmt: on
 
 

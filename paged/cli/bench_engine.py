@@ -30,15 +30,15 @@ _WORKLOAD_HELP = (
 
 # fmt: off
 Workload = Annotated[str, Option(metavar="NAME|TRACE", help=_WORKLOAD_HELP, rich_help_panel=_REQUESTS)]
-Limit = Annotated[int | None, Option(min=1, help="Only so many requests.", show_default="all", rich_help_panel=_REQUESTS)]
-Scale = Annotated[float, Option(help="Lengths are divided by it.", rich_help_panel=_REQUESTS)]
-RateScale = Annotated[float | None, Option(help="Requests come when the trace says, so many times as fast.", show_default="all at once", rich_help_panel=_REQUESTS)]
+Limit = Annotated[int | None, Option(min=1, help="Serve only this many requests.", show_default="all", rich_help_panel=_REQUESTS)]
+Scale = Annotated[float, Option(help="Divide lengths by this number.", rich_help_panel=_REQUESTS)]
+RateScale = Annotated[float | None, Option(help="Requests arrive as in the trace, this many times as fast.", show_default="all at once", rich_help_panel=_REQUESTS)]
 Blocks = Annotated[int | None, Option(min=1, help="Device blocks.", show_default="by --memory-share", rich_help_panel=_MEMORY)]
-MemoryShare = Annotated[float | None, Option(help="The pool as a share of what requests that run at once want, as if they shared nothing.", show_default="1", rich_help_panel=_MEMORY)]
+MemoryShare = Annotated[float | None, Option(help="Size of the pool as a share of what concurrent requests need without sharing.", show_default="1", rich_help_panel=_MEMORY)]
 BlockSize = Annotated[int, Option(min=1, help="Tokens a block.", rich_help_panel=_MEMORY)]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_MEMORY)]
 MaxTokensPerStep = Annotated[int, Option(min=1, help="Token budget of a step.", rich_help_panel=_MEMORY)]
-Runs = Annotated[int, Option(min=1, help="How often the requests are served, after once that is not counted.", rich_help_panel=_TIMING)]
+Runs = Annotated[int, Option(min=1, help="Runs, after a first one that does not count.", rich_help_panel=_TIMING)]
 # fmt: on
 
 

@@ -13,11 +13,11 @@ from paged.study.bench import DecodeStep, decode_step
 
 def scheduler(
     rows: Annotated[
-        str, typer.Option(help="How many sequences decode; several numbers with commas between.")
+        str, typer.Option(help="Decoding sequences, one number or several with commas.")
     ] = "64,256,1024,4096",
-    context: Annotated[int, typer.Option(min=1, help="Prompt tokens of each.")] = 256,
+    context: Annotated[int, typer.Option(min=1, help="Prompt tokens of each sequence.")] = 256,
     holes: Annotated[
-        int, typer.Option(min=0, help="Free rows among the live ones: so many sequences are aborted before timing.")
+        int, typer.Option(min=0, help="Sequences that are aborted before timing, for free rows among the live ones.")
     ] = 0,
     caching: Annotated[str, typer.Option(help="Prefix caching: on, off or both.")] = "both",
     steps: Annotated[

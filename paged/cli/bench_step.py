@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from paged.study.bench.step import StepParts
 
 # fmt: off
-Rows = Annotated[int, Option(min=1, help="Sequences that decode.")]
-Context = Annotated[int, Option(min=1, help="Prompt tokens of each.")]
+Rows = Annotated[int, Option(min=1, help="Decoding sequences.")]
+Context = Annotated[int, Option(min=1, help="Prompt tokens of each sequence.")]
 BlockSize = Annotated[int, Option(min=1, help="Tokens a block.")]
 Steps = Annotated[int, Option(min=1, help="Steps to time.")]
 # fmt: on

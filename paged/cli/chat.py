@@ -20,8 +20,8 @@ FAILED = 1
 # fmt: off
 System = Annotated[str | None, typer.Option(help="A system message, before the first question.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-Seed = Annotated[int | None, typer.Option(help="Of every answer's draws.", show_default="one of each answer's number")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of each answer's sampling.", show_default="one of each answer's number")]
 # fmt: on
 
 

@@ -11,7 +11,7 @@ from paged.cli.show import print_json, printed
 
 STILL_FAILS = 1
 
-check_app = typer.Typer(help="Run again what the test kit found.", cls=Group, no_args_is_help=False)
+check_app = typer.Typer(help="Run saved failures of the test kit again.", cls=Group, no_args_is_help=False)
 
 
 @check_app.callback(invoke_without_command=True)
@@ -27,7 +27,7 @@ def replay(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="What builds the subject from a world; modules of the current folder are found.",
+            help="The function that builds the subject from a world; modules of the current folder are found.",
             show_default="what the file names, or paged's own",
         ),
     ] = None,

@@ -58,7 +58,7 @@ ALONE = msgspec.structs.replace(HYBRID, blocks=AMPLE_BLOCKS, max_sequences=1, pr
 
 def demo(
     speed: Annotated[
-        float, typer.Option(min=0.1, max=1000, help="So many times as fast; only for watching in a terminal.")
+        float, typer.Option(min=0.1, max=1000, help="Speed of the picture in a terminal, a factor.")
     ] = 1.0,
     json: Json = False,
 ) -> None:

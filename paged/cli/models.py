@@ -24,13 +24,13 @@ _SHAPE_HELP = "Random weights instead, in the shape of a Llama: a name of `paged
 # fmt: off
 ModelArgument = Annotated[str | None, Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")]
 Shape = Annotated[str | None, Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=MODEL)]
-Backend = Annotated[str, Option(help="How attention is computed: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
+Backend = Annotated[str, Option(help="Attention backend: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
 Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)]
 KvCacheDtype = Annotated[str, declared("kv_cache_dtype", MODEL)]
 Quantization = Annotated[str | None, declared("quantization")]
 QuantizeHead = Annotated[bool, declared("quantize_head")]
 Fast = Annotated[bool, Option("--fast", help="Pack each step as it comes, instead of tiles of one size.", rich_help_panel=MODEL)]
-Threads = Annotated[int | None, Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice")]
+Threads = Annotated[int | None, Option(min=1, help="Torch's threads; a small model always runs on one.", show_default="torch's own choice")]
 # fmt: on
 
 

@@ -40,19 +40,19 @@ _DESIGN, _TIMING, _TABLES = "Which steps", "How they are timed", "Tables of othe
 _MOST_CONTEXT = 512
 
 # fmt: off
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the profile is written.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File for the profile.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded", rich_help_panel=MODEL)]
 Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=MODEL)]
 MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences in a step, at most.", rich_help_panel=_DESIGN)]
 MaxContext = Annotated[int | None, typer.Option(min=1, help="Tokens that a row attends to, at most.", show_default=f"{_MOST_CONTEXT}, or what the model takes", rich_help_panel=_DESIGN)]
 MaxTokensPerStep = Annotated[int, typer.Option(min=1, help="Tokens in a step, at most.", rich_help_panel=_DESIGN)]
 BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.", rich_help_panel=_DESIGN)]
-Rounds = Annotated[int, typer.Option(min=1, help="How often each step is timed.", rich_help_panel=_TIMING)]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of torch; a small model runs on one in any case.", show_default="torch's own choice", rich_help_panel=_TIMING)]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds of timing.", rich_help_panel=_TIMING)]
+Threads = Annotated[int | None, typer.Option(min=1, help="Torch's threads; a small model always runs on one.", show_default="torch's own choice", rich_help_panel=_TIMING)]
 Import = Annotated[Path | None, typer.Option("--import", metavar="FOLDER", help="Fit tables of kernels or layers that others timed (docs/hardware.md), instead of timing steps here.", rich_help_panel=_TABLES)]
-Timed = Annotated[str | None, typer.Option("--on", metavar="DEVICE", help=f"On what they were timed: {', '.join(device_names())}; or a JSON file.", show_default="none", rich_help_panel=_TABLES)]
-Source = Annotated[str, typer.Option(help="Who timed them; it is kept in the file.", show_default="none", rich_help_panel=_TABLES)]
-License = Annotated[str, typer.Option(help="Under which licence they are; it is kept in the file.", show_default="none", rich_help_panel=_TABLES)]
+Timed = Annotated[str | None, typer.Option("--on", metavar="DEVICE", help=f"Device of the timings: {', '.join(device_names())}; or a JSON file.", show_default="none", rich_help_panel=_TABLES)]
+Source = Annotated[str, typer.Option(help="Source of the timings; kept in the file.", show_default="none", rich_help_panel=_TABLES)]
+License = Annotated[str, typer.Option(help="Licence of the timings; kept in the file.", show_default="none", rich_help_panel=_TABLES)]
 # fmt: on
 
 

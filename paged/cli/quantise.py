@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 # fmt: off
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder to be made.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder to make.")]
 Weights = Annotated[str, typer.Option("--weights", "-w", help="int8 or int4.")]
 GroupSize = Annotated[int | None, typer.Option(help="Inputs that share a scale: 32, 64 or 128.", show_default="int8: a scale a result; int4: 32")]
 # fmt: on

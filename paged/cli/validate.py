@@ -22,13 +22,13 @@ _ENGINE_HELP = f"{', '.join(engine_names())}; or a JSON file of your own (docs/s
 Run = Annotated[Path, Argument(metavar="RUN", exists=True, help="A folder with requests.jsonl and meta.json, a result of `vllm bench serve --save-detailed`, or a table of closed loops (.csv).")]
 Model = Annotated[str | None, Option(help=f"{', '.join(model_names())}; a checkpoint folder or its config.json; or a JSON file.", show_default="as the run says")]
 DeviceName = Annotated[str | None, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.", show_default="as the run says")]
-Dtype = Annotated[str | None, Option(help="Of weights and activations.", show_default="as the run says")]
+Dtype = Annotated[str | None, Option(help="Dtype of weights and activations.", show_default="as the run says")]
 Engine = Annotated[str | None, Option(help=_ENGINE_HELP, show_default="the nearest to what the run says")]
-Blocks = Annotated[int | None, Option(min=2, help="Blocks, as the engine counts them.", show_default="as the run says; else what fits beside the weights")]
+Blocks = Annotated[int | None, Option(min=2, help="Number of blocks, as the engine counts them.", show_default="as the run says; else what fits beside the weights")]
 TensorParallel = Annotated[int | None, Option(min=1, help="Devices over which the model is split.", show_default="as the run says")]
-DataParallel = Annotated[int | None, Option(min=1, help="Ranks, each a scheduler of its own; of a model with experts they step together.", show_default="as the run says")]
+DataParallel = Annotated[int | None, Option(min=1, help="Ranks, each with its own scheduler; with experts they step together.", show_default="as the run says")]
 Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where kernels were measured.")]
-Html = Annotated[Path | None, Option("--html", help="Where the page with plots is written.", show_default="validate-RUN.html; with --json none")]
+Html = Annotated[Path | None, Option("--html", help="File for the page with plots.", show_default="validate-RUN.html; with --json none")]
 # fmt: on
 
 
