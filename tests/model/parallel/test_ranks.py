@@ -89,7 +89,9 @@ def test_greedy_tokens_are_those_of_one_process_but_where_two_words_are_as_likel
     assert parted <= 1
 
 
-def test_under_pressure_and_with_drafts_a_split_model_gives_the_same_bits(folder, roomy):
+def test_under_pressure_and_with_drafts_a_split_model_gives_the_same_bits_and_forgotten_it_leaves_no_process(
+    folder, roomy
+):
     tokens, logits = answers(roomy)
     pressed = Engine(folder, tensor_parallel_size=2, speculate="lookahead", **SHORT)
     found, their_logits = answers(pressed)
@@ -99,10 +101,13 @@ def test_under_pressure_and_with_drafts_a_split_model_gives_the_same_bits(folder
     stats = pressed.scheduler.stats()
     assert stats.preemptions_swap and stats.hit_tokens and stats.drafted_tokens
     assert pressed.check() == []
-    pressed.close()
+    (rank,) = pressed.worker.ranks.process_ids
+    del pressed
+    gc.collect()
+    wait_until_gone(rank)
 
 
-def test_layers_of_several_kinds_are_split_too_and_steps_may_be_taken_ahead(checkpoint):
+def test_layers_of_several_kinds_are_split_too_steps_may_be_taken_ahead_and_closed_it_leaves_no_process(checkpoint):
     folder, asked = checkpoint("gemma3_text"), {**SHORT, "num_blocks": 60, "host_blocks": 0}
     split = Engine(folder, tensor_parallel_size=2, steps_ahead=1, **asked)
     tokens, logits = answers(split)
@@ -111,7 +116,9 @@ def test_layers_of_several_kinds_are_split_too_and_steps_may_be_taken_ahead(chec
     assert tokens == whole
     for each, row in their_logits.items():
         assert (logits[each] - row).abs().max() <= NEAR * row.abs().max()
+    (rank,) = split.worker.ranks.process_ids
     split.close()
+    wait_until_gone(rank)
 
 
 def test_what_is_read_of_a_prompt_is_of_the_whole_model(folder, roomy):
@@ -232,18 +239,6 @@ def test_an_engine_that_cannot_be_made_leaves_no_process_while_its_error_is_kept
         Engine(folder, tensor_parallel_size=2, num_blocks=10**9)
     assert kept.value
     assert rank_processes() <= before
-
-
-def test_an_engine_that_is_forgotten_or_closed_leaves_no_process(folder):
-    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
-    (rank,) = engine.worker.ranks.process_ids
-    engine.close()
-    wait_until_gone(rank)
-    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
-    (rank,) = engine.worker.ranks.process_ids
-    del engine
-    gc.collect()
-    wait_until_gone(rank)
 
 
 def test_ranks_end_with_a_process_that_is_killed(folder):
