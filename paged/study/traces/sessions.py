@@ -112,14 +112,18 @@ def read_sessions(path: str | Path) -> list[Session]:
     for line in json_lines(Path(path)):
         sessions.append(_session(line))
         if sessions[-1].block_size != sessions[0].block_size:
-            problem = f"blocks of {sessions[-1].block_size} tokens, but of {sessions[0].block_size} in the sessions above"
+            problem = (
+                f"blocks of {sessions[-1].block_size} tokens, but of {sessions[0].block_size} in the sessions above"
+            )
             raise line.error("block_size", problem)
     if not sessions:
         raise TraceError(str(path), None, None, "no session in it")
     return sessions
 
 
-def draw_sessions(sessions: Sequence[Session], count: int | None, rng: random.Random, *, spread_s: float) -> list[Begun]:
+def draw_sessions(
+    sessions: Sequence[Session], count: int | None, rng: random.Random, *, spread_s: float
+) -> list[Begun]:
     """So many of the sessions (None: all, in their order), each of which begins at random within `spread_s` seconds. Raises InvalidConfig for more
     than there are, and for a spread that is none."""
     if count is not None and not 1 <= count <= len(sessions):
