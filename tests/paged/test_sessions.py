@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidConfig, TraceError
+from paged.study.report import write_sessions_html
+from paged.study.report.sessions_page import plot_of
 from paged.study.simulator import Device, SessionRun, StepTime, Tiers
 from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
 from paged.study.simulator.sessions import KEEPS
@@ -246,6 +248,18 @@ def test_a_run_that_cannot_be_is_refused(begun_of, fields, problem):
     more = {name: value for name, value in fields.items() if name not in usual}
     with pytest.raises(InvalidConfig, match=problem):
         SessionRun(begun, tiers, None, **more)
+
+
+def test_the_page_of_a_run_draws_what_hit_and_when_the_first_tokens_came(begun_of, tmp_path):
+    pytest.importorskip("plotly")
+    begun, names = begun_of({0: turns_at(0, 9)}), {}
+    for step in (None, SECOND_A_TOKEN):
+        found = SessionRun(begun, Tiers(device_blocks=9), step, keeps="hints").run()
+        names[step] = [trace["name"] for trace in plot_of([found])["data"]]
+        write_sessions_html(tmp_path / "page.html", [found])
+        assert "turns: 2; full blocks in their prompts: 6." in (tmp_path / "page.html").read_text()
+    assert names[None] == ["device", "host", "disk", "kept", "offline"]
+    assert names[SECOND_A_TOKEN] == [*names[None], "TTFT, hints"]
 
 
 def test_everything_kept_hits_up_to_the_first_block_that_is_new():
