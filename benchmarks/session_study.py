@@ -160,16 +160,14 @@ def main() -> None:
     if file.exists():
         figures = msgspec.json.decode(file.read_bytes())["figures"]
     asked: dict[str, tuple[Any, ...]] = {}
-    for place in arguments.rows:
-        row = ROWS[place]
-        for seed in arguments.seeds:
+    for seed in arguments.seeds:
+        for row in (ROWS[place] for place in arguments.rows):
             asked[f"{row.name} | {seed} | bounds"] = (bounds, arguments.trace, seed, row)
             for keeps in KEEPS:
                 asked[f"{row.name} | {seed} | {keeps}"] = (simulated, arguments.trace, seed, row, keeps, None)
-        for seed in arguments.timed_seeds:
-            for keeps in KEEPS:
-                name = f"{row.name} | {seed} | {keeps} timed"
-                asked[name] = (simulated, arguments.trace, seed, row, keeps, arguments.until)
+                if seed in arguments.timed_seeds:
+                    name = f"{row.name} | {seed} | {keeps} timed"
+                    asked[name] = (simulated, arguments.trace, seed, row, keeps, arguments.until)
     about = {
         "command": f"python benchmarks/session_study.py agent_sessions.jsonl --until {arguments.until:g}",
         "machine": f"{platform.machine()}, Python {platform.python_version()}, paged {paged.__version__}",
@@ -188,7 +186,11 @@ def main() -> None:
 
 def mean_of(figures: dict[str, Any], row: Row, what: str, field: str) -> float | None:
     """Over the seeds; None: not run."""
-    found = [each[field] for name, each in figures.items() if (parts := name.split(" | "))[0] == row.name and parts[2] == what]
+    found = [
+        each[field]
+        for name, each in figures.items()
+        if (parts := name.split(" | "))[0] == row.name and parts[2] == what
+    ]
     return float(np.mean(found)) if found else None
 
 
@@ -197,7 +199,9 @@ def worst_ratio(figures: dict[str, Any], row: Row, keeps: str) -> float | None:
     ratios = [
         each["hit"] / figures[f"{row.name} | {seed} | bounds"]["offline"]
         for name, each in figures.items()
-        if (parts := name.split(" | "))[0] == row.name and parts[2] == keeps and f"{row.name} | {(seed := parts[1])} | bounds" in figures
+        if (parts := name.split(" | "))[0] == row.name
+        and parts[2] == keeps
+        and f"{row.name} | {(seed := parts[1])} | bounds" in figures
     ]
     return min(ratios) if ratios else None
 
@@ -238,11 +242,17 @@ def page(figures: dict[str, Any], about: dict[str, Any]) -> str:
     ]
     for row in ROWS:
         for keeps in KEEPS:
-            of = [each for name, each in figures.items() if name.startswith(f"{row.name} |") and name.endswith(f"| {keeps} timed")]
+            of = [
+                each
+                for name, each in figures.items()
+                if name.startswith(f"{row.name} |") and name.endswith(f"| {keeps} timed")
+            ]
             if of:
                 each = of[0]
                 shares = " | ".join(f"{each[name]:.3f}" for name in ("hit", "device", "host", "disk", "kept"))
-                times = f"{each['computed_twice'] / 1e6:,.1f} | {each['ttft_s']['p50']:,.1f} | {each['ttft_s']['p90']:,.1f}"
+                times = (
+                    f"{each['computed_twice'] / 1e6:,.1f} | {each['ttft_s']['p50']:,.1f} | {each['ttft_s']['p90']:,.1f}"
+                )
                 lines.append(f"| {row.name} | {keeps} | {each['turns']:,} | {shares} | {times} |")
     return "\n".join(lines) + "\n"
 
@@ -250,32 +260,48 @@ def page(figures: dict[str, Any], about: dict[str, Any]) -> str:
 def plot(figures: dict[str, Any]) -> str:
     """Bars of what hit within the bounds, with lines for what an order that knows the future reaches, and for everything kept."""
     left, top, high, wide, bar = 60, 46, 240, 190, 34
-    parts = [f'<text x="{left}" y="24" font-size="15" fill="#1f2328">Share of the prompts\' blocks that hit, by what says what is kept</text>']
+    parts = [
+        f'<text x="{left}" y="24" font-size="15" fill="#1f2328">Share of the prompts\' blocks that hit, by what says what is kept</text>'
+    ]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = top + high * (1 - share)
         parts.append(f'<line x1="{left}" x2="{left + wide * len(ROWS)}" y1="{y}" y2="{y}" stroke="#d0d7de"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4}" font-size="12" fill="#59636e" text-anchor="end">{share:g}</text>')
+        parts.append(
+            f'<text x="{left - 8}" y="{y + 4}" font-size="12" fill="#59636e" text-anchor="end">{share:g}</text>'
+        )
     for place, row in enumerate(ROWS):
         x = left + place * wide + 24
         for number, keeps in enumerate(KEEPS):
             hit = mean_of(figures, row, keeps, "hit") or 0.0
             at, y = x + number * (bar + 10), top + high * (1 - hit)
-            parts.append(f'<rect x="{at}" y="{y:.1f}" width="{bar}" height="{high * hit:.1f}" fill="{COLOURS[keeps]}"/>')
-            parts.append(f'<text x="{at + bar / 2}" y="{y - 5:.1f}" font-size="11" fill="#1f2328" text-anchor="middle">{hit:.2f}</text>')
+            parts.append(
+                f'<rect x="{at}" y="{y:.1f}" width="{bar}" height="{high * hit:.1f}" fill="{COLOURS[keeps]}"/>'
+            )
+            parts.append(
+                f'<text x="{at + bar / 2}" y="{y - 5:.1f}" font-size="11" fill="#1f2328" text-anchor="middle">{hit:.2f}</text>'
+            )
         for what, dashes in (("offline", "6 3"), ("offline, room for the prompt", "2 3"), ("kept", "")):
             if (share := mean_of(figures, row, "bounds", what)) is not None:
                 y = top + high * (1 - share)
                 parts.append(
                     f'<line x1="{x - 10}" x2="{x + 3 * bar + 30}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d55e00" stroke-width="1.5" stroke-dasharray="{dashes}"/>'
                 )
-        parts.append(f'<text x="{x + 61}" y="{top + high + 20}" font-size="12" fill="#1f2328" text-anchor="middle">{row.name}</text>')
+        parts.append(
+            f'<text x="{x + 61}" y="{top + high + 20}" font-size="12" fill="#1f2328" text-anchor="middle">{row.name}</text>'
+        )
     y, x = top + high + 46, left
     for keeps, words in (("lru", "use alone"), ("sessions", "session ids"), ("hints", "hints")):
         parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{COLOURS[keeps]}"/>')
         parts.append(f'<text x="{x + 18}" y="{y}" font-size="12" fill="#1f2328">{words}</text>')
         x += 105
-    for dashes, words in (("", "everything kept"), ("6 3", "offline order"), ("2 3", "offline, with room for the prompt")):
-        parts.append(f'<line x1="{x}" x2="{x + 26}" y1="{y - 4}" y2="{y - 4}" stroke="#d55e00" stroke-width="1.5" stroke-dasharray="{dashes}"/>')
+    for dashes, words in (
+        ("", "everything kept"),
+        ("6 3", "offline order"),
+        ("2 3", "offline, with room for the prompt"),
+    ):
+        parts.append(
+            f'<line x1="{x}" x2="{x + 26}" y1="{y - 4}" y2="{y - 4}" stroke="#d55e00" stroke-width="1.5" stroke-dasharray="{dashes}"/>'
+        )
         parts.append(f'<text x="{x + 32}" y="{y}" font-size="12" fill="#1f2328">{words}</text>')
         x += 140
     width, height = left + wide * len(ROWS) + 40, top + high + 64

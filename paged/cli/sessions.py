@@ -22,6 +22,7 @@ from paged.study.traces import SESSIONS_EXCERPT, draw_sessions, open_sessions
 
 _TIERS = Tiers(device_blocks=2)
 _MEMORY_SHARE = 0.9
+_ALL = ",".join(KEEPS)
 
 # fmt: off
 File = Annotated[str, Argument(metavar="FILE", help=f"A recording of sessions, JSON Lines (docs/sessions.md); or {SESSIONS_EXCERPT.name}: {SESSIONS_EXCERPT.summary}.")]
@@ -48,7 +49,7 @@ Html = Annotated[Path | None, Option("--html", help="Also write a page with plot
 
 def sessions(
     file: File = SESSIONS_EXCERPT.name,
-    keeps: Keep = ",".join(KEEPS),
+    keeps: Keep = _ALL,
     count: Count = None,
     seed: Seed = 0,
     spread: Spread = 1800.0,
@@ -147,7 +148,7 @@ def _show(found: list[SessionResult], tiers: Tiers, size: int, *, has_times: boo
     printed(f"{title}, {counted(first.prompt_blocks, 'block')} of {size} tokens in their prompts.")
     if first.shortened:
         printed(
-            f"Note: {counted(first.shortened, 'prompt')} of them did not fit into {tiers.device_blocks:,} blocks; the ends were left out, and count as missed: "
+            f"Note: {first.shortened:,} of the prompts did not fit into {tiers.device_blocks:,} blocks; their ends were left out, and count as missed: "
             f"{first.reachable:.3f} can hit at most."
         )
 

@@ -14,7 +14,7 @@ from paged.study.hardware.kernels import KernelTables, fit_folder, kernels_named
 from paged.study.hardware.kernels.layer_measurements import read_layers
 from paged.study.report import writable
 from paged.study.simulator import Asked, closed_loops, read_run, validated
-from paged.study.traces import read_trace
+from paged.study.traces import read_sessions, read_trace
 from paged.testing.saved import load, rerun
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
@@ -38,6 +38,7 @@ MOONCAKE = {"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids":
 ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
 PREFIXED = {"arrival_s": 0, "output_tokens": 4, "prompt_tokens": 9, "prefix_id": "bot", "prefix_tokens": 3}
 LLAMA, DEEPSEEK_V3 = CONFIGS["LLAMA"], CONFIGS["DEEPSEEK_V3"]
+TURN = {"t": 0, "in": 130, "out": 9, "blocks": [[0, 2]], "api_s": 1.0, "think_s": 0.5, "stop": "tool_use"}
 PROGRAM = {
     "format": 1,
     "paged": "0.1.0",
@@ -55,6 +56,15 @@ def spoilt(name, number, column, value):
     return lambda of, rows: [
         [*row[:column], value, *row[column + 1 :]] if (of, i) == (name, number) else row for i, row in enumerate(rows)
     ]
+
+
+def turn(**fields):
+    """A request of a recorded session, changed."""
+    return TURN | fields
+
+
+def session(*requests, **fields):
+    return {"id": "a", "block_size": 64, "requests": list(requests) or [TURN]} | fields
 
 
 def run_of(spoil=lambda rows: rows, **fields):

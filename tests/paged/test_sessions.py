@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidConfig, TraceError
+from paged.study.report import write_sessions_html
+from paged.study.report.sessions_page import plot_of
 from paged.study.simulator import Device, SessionRun, StepTime, Tiers
 from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
 from paged.study.simulator.sessions import KEEPS
@@ -32,7 +34,8 @@ def sessions_of(tmp_path):
 
     def read(*sessions):
         lines = [
-            {"id": f"s{n}", "block_size": 4, "requests": requests, "tool_tokens": 0} for n, requests in enumerate(sessions)
+            {"id": f"s{n}", "block_size": 4, "requests": requests, "tool_tokens": 0}
+            for n, requests in enumerate(sessions)
         ]
         path = tmp_path / "sessions.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -90,7 +93,9 @@ def test_blocks_of_two_sizes_are_refused(tmp_path):
     path = tmp_path / "sessions.jsonl"
     lines = [{"id": "a", "block_size": size, "requests": [request(0, [[0, 1]], tokens=99)]} for size in (4, 8)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(TraceError, match="line 2, column block_size: blocks of 8 tokens, but of 4 in the sessions above"):
+    with pytest.raises(
+        TraceError, match="line 2, column block_size: blocks of 8 tokens, but of 4 in the sessions above"
+    ):
         read_sessions(path)
 
 
@@ -108,7 +113,9 @@ def test_what_is_drawn_depends_on_the_seed_alone(sessions_of):
 
 @pytest.mark.parametrize("keeps", KEEPS)
 def test_within_the_bounds_a_memory_that_holds_all_hits_what_was_seen(begun_of, keeps):
-    found = SessionRun(begun_of({0: turns_at(0, 5, 9), 1: turns_at(0, 7)}), Tiers(device_blocks=20), None, keeps=keeps).run()
+    found = SessionRun(
+        begun_of({0: turns_at(0, 5, 9), 1: turns_at(0, 7)}), Tiers(device_blocks=20), None, keeps=keeps
+    ).run()
     # 5 prompts of 3 blocks; the first of each session misses.
     assert (found.prompt_blocks, found.hit, found.kept, found.offline) == (15, 9 / 15, 9 / 15, 9 / 15)
     assert found.computed_twice == 0
@@ -221,8 +228,14 @@ def test_sessions_that_ship_break_no_rule_in_three_tiers(keeps):
     [
         ({"tiers": Tiers(device_blocks=1)}, "device_blocks is 1; at least 2 is needed"),
         ({"tiers": Tiers(device_blocks=9, disk_blocks=-1)}, "disk_blocks is -1; at least 0 is needed"),
-        ({"tiers": Tiers(device_blocks=9, disk_bytes_per_s=0)}, "disk_bytes_per_s is 0; it must be a finite number above 0"),
-        ({"tiers": Tiers(device_blocks=9, host_latency_s=-1)}, "host_latency_s is -1; it must be a finite number, 0 or more"),
+        (
+            {"tiers": Tiers(device_blocks=9, disk_bytes_per_s=0)},
+            "disk_bytes_per_s is 0; it must be a finite number above 0",
+        ),
+        (
+            {"tiers": Tiers(device_blocks=9, host_latency_s=-1)},
+            "host_latency_s is -1; it must be a finite number, 0 or more",
+        ),
         ({"keeps": "all"}, "keeps is 'all'; known are lru, sessions, hints"),
         ({"longest_pause_s": float("nan")}, "longest_pause_s is nan; it must be 0 or more"),
         ({"until_s": 0.0}, r"until_s is 0\.0; it must be above 0"),
@@ -235,6 +248,18 @@ def test_a_run_that_cannot_be_is_refused(begun_of, fields, problem):
     more = {name: value for name, value in fields.items() if name not in usual}
     with pytest.raises(InvalidConfig, match=problem):
         SessionRun(begun, tiers, None, **more)
+
+
+def test_the_page_of_a_run_draws_what_hit_and_when_the_first_tokens_came(begun_of, tmp_path):
+    pytest.importorskip("plotly")
+    begun, names = begun_of({0: turns_at(0, 9)}), {}
+    for step in (None, SECOND_A_TOKEN):
+        found = SessionRun(begun, Tiers(device_blocks=9), step, keeps="hints").run()
+        names[step] = [trace["name"] for trace in plot_of([found])["data"]]
+        write_sessions_html(tmp_path / "page.html", [found])
+        assert "turns: 2; full blocks in their prompts: 6." in (tmp_path / "page.html").read_text()
+    assert names[None] == ["device", "host", "disk", "kept", "offline"]
+    assert names[SECOND_A_TOKEN] == [*names[None], "TTFT, hints"]
 
 
 def test_everything_kept_hits_up_to_the_first_block_that_is_new():

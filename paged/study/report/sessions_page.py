@@ -19,7 +19,7 @@ def write_sessions_html(path: str | Path, found: Sequence[SessionResult]) -> Non
     """A self-contained page. Raises MissingExtra without plotly, UnwritablePath and OSError."""
     import_with_extra("plotly.offline", "study.report.write_sessions_html")
     first = found[0]
-    about = f"{first.sessions:,} sessions, {first.turns:,} turns, {first.prompt_blocks:,} full blocks in their prompts."
+    about = f"Sessions: {first.sessions:,}; turns: {first.turns:,}; full blocks in their prompts: {first.prompt_blocks:,}."
     body = [
         f"<p>{html.escape(about)}</p>",
         '<section><div class="plot" role="img" aria-label="hits by tier, and times to first token"></div></section>',
@@ -48,7 +48,9 @@ def plot_of(found: Sequence[SessionResult]) -> Figure:
         line = {"color": QUIET, "dash": dash}
         names = [each.keeps for each in found]
         data.append({"type": "scatter", "mode": "lines+markers", "name": name, "line": line, "x": names, "y": values})
-    for each in found:
+    # Within the bounds nothing takes any time.
+    timed = [each for each in found if each.ttft_s.p90]
+    for each in timed:
         data.append(
             {
                 "type": "scatter",
@@ -62,10 +64,13 @@ def plot_of(found: Sequence[SessionResult]) -> Figure:
             }
         )
     axes: Figure = {}
-    for i, (title, domain) in enumerate(zip(("keeps", "turn"), beside(2, 0.12), strict=True)):
+    panels = ("what says what is kept", "turn")[: 1 + bool(timed)]
+    for i, (title, domain) in enumerate(zip(panels, beside(2, 0.12), strict=False)):
         axes[numbered("xaxis", i)] = axis(title, type="category", domain=list(domain), anchor=numbered("y", i))
     axes["yaxis"] = axis("share of the prompts' blocks", anchor="x", range=[0, 1])
-    axes["yaxis2"] = axis("s", anchor="x2", rangemode="tozero")
-    titles = [panel_title("what hit where", 0), panel_title("time to first token, p90", 1)]
-    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+    titles = [panel_title("what hit where", 0)]
+    if timed:
+        axes["yaxis2"] = axis("s", anchor="x2", rangemode="tozero")
+        titles.append(panel_title("time to first token, p90", 1))
+    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
     return figure(data, 420, annotations=titles, barmode="stack", showlegend=True, legend=legend, **axes)

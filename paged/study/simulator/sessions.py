@@ -36,7 +36,7 @@ KEEPS: tuple[Keeps, ...] = ("lru", "sessions", "hints")
 """What says what is kept: nothing but use; each request's session; and hints at the end of each turn."""
 TURN_GROUPS = ((1, 1), (2, 5), (6, 20), (21, math.inf))
 """Turns of a line, from 1, of which times to first token are reported together: the first and the last of each group."""
-WAITS: dict[str, str | None] = {"tool_use": "tool", "end_turn": "person"}
+WAITS: dict[str, Literal["tool", "person"]] = {"tool_use": "tool", "end_turn": "person"}
 """What a turn's `stop` says of what the next one waits for."""
 
 
