@@ -5,7 +5,7 @@ A wrong row or count corrupts the tables, which only `check` finds. The calls of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +17,13 @@ from .check import violations_of
 from .flights import LEFT, Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
 from .layout import Layout
-from .moves import NO_MOVES, Moves
+from .moves import NO_MOVES, Moves, joined
 from .pool import Pool
 from .prefix_index import PrefixIndex
 from .sharing import Content, Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
-from .tiers import Offload, Tiers
+from .tiers import IsWorthLoading, Offload, Tiers
 from .views import GroupStats, GroupTables, RowView
 
 
@@ -70,7 +70,7 @@ class Memory:
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
-        self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
+        self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, *(self.device, self.host) * len(layout.sides))
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.
@@ -176,7 +176,8 @@ class Memory:
             self.sides.keep_states(self.flights.composed)
 
     def take_moves(self) -> Moves:
-        return self.growth.take_copies() if self.offload is None else self.offload.take_moves()
+        moves = NO_MOVES if self.offload is None else self.offload.take_moves()
+        return joined([moves, self.growth.take_copies()]) if self.growth.copies else moves
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
@@ -613,7 +614,7 @@ class Memory:
             self.growth.note_shared_tail(row)
         return moves
 
-    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+    def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         if self.offload is not None:
             self.offload.load_where(is_worth_loading)
 
