@@ -339,11 +339,13 @@ class Memory:
         `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows."""
         self.growth.draw_promised()
         self.content.retentions.reach(now)
-        number, moves = self.batch, self.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
+        if flight.is_used:
+            # First: what this evicts is copied before the batch writes there.
+            self.keep_states()
+        number, moves = self.batch, self.take_moves()
         is_empty = not (flight.is_used or has_more or len(moves))
         if not is_empty:
-            self.keep_states()
             # No engine runs an empty batch: the changes wait for the next one.
             changes = self.growth.take_changes()
             self.growth.release_copied()

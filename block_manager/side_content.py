@@ -142,6 +142,8 @@ class SideContent:
     def cheapest(self, found: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]) -> Found:
         """Of what was `found` on the device and the lengths at which all can stand with what is on `both` tiers, the one for which
         the least is moved and computed, by `load_where`. At most `room` pages are moved."""
+        if self.length_of(both) <= self.length_of(found):
+            return found
         size, stands = self._size, np.logical_and.reduce(both.stands)
         pages = self._moved(both, have, found.match.num_blocks, self._layout.sides)
         stands[: found.hit.num_blocks] = False
