@@ -6,7 +6,7 @@ A lookup compares token ids. Each row has a path through the content, which is o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -610,7 +610,9 @@ class PrefixIndex:
         """Remove these nodes from a place. Oldest first: children are evicted before parents."""
         if self.has_sides:
             # Those of ends first: what is evicted is not given up, too. What went while room was made for them is gone.
-            spans = sorted([span for span in spans if span[0].length or span[0].row >= 0], key=lambda span: not span[0].is_end)
+            spans = sorted(
+                [span for span in spans if span[0].length or span[0].row >= 0], key=lambda span: not span[0].is_end
+            )
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES

@@ -303,16 +303,6 @@ def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
     return found
 
 
-def after(spans: list[Span], num_nodes: int) -> list[Span]:
-    """What follows the first `num_nodes` nodes of spans."""
-    found: list[Span] = []
-    for run, first, stop in spans:
-        if (begin := first + max(num_nodes, 0)) < stop:
-            found.append((run, begin, stop))
-        num_nodes -= stop - first
-    return found
-
-
 def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """The stretches that are there without a gap: the first of each, and the one after its last."""
     edges = np.diff(are_there, prepend=False, append=False).nonzero()[0].tolist()

@@ -92,17 +92,18 @@ class Sharing:
             self._growth.draw_promised()
         match, may_load = index.match(path, data, limit), self._offload is not None and self._growth.may_copy
         on_host, end, brought, loaded = list[Span](), None, list[tuple[int, Blocks]](), 0
-        if self._sides is not None:
+        if (sides := self._sides) is not None:
             known = tables.tokens[row, : tables.num_tokens[row]]
-            found = all_there = self._sides.find(path, known, match, have, row)
+            found = both = sides.find(path, known, match, have, row)
             if may_load:
-                all_there = self._sides.find_on_both(path, known, found, have, row)
-                brought, loaded = self._bring(found, all_there, have, room), -self._sides.length_of(found)
-            if brought:
-                found = self._sides.find(path, known, index.match(path, data, limit), have, row)
-            loaded = loaded + self._sides.length_of(found) if brought else 0
-            its = all_there._replace(hit=found.hit, end=found.end)
-            self._sides.note(row, its, have + limit, have, count=count, from_host=loaded)
+                both = sides.find(path, known, match, have, row, tiers=2)
+                brought, here = self._bring(found, both, have, room), sides.length_of(found)
+                if brought:
+                    # All of it is on the device now.
+                    found = sides.find(path, known, index.match(path, data, limit), have, row)
+                loaded = sides.length_of(found) - here
+            its = both._replace(hit=found.hit, end=found.end)
+            sides.note(row, its, have + limit, have, count=count, from_host=loaded)
             match, end = found.hit, found.end
         elif may_load and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
@@ -111,13 +112,13 @@ class Sharing:
             won += self._sides.ends.take(row, have, end)
         for place, blocks in brought:
             index.pools[place].release(blocks)
-        won -= loaded
         if on_host:
             loaded = self._load(row, on_host, room)
+            won += loaded
         if count:
-            self.hit_tokens += won + loaded
+            self.hit_tokens += won
             self.host_hit_tokens += loaded
-        return won + loaded
+        return won
 
     def _bring(self, found: Found, both: Found, have: int, room: int | None) -> list[tuple[int, Blocks]]:
         """Let the device have what the best length needs of what it and the host have: see `SideContent.cheapest`. Returns
@@ -293,29 +294,32 @@ class Content:
 
     def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
         """Where a lookup of these tokens would end now, if there are sides."""
-        assert (sides := self._sides) is not None, "there are sides"
-        found = both = best = sides.find(Path(root), tokens, self._match(tokens, root))
+        assert self._sides is not None, "there are sides"
+        sides, match = self._sides, self._match(tokens, root)
+        found = both = best = sides.find(Path(root), tokens, match)
         if self._offload is not None:
-            both = sides.find_on_both(Path(root), tokens, found)
+            both = sides.find(Path(root), tokens, match, tiers=2)
             best = sides.cheapest(found, both, 0, self._growth.num_unpromised, self._offload.is_worth_loading)
         its, from_host = both._replace(hit=best.hit, end=best.end), sides.length_of(best) - sides.length_of(found)
         return sides.hit_end(its, (len(tokens) - 1) // self._tables.block_size, from_host=from_host)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing."""
-        index, size, on_host = self._index, self._tables.block_size, 0
-        match = self._match(tokens, root)
+        index, size, end, on_host = self._index, self._tables.block_size, None, 0
+        match, has_host = self._match(tokens, root), self._offload is not None
         if self._sides is not None:
             found = self._sides.find(Path(root), tokens, match)
-            num_tokens, (*_, match, end) = self._sides.length_of(found), found
-            if self._offload is not None:
-                on_host = self._sides.length_of(self._sides.find_on_both(Path(root), tokens, found)) - num_tokens
-            blocks = index.blocks_of(DEVICE, match.spans)
-            return Hit(num_tokens, blocks.copy() if end is None else np.append(blocks, end.block(DEVICE, 0)), on_host)
+            both = self._sides.find(Path(root), tokens, match, tiers=1 + has_host)
+            on_host = self._sides.length_of(both) - self._sides.length_of(found)
+            *_, match, end = found
+        elif has_host and match.first_pending < 0:
+            on_host = (
+                index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks * size
+            )
         blocks = index.blocks_of(DEVICE, match.spans)
-        if self._offload is not None and match.first_pending < 0:
-            on_host = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks
-        return Hit(match.num_blocks * size, blocks.copy(), on_host * size)
+        if end is not None:
+            return Hit(match.num_blocks * size + len(end.tokens) // 4, np.append(blocks, end.block(DEVICE, 0)), on_host)
+        return Hit(match.num_blocks * size, blocks.copy(), on_host)
 
     def first_key(self, tokens: NDArray[np.int32], root: bytes) -> bytes:
         """The key under which the first block of these tokens is cached."""

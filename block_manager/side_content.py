@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.arguments import MOST_KEPT_AT
-from paged.base.growing import rising, rising_from
+from paged.base.growing import rising_from
 
 from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Path, Run, Span, after, first_of, num_nodes, stretches, upwards
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, stretches, upwards
 from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
 # what it was found to share, and the lengths that were asked for.
 _LAST, _JUNCTION = 1, 2
-_Tiers = tuple[int, ...]
-_DEVICE: _Tiers = (DEVICE,)
+# Nodes of a place on the device, and the block of each there, int64 [n]: -1 for none, -2 where none is needed.
+Part = tuple[int, list[Span], Blocks]
 
 
 class Found(NamedTuple):
@@ -114,105 +114,74 @@ class SideContent:
         asked = dict.fromkeys(length // self._size for length in keep_at if self._size <= length <= num_tokens)
         self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
-    def longest(self, match: Match, have: int = 0, row: int = -1, tiers: _Tiers = _DEVICE) -> Found:
-        """The part of a match behind the first `have` blocks, which `row` has, after which every side can stand."""
+    def longest(self, match: Match, have: int = 0, row: int = -1, tiers: int = 1) -> Found:
+        """The part of a match behind the first `have` blocks, which `row` has, after which every side can stand with what the
+        first `tiers` have, 1: the device."""
         stands = self._stands(match, have, row, tiers)
-        num = _last(np.logical_and.reduce(stands))
-        return _cut(Found(match, stands, NOTHING, None), num)
+        return _cut(Found(match, stands, NOTHING, None), _last(np.logical_and.reduce(stands)))
 
     def find(
-        self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1, tiers: _Tiers = _DEVICE
+        self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1, tiers: int = 1
     ) -> Found:
-        """`longest` behind a closed path, for these tokens, or further on where a row ended."""
+        """`longest` behind a closed path, for these tokens, or further on where a row ended. Of two `tiers`: with what the host
+        has beside and behind a match on the device, unless a part of that is pending."""
+        if tiers > 1 and (tiers := 1 + (match.first_pending < 0)) > 1:
+            stop = (len(tokens) - 1) // self._size
+            data = tokens[have * self._size : stop * self._size].tobytes()
+            rest = self._index.match(path, data, stop - have, HOST, match)
+            match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
         found = self.longest(match, have, row, tiers)
-        return found if self.ends is None else self.ends.find(path, tokens, have, found, is_new=row < 0, tiers=tiers)
+        return found if self.ends is None else self.ends.find(path, tokens, have, found, tiers, is_new=row < 0)
 
-    def find_on_both(
-        self, path: Path, tokens: NDArray[np.int32], found: Found, have: int = 0, row: int = -1
+    def cheapest(
+        self, found: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]
     ) -> Found:
-        """`find` with what the host has beside and behind what was `found` on the device."""
-        match, stop = found.match, (len(tokens) - 1) // self._size
-        if match.first_pending >= 0:
-            return found
-        data = tokens[have * self._size : stop * self._size].tobytes()
-        rest = self._index.match(path, data, stop - have, HOST, match)
-        match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
-        return self.find(path, tokens, match, have, row, tiers=(DEVICE, HOST))
-
-    def cheapest(self, found: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]) -> Found:
-        """Of what was `found` on the device and the lengths at which all can stand with what is on `both` tiers, the one for which
-        the least is moved and computed, by `load_where`. At most `room` pages are moved."""
-        if self.length_of(both) <= self.length_of(found):
-            return found
-        size, stands = self._size, np.logical_and.reduce(both.stands)
-        pages = self._moved(both, have, found.match.num_blocks, self._layout.sides)
+        """Of what was `found` on the device and the lengths at which all can stand with what `both` tiers have, the one for which
+        least is copied and computed (`load_where`), of at most `room` pages."""
+        stands, best, paid = np.logical_and.reduce(both.stands), found, 0
         stands[: found.hit.num_blocks] = False
         # Between the ends of a stretch each block costs as much, and saves more than the one before.
-        lengths = [num for first, stop in stretches(stands & (pages <= room)) for num in (first + 1, stop)]
-        offers = [(_cut(both, num), int(pages[num - 1])) for num in dict.fromkeys(lengths)]
-        if both.end is not None and both.end is not found.end:
-            num, places = both.hit.num_blocks, [DEVICE, *(side.place for side in self._layout.sides)]
-            moved = self._moved(both, have, found.match.num_blocks, self._layout.bounded)[num - 1].item() if num else 0
-            moved += sum(self._pages[place] for place in places if both.end.block(place, 0) < 0)
-            offers += [(both, moved)] * (moved <= room)
-        best, paid = found, 0
-        for offer, moved in offers:
-            start, stop = (have * size + self.length_of(each) for each in (best, offer))
-            if is_worth(start, stop, moved - paid):
-                best, paid = offer, moved
+        nums = dict.fromkeys([num for first, stop in stretches(stands) for num in (first + 1, stop)])
+        for offer in [*(_cut(both, num) for num in nums), *[both] * (both.end is not found.end)]:
+            taken = self.taken_by(offer, have, found.match.num_blocks)
+            pages = sum(int(np.count_nonzero(blocks == -1)) * self._pages[place] for place, _, blocks in taken)
+            start, stop = (have * self._size + self.length_of(each) for each in (best, offer))
+            if pages <= room and stop > start and is_worth(start, stop, pages - paid):
+                best, paid = offer, pages
         return best
 
     def length_of(self, found: Found) -> int:
         """Tokens of what was found."""
         return found.hit.num_blocks * self._size + (0 if found.end is None else len(found.end.tokens) // 4)
 
-    def taken_by(self, found: Found, have: int, num_here: int) -> list[tuple[int, list[Span], Blocks]]:
-        """What a row with `have` blocks takes of what was found, those of the sides first: the place on the device, nodes, and
-        their blocks there, int64 [n], -1 for none. `num_here`: blocks of the full group that are there."""
-        spans, parts = found.hit.spans, list[tuple[int, list[Span], Blocks]]()
+    def taken_by(self, found: Found, have: int, num_here: int) -> list[Part]:
+        """What a row with `have` blocks takes of what was found, the sides first. The device has `num_here` of the full group."""
+        num, spans, end, parts = found.hit.num_blocks, found.hit.spans, found.end, list[Part]()
         for side in self._layout.sides:
-            begin = max(0, self._begins(side, have, np.array([found.hit.num_blocks])).item())
-            if not side.is_state or found.end is None:
-                parts.append((side.place, after(spans, begin), self._residence(side, spans)[begin:]))
-            if found.end is not None:
-                parts.append((side.place, [(found.end, 0, 1)], found.end.blocks_in(side.place, 0, 1)))
-        if found.end is not None:
-            parts.append((DEVICE, [(found.end, 0, 1)], found.end.blocks_in(DEVICE, 0, 1)))
-        here = self._index.blocks_of(DEVICE, first_of(spans, num_here))
-        return [*parts, (DEVICE, spans, np.append(here, np.full(found.hit.num_blocks - len(here), -1)))]
+            blocks = self._residence(side, spans)
+            blocks[: num - 1 if side.is_state else max(0, side.first_column((have + num) * self._size) - have)] = -2
+            parts += [(side.place, spans, blocks)] * (end is None or not side.is_state)
+        full = np.full(num, -1)
+        full[:num_here] = self._index.blocks_of(DEVICE, first_of(spans, num_here))
+        parts.append((DEVICE, spans, full))
+        return parts if end is None else parts + [(at, [(end, 0, 1)], end.blocks_in(at, 0, 1)) for at in self._pages]
 
-    def _begins(self, side: Side, have: int, nums: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first column, behind the first `have`, that is held with each number of further ones, int64 [n]; below 0: one of those."""
-        if side.is_state:
-            return nums - 1
-        begins: NDArray[np.int64] = side.first_column((have + nums) * self._size) - have
-        return begins
-
-    def _lacking(self, side: Side, spans: list[Span], have: int, most: int, tiers: _Tiers) -> NDArray[np.int64]:
-        """After each of the first `most` blocks, how many that are held there are on none of these tiers, int64 [most]."""
-        is_there = np.maximum.reduce([self._residence(side, spans, tier) for tier in tiers])[: max(most, 0)] >= 0
-        holes = np.concatenate([[0], np.cumsum(~is_there)])
-        lacking: NDArray[np.int64] = holes[1:] - holes[np.maximum(self._begins(side, have, rising(len(is_there)) + 1), 0)]
-        return lacking
-
-    def _moved(self, both: Found, have: int, num_here: int, sides: Sequence[Side]) -> NDArray[np.int64]:
-        """Pages to be moved to stand after each block of a match on both tiers, int64 [n], of the full group and these sides."""
-        num = both.match.num_blocks
-        pages = np.maximum(rising(num) + 1 - num_here, 0) * self._layout.full_pages
-        for side in sides:
-            pages = pages + self._lacking(side, both.match.spans, have, num, _DEVICE) * side.pages
-        return pages
-
-    def _stands(self, match: Match, have: int, row: int, tiers: _Tiers = _DEVICE) -> list[NDArray[np.bool_]]:
+    def _stands(self, match: Match, have: int, row: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
         """`Found.stands` of a match that begins at column `have`."""
-        most, found = match.num_blocks, list[NDArray[np.bool_]]()
-        if match.first_pending >= 0:
-            most = min(most, match.first_pending - have)
+        most = match.num_blocks if match.first_pending < 0 else min(match.num_blocks, match.first_pending - have)
+        ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
         for side in self._layout.sides:
-            found.append(self._lacking(side, match.spans, have, most, tiers) == 0)
-            if have and not side.is_state:
-                begins = self._begins(side, have, rising(len(found[-1])) + 1)
-                found[-1] &= (begins >= 0) | (begins + have >= self._tables.first[side.table, row])
+            blocks = np.maximum.reduce([self._residence(side, match.spans, tier) for tier in range(tiers)])
+            is_there = blocks[: max(most, 0)] >= 0
+            found.append(is_there)
+            if side.is_state:
+                continue
+            begins = side.first_column(ends * self._size)
+            # Holes before each column; none may lie between where a window begins and its end.
+            holes = np.concatenate([[0], np.cumsum(~is_there)])
+            found[-1] = holes[1:] == holes[np.maximum(begins - have, 0)]
+            if have:
+                found[-1] &= (begins >= have) | (begins >= self._tables.first[side.table, row])
         return found
 
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
@@ -512,9 +481,9 @@ class RowEnds:
             self._index.add_end(path, tables.tokens[row, column * self._size : computed].tobytes(), blocks)
 
     def find(
-        self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, *, is_new: bool, tiers: _Tiers = _DEVICE
+        self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, tiers: int, *, is_new: bool
     ) -> Found:
-        """What was `found` at column `have`, or the tokens' longest end if further on. `is_new`: no row takes it."""
+        """What was `found` at column `have`, or the tokens' longest end on these tiers if further on. `is_new`: no row takes it."""
         if not self._index.ends or not (is_new or self._growth.may_copy):
             return found
         match, stands, hit, _ = found
@@ -528,7 +497,7 @@ class RowEnds:
             if num_blocks < hit.num_blocks or not is_theirs or room < needed:
                 continue
             places = [DEVICE, *(side.place for side in layout.sides)]
-            is_whole = all(any(end.block(place + tier, 0) >= 0 for tier in tiers) for place in places)
+            is_whole = all(any(end.block(place + tier, 0) >= 0 for tier in range(tiers)) for place in places)
             # Where the row stands already, its windows do.
             if num_blocks and is_whole:
                 sides = zip(self._layout.sides, stands, strict=True)

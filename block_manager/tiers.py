@@ -19,7 +19,7 @@ from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import Pool, Taken
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, stretches
-from .side_content import SideContent
+from .side_content import Part, SideContent
 from .tables import Rows
 
 # `BlockManager.load_where`.
@@ -109,14 +109,14 @@ class Offload:
         self.loaded_blocks += len(blocks) * pages
         return blocks
 
-    def bring(self, parts: list[tuple[int, list[Span], Blocks]]) -> list[tuple[int, Blocks]]:
-        """Hold nodes of several groups on the device, and load those that only the host has: by part the place, nodes, and
-        their blocks there (-1: none). Returns places and blocks, to be released; none, changing nothing, if there is no room."""
+    def bring(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
+        """Hold what the device has of these parts, and load what only the host has. Returns places and blocks, to be released;
+        none, changing nothing, if there is no room."""
         index, wanted, lacking = self._index, 0, list[tuple[int, list[Span]]]()
         for place, spans, blocks in parts:
             its, start = list[Span](), 0
             for run, first, stop in spans:
-                is_lacking = blocks[start : start + stop - first] < 0
+                is_lacking = blocks[start : start + stop - first] == -1
                 its += [(run, first + begin, first + end) for begin, end in stretches(is_lacking)]
                 start += stop - first
             lacking.append((place, its))

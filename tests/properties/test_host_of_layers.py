@@ -2,8 +2,7 @@
 at which the cached pages of the device and the host hold what each group reads."""
 
 import numpy as np
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 from paged import BlockManager, Costs, Request, Scheduler
 from paged.testing.machines import settings_for
