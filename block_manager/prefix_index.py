@@ -395,7 +395,7 @@ class PrefixIndex:
         run.put(place, first, blocks)
         if run.retained:
             self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
-        if self.log is not None:
+        if self.log is not None and not run.is_end:
             self.log.changed([run])
 
     def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
