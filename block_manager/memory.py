@@ -20,6 +20,7 @@ from .layout import Layout
 from .moves import NO_MOVES, Moves, joined
 from .pool import Pool
 from .prefix_index import PrefixIndex
+from .runs import DEVICE, HOST
 from .sharing import Content, Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
@@ -411,15 +412,15 @@ class Memory:
         """Figures of each group, of layers of several kinds."""
         if self.sides is None:
             return ()
-        cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
-        cached = [self.device.num_cached - sum(cached), *cached]
+        lost, passed = [0, *self.sides.lost], self.sides.passed
+        cached, on_host = (self.sides.cached_pages(tier) for tier in (DEVICE, HOST))
         beside, found = self._beside_tables(), list[GroupStats]()
         for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
             entries = self._entries(number, self.tables.live_rows)
             used = self._pages_held(number, entries[2], beside)
             is_state = group.kind == "state"
             kept = used if is_state else self.num_filled(number, entries) * group.pages / self.block_size
-            found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept))
+            found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept, on_host[at]))
         return tuple(found)
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:

@@ -96,11 +96,8 @@ class Sharing:
             known = tables.tokens[row, : tables.num_tokens[row]]
             found = both = sides.find(path, known, match, have, row)
             if may_load:
-                both = sides.find(path, known, match, have, row, tiers=2)
-                brought, here = self._bring(found, both, have, room), sides.length_of(found)
-                if brought:
-                    # All of it is on the device now.
-                    found = sides.find(path, known, index.match(path, data, limit), have, row)
+                both, here = sides.find(path, known, match, have, row, tiers=2), sides.length_of(found)
+                found, brought = self._bring(found, both, have, room)
                 loaded = sides.length_of(found) - here
             its = both._replace(hit=found.hit, end=found.end)
             sides.note(row, its, have + limit, have, count=count, from_host=loaded)
@@ -120,13 +117,16 @@ class Sharing:
             self.host_hit_tokens += loaded
         return won
 
-    def _bring(self, found: Found, both: Found, have: int, room: int | None) -> list[tuple[int, Blocks]]:
+    def _bring(
+        self, found: Found, both: Found, have: int, room: int | None
+    ) -> tuple[Found, list[tuple[int, Blocks]]]:
         """Let the device have what the best length needs of what it and the host have: see `SideContent.cheapest`. Returns
-        places and blocks that are held until the row has them; none: nothing is loaded."""
+        what is found there now, and places and blocks that are held until the row has them; none: nothing is loaded."""
         sides, offload, room = self._sides, self._offload, self._growth.num_unpromised if room is None else room
         assert sides is not None and offload is not None, "it is only asked where there are both"
         best = sides.cheapest(found, both, have, room, offload.is_worth_loading)
-        return [] if best is found else offload.bring(sides.taken_by(best, have, found.match.num_blocks))
+        held = [] if best is found else offload.bring(sides.taken_by(best, have, found.match.num_blocks))
+        return best if held else found, held
 
     def _take(self, row: int, have: int, match: Match, count: bool, *, with_states: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""

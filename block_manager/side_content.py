@@ -253,12 +253,13 @@ class SideContent:
         uid, end, _ = self._ends.get(row, (0, None, False))
         return end if uid == self._tables.uid[row] else None
 
-    def cached_pages(self, tier: int = DEVICE) -> list[int]:
-        """Pages of a tier with content of each side that nobody holds."""
+    def cached_pages(self, tier: int) -> list[int]:
+        """Pages of a tier with content that nobody holds, of the full group and each side."""
         pool = self._index.pools[NUM_PLACES + tier]
         assert pool.place is not None, "windows and states have places of their own"
         counts = np.bincount(pool.place[pool.state < 0], minlength=len(self._index.pools)).tolist()
-        return [counts[side.place + tier] * side.pages for side in self._layout.sides]
+        its = [counts[side.place + tier] * side.pages for side in self._layout.sides]
+        return [pool.num_cached - sum(its), *its]
 
     def _residence(self, side: Side, spans: list[Span], tier: int = DEVICE) -> Blocks:
         """The block of each node of the spans in a side's place of a tier, int64 [n]; -1: none."""
