@@ -80,7 +80,8 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
             count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    count(HOST, 0, NO_BLOCKS if tiers.offload is None else tiers.offload.held())
+    for place, busy in () if tiers.offload is None else tiers.offload.held():
+        count(HOST, place // NUM_PLACES, busy)
     for table, block in beside:
         count(DEVICE, table, block)
     for pool, wanted in counted.values():
@@ -212,6 +213,9 @@ def _closed_run(run: Run) -> Iterator[str]:
         (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
         yield f"5: a node of run {run.id} is on the device and its parent node is not."
+    lacks = np.maximum(*(run.blocks_in(place, 0, run.end) for place in (DEVICE, HOST))) < 0
+    if any(its is not None and (lacks[: len(its)] & (its >= 0)).any() for its in run.blocks[NUM_PLACES:]):
+        yield f"5: run {run.id} has windows or states of nodes that the full group has on no tier."
 
 
 def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:

@@ -65,14 +65,14 @@ class LayerGroup:
 
 
 class Side:
-    """A group beside the full one, the index of its table, and the place of its content (`PrefixIndex.pools`). `most`:
-    blocks that a row holds at most, one of them still in flight."""
+    """A group beside the full one, the index of its table, and the place of its content on the device (`PrefixIndex.pools`;
+    the one after it: on the host). `most`: blocks that a row holds at most, one of them still in flight."""
 
     def __init__(self, group: LayerGroup, table: int, block_size: int, *, keeps: bool) -> None:
         self.group, self.name, self.table = group, group.name, table
         self.kind, self.reach, self.pages = group.kind, group.reach, group.pages
-        # Those of the full group come first: device and host.
-        self.place = 1 + table
+        # Each group has two.
+        self.place = 2 * table
         self.is_state = group.kind == "state"
         self._size, self._keeps = block_size, keeps
         span = group.reach - 1 if group.kind == "window" else group.reach

@@ -6,7 +6,7 @@ block ids. The caller serialises calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .sharing import Hit
 from .tables import Rows
+from .tiers import IsWorthLoading
 from .views import GroupTables, MemoryStats, TierView
 
 RowsLike = int | Sequence[int] | Rows
@@ -59,8 +60,7 @@ class BlockManager(Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
-    `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. Layers that
-    are not full go without host_caching so far (UnsupportedByLayers). `row_ends`: of models with states, rows begin where
+    `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. `row_ends`: of models with states, rows begin where
     others ended within a block, too, which copies that block. `takes_ahead`: where a window or state ended a hit, rows
     share full blocks behind it all the same, and write from `GroupTables.written_from` on.
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
@@ -98,8 +98,6 @@ class BlockManager(Uncopyable):
             raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
         # The groups, and counts of pages.
         self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
-        if host_caching:
-            layout.refuse("host_caching (content on the host)")
         switches = host_caching, checked_flag("row_ends", row_ends), checked_flag("takes_ahead", takes_ahead)
         self._memory = memory = Memory(layout, num_blocks, host_blocks, *switches)
         self.rows, self.device, self.host = memory.rows, TierView(memory.device), TierView(memory.host)
@@ -410,8 +408,9 @@ class BlockManager(Uncopyable):
         memory = self._own("extend_hit")
         return memory.sharing.extend_hit(memory.tables.one(row))
 
-    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
-        """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all."""
+    def load_where(self, is_worth_loading: IsWorthLoading) -> None:
+        """Load content that only the host has where `is_worth_loading(start, end, pages)`: to copy so many pages rather than to
+        compute these positions; by default all."""
         self._own("load_where").load_where(is_worth_loading)
 
     @property

@@ -5,7 +5,7 @@ A wrong row or count corrupts the tables, which only `check` finds. The calls of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +17,14 @@ from .check import violations_of
 from .flights import LEFT, Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
 from .layout import Layout
-from .moves import NO_MOVES, Moves
+from .moves import NO_MOVES, Moves, joined
 from .pool import Pool
 from .prefix_index import PrefixIndex
+from .runs import DEVICE, HOST
 from .sharing import Content, Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
-from .tiers import Offload, Tiers
+from .tiers import IsWorthLoading, Offload, Tiers
 from .views import GroupStats, GroupTables, RowView
 
 
@@ -70,7 +71,9 @@ class Memory:
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
-        self.index = PrefixIndex(self.tables, self.flights, self.blocks, of_host, [self.device] * len(layout.sides))
+        self.index = PrefixIndex(
+            self.tables, self.flights, self.blocks, of_host, *(self.device, self.host) * len(layout.sides)
+        )
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.
@@ -176,7 +179,8 @@ class Memory:
             self.sides.keep_states(self.flights.composed)
 
     def take_moves(self) -> Moves:
-        return self.growth.take_copies() if self.offload is None else self.offload.take_moves()
+        moves = NO_MOVES if self.offload is None else self.offload.take_moves()
+        return joined([moves, self.growth.take_copies()]) if self.growth.copies else moves
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
@@ -338,11 +342,13 @@ class Memory:
         `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows."""
         self.growth.draw_promised()
         self.content.retentions.reach(now)
-        number, moves = self.batch, self.take_moves()
         flight, changes = self.flights.composed, NO_CHANGES
+        if flight.is_used:
+            # First: what this evicts is copied before the batch writes there.
+            self.keep_states()
+        number, moves = self.batch, self.take_moves()
         is_empty = not (flight.is_used or has_more or len(moves))
         if not is_empty:
-            self.keep_states()
             # No engine runs an empty batch: the changes wait for the next one.
             changes = self.growth.take_changes()
             self.growth.release_copied()
@@ -406,15 +412,15 @@ class Memory:
         """Figures of each group, of layers of several kinds."""
         if self.sides is None:
             return ()
-        cached, lost, passed = self.sides.cached_pages(), [0, *self.sides.lost], self.sides.passed
-        cached = [self.device.num_cached - sum(cached), *cached]
+        lost, passed = [0, *self.sides.lost], self.sides.passed
+        cached, on_host = (self.sides.cached_pages(tier) for tier in (DEVICE, HOST))
         beside, found = self._beside_tables(), list[GroupStats]()
         for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
             entries = self._entries(number, self.tables.live_rows)
             used = self._pages_held(number, entries[2], beside)
             is_state = group.kind == "state"
             kept = used if is_state else self.num_filled(number, entries) * group.pages / self.block_size
-            found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept))
+            found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept, on_host[at]))
         return tuple(found)
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:
@@ -613,7 +619,7 @@ class Memory:
             self.growth.note_shared_tail(row)
         return moves
 
-    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+    def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         if self.offload is not None:
             self.offload.load_where(is_worth_loading)
 

@@ -58,8 +58,10 @@ class Pool:
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
-        # int8 [num_blocks]: the place in whose terms a block carries its node; None where there is one alone.
+        # int8 [num_blocks]: the place in whose terms a block carries its node, and whether that was to be evicted next when it was
+        # released, bool [num_blocks]; None where there is one place alone.
         self.place: NDArray[np.int8] | None = None
+        self.goes_next: NDArray[np.bool_] | None = None
         # int8 [num_blocks], higher levels are evicted later; None until any is raised.
         self.level: NDArray[np.int8] | None = None
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
@@ -98,7 +100,7 @@ class Pool:
         `has_places`: the blocks lie in several places, those of a release in one."""
         self._forget = forget
         if has_places:
-            self.place = np.zeros(self.num_blocks, np.int8)
+            self.place, self.goes_next = np.zeros(self.num_blocks, np.int8), np.zeros(self.num_blocks, np.bool_)
 
     def on_raised(self, choose: Callable[[int, int], None]) -> None:
         """Call `choose` with a level and a number of blocks before so many of a raised level are evicted: it may put others
@@ -185,6 +187,9 @@ class Pool:
 
     def _forgotten(self, taken: list[Taken]) -> Blocks:
         blocks = taken[0][0] if len(taken) == 1 else np.concatenate([NO_BLOCKS, *(evicted for evicted, _ in taken)])
+        if self.place is not None:
+            # Held: what leaves with them may be content of each other.
+            self.state[blocks] = _CONTENT + 1
         if self._forget is not None:
             self._forget(taken, blocks)
         if self.level is not None:
@@ -306,6 +311,8 @@ class Pool:
     def _put_cached(self, blocks: Blocks, is_next: bool) -> None:
         """Add blocks with content, last one first, at their levels."""
         self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
+        if self.goes_next is not None:
+            self.goes_next[blocks] = is_next
         if self.level is None:
             self.queues[0].put(blocks, None, self._step, is_next)
             return

@@ -6,7 +6,7 @@ A lookup compares token ids. Each row has a path through the content, which is o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import NO_BLOCKS, Pool, Retentions, Taken
-from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, upwards
+from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
 from .tables import Tables
 
 
@@ -40,10 +40,11 @@ NOTHING = Match([], 0, -1)
 
 
 class PrefixIndex:
-    def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool, sides: Sequence[Pool] = ()) -> None:
+    def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool, *sides: Pool) -> None:
+        """`sides`: device and host of each. They lie in one pool a tier."""
         self._tables = tables
         self._flights = flights
-        # By place: what follows the host is of windows, chunks and states, which lie in one pool.
+        # By place.
         self.pools = (device, host, *sides)
         self.retentions = Retentions(self.pools)
         self._block_size = tables.block_size
@@ -65,12 +66,9 @@ class PrefixIndex:
         self._most_gone = 0
         # None until events are read; it finds the growth of open runs itself.
         self.log: Listener | None = None
-        for place, pool in ((DEVICE, device), (HOST, host)):
-            pool.on_eviction(partial(self._evict, place))
-        self._num_places = len(self.pools)
-        self._has_sides = bool(sides)
-        if sides:
-            sides[0].on_eviction(self._evict_any, has_places=True)
+        self._num_places, self.has_sides = len(self.pools), bool(sides)
+        for place, pool in enumerate(self.pools[: 2 * NUM_PLACES]):
+            pool.on_eviction(partial(self._evict, place), has_places=place >= NUM_PLACES)
 
     def listen(self, log: Listener) -> None:
         """Report to `log` from now on."""
@@ -393,6 +391,7 @@ class PrefixIndex:
         del self.ends[end.key]
         if end.parent is not None:
             end.parent.remove_child(end.at)
+        end.unlink(keep_content=False)
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
@@ -400,7 +399,7 @@ class PrefixIndex:
         run.put(place, first, blocks)
         if run.retained:
             self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
-        if self.log is not None:
+        if self.log is not None and not run.is_end:
             self.log.changed([run])
 
     def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
@@ -530,27 +529,30 @@ class PrefixIndex:
             # Unread events need its tokens.
             run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
 
-    def _give_up(self, run: Run, length: int, first_place: int = DEVICE) -> None:
-        """Withdraw the run's nodes from `length` on, from this place on: their blocks carry nothing."""
+    def _give_up(self, run: Run, first: int, first_place: int = DEVICE, stop: int | None = None) -> None:
+        """Withdraw the run's nodes from `first` on, before `stop`, from this place on: their blocks carry nothing."""
         for place in range(first_place, len(self.pools)):
             blocks = run.blocks[place]
-            if blocks is not None and length < len(blocks):
-                lost = blocks[length:]
+            if blocks is not None and first < len(blocks):
+                lost = blocks[first:stop]
                 self.pools[place].forget_content(lost[lost >= 0])
-                run.drop(place, length, len(blocks))
+                run.drop(place, first, len(blocks) if stop is None else stop)
 
-    def _evict(self, place: int, taken: list[Taken], _: Blocks) -> None:
-        self.forget(place, self.nodes_in(place, taken))
+    def _evict(self, place: int, taken: list[Taken], blocks: Blocks) -> None:
+        for its_place, parts, _ in self.by_place(place, taken, blocks):
+            self.forget(its_place, self.nodes_in(its_place, parts))
 
-    def _evict_any(self, taken: list[Taken], _: Blocks) -> None:
-        """Evict from the pool of several places; a part of what is taken lies in one of them. Those of the sides go first:
-        what rests on nodes of the full group goes with them."""
-        place_of = self.pools[NUM_PLACES].place
-        assert place_of is not None, "it has several places"
-        places = [place_of.item(blocks.item(0)) for blocks, _ in taken]
+    def by_place(self, place: int, taken: list[Taken], blocks: Blocks) -> Iterator[tuple[int, list[Taken], Blocks]]:
+        """The parts of what a pool evicts by place, and their blocks; `place`: where there is one alone. Each part lies in one.
+        Those of the sides come first: what rests on nodes of the full group goes with them."""
+        pool = self.pools[place]
+        if pool.place is None:
+            yield place, taken, blocks
+            return
+        places = [pool.place.item(part.item(0)) for part, _ in taken]
         for place in sorted(set(places), reverse=True):
             parts = [part for part, its_place in zip(taken, places, strict=True) if its_place == place]
-            self.forget(place, self.nodes_in(place, parts))
+            yield place, parts, np.concatenate([part for part, _ in parts])
 
     def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
@@ -613,9 +615,11 @@ class PrefixIndex:
 
     def forget(self, place: int, spans: list[Span]) -> None:
         """Remove these nodes from a place. Oldest first: children are evicted before parents."""
-        if self.ends:
-            # First: what is evicted is not given up, too.
-            spans = sorted(spans, key=lambda span: not span[0].is_end)
+        if self.has_sides:
+            # Those of ends first: what is evicted is not given up, too. What went while room was made for them is gone.
+            spans = sorted(
+                [span for span in spans if span[0].length or span[0].row >= 0], key=lambda span: not span[0].is_end
+            )
         if self.log is not None:
             self.log.changed(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES
@@ -629,16 +633,21 @@ class PrefixIndex:
             if is_main:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
             run.drop(place, first, stop)
-            if is_main and self._has_sides:
-                # No prompt can begin there without the full group.
-                self._give_up(run, first, NUM_PLACES)
-                for at in [at for at in run.children if first <= at < stop] if self.ends else ():
-                    if (end := self.end_of(run, at)) is not None:
-                        self._drop_end(end)
-            elif are_sides:
-                run.note_evicted(place, first, stop)
+            if are_sides:
+                run.note_evicted(place - place % NUM_PLACES, first, stop)
+            elif self.has_sides:
+                self._lose(run, first)
             if run.row < 0:
                 self._trim(run)
+
+    def _lose(self, run: Run, first: int) -> None:
+        """Give up what rests on the run's nodes from `first` on that the full group has on no tier: no prompt can begin there."""
+        is_there = np.maximum(*(run.blocks_in(place, first, run.length) for place in (DEVICE, HOST))) >= 0
+        for begin, stop in stretches(~is_there):
+            self._give_up(run, first + begin, NUM_PLACES, first + stop)
+            for at in [at - first for at in run.children] if self.ends else ():
+                if begin <= at < stop and (end := self.end_of(run, first + at)) is not None:
+                    self._drop_end(end)
 
     def _span_blocks(self, place: int, run: Run, first: int, stop: int) -> Blocks:
         if run.row < 0 or place != DEVICE:

@@ -7,7 +7,7 @@ is the row's tokens and table, its length is read off the row, so decoding publi
     root ── run 0: | n0 | n1 | n2 | n3 |
                           └── run 3: | n0 | n1 | ...      (parent run 0, at 1)
 
-A *place* is where a node may reside: the index of a pool in `PrefixIndex.pools`.
+A *place* is where a node may reside, a tier of a group: the index of a pool in `PrefixIndex.pools`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .content_key import node_prefix
 Blocks = NDArray[np.int64]
 
 DEVICE, HOST = 0, 1
+# Of each group: the full one, then the sides.
 NUM_PLACES = 2
+
 
 # A run, and an offset in it.
 Node = tuple["Run", int]
@@ -138,14 +140,15 @@ class Run:
         self.blocks[place] = have if len(have) else None
 
     def note_evicted(self, place: int, first: int, stop: int) -> None:
-        """Note that a side has evicted these nodes, for who asks why a hit ended."""
+        """Note that a side has evicted these nodes from its place on the device, or the host's after it, for who asks why a hit ended."""
         self.evicted = {**self.evicted, place: self.evicted.get(place, 0) | ((1 << stop - first) - 1) << first}
 
     def was_evicted(self, place: int, first: int, stop: int) -> bool:
-        """Return whether a side has evicted one of these nodes, which it has not again."""
+        """Return whether a side has evicted one of these nodes, which it has on neither tier."""
         if place not in self.evicted:
             return False
-        missing = np.packbits(self.blocks_in(place, first, stop) < 0, bitorder="little").tobytes()
+        is_missing = np.maximum(self.blocks_in(place, first, stop), self.blocks_in(place + HOST, first, stop)) < 0
+        missing = np.packbits(is_missing, bitorder="little").tobytes()
         return self.evicted[place] >> first & int.from_bytes(missing, "little") > 0
 
     def become_end(self, tokens: bytes) -> None:

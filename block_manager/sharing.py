@@ -24,7 +24,7 @@ from .layout import Counts
 from .pool import NO_BLOCKS, Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
-from .side_content import HitEnd, SideContent
+from .side_content import Found, HitEnd, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
 from .views import WINDOW
@@ -90,22 +90,43 @@ class Sharing:
         if self._offload is not None:
             # First, so that it evicts nothing that is found now.
             self._growth.draw_promised()
-        match = index.match(path, data, limit)
-        on_host, end = list[Span](), None
-        if self._sides is not None:
-            found = self._sides.find(path, tables.tokens[row, : tables.num_tokens[row]], match, have, row)
-            self._sides.note(row, found, have + limit, have, count=count)
+        match, may_load = index.match(path, data, limit), self._offload is not None and self._growth.may_copy
+        on_host, end, brought, loaded = list[Span](), None, list[tuple[int, Blocks]](), 0
+        if (sides := self._sides) is not None:
+            known = tables.tokens[row, : tables.num_tokens[row]]
+            found = both = sides.find(path, known, match, have, row)
+            if may_load:
+                both, here = sides.find(path, known, match, have, row, tiers=2), sides.length_of(found)
+                found, brought = self._bring(found, both, have, room)
+                loaded = sides.length_of(found) - here
+            its = both._replace(hit=found.hit, end=found.end)
+            sides.note(row, its, have + limit, have, count=count, from_host=loaded)
             match, end = found.hit, found.end
-        if self._offload is not None and self._growth.may_copy and match.first_pending < 0 and match.num_blocks < limit:
+        elif may_load and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0
         if end is not None and self._sides is not None and self._sides.ends is not None:
             won += self._sides.ends.take(row, have, end)
-        loaded = self._load(row, on_host, room) if on_host else 0
+        for place, blocks in brought:
+            index.pools[place].release(blocks)
+        if on_host:
+            loaded = self._load(row, on_host, room)
+            won += loaded
         if count:
-            self.hit_tokens += won + loaded
+            self.hit_tokens += won
             self.host_hit_tokens += loaded
-        return won + loaded
+        return won
+
+    def _bring(
+        self, found: Found, both: Found, have: int, room: int | None
+    ) -> tuple[Found, list[tuple[int, Blocks]]]:
+        """Let the device have what the best length needs of what it and the host have: see `SideContent.cheapest`. Returns
+        what is found there now, and places and blocks that are held until the row has them; none: nothing is loaded."""
+        sides, offload, room = self._sides, self._offload, self._growth.num_unpromised if room is None else room
+        assert sides is not None and offload is not None, "it is only asked where there are both"
+        best = sides.cheapest(found, both, have, room, offload.is_worth_loading)
+        held = [] if best is found else offload.bring(sides.taken_by(best, have, found.match.num_blocks))
+        return best if held else found, held
 
     def _take(self, row: int, have: int, match: Match, count: bool, *, with_states: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
@@ -164,7 +185,7 @@ class Sharing:
         num_blocks = min(num_nodes(spans), device.num_available)
         if room is not None:
             num_blocks = min(num_blocks, room)
-        if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size):
+        if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size, num_blocks):
             return 0
         tables.ensure_columns(have + num_blocks)
         spans = first_of(spans, num_blocks)
@@ -274,21 +295,31 @@ class Content:
     def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
         """Where a lookup of these tokens would end now, if there are sides."""
         assert self._sides is not None, "there are sides"
-        found = self._sides.find(Path(root), tokens, self._match(tokens, root))
-        return self._sides.hit_end(found, (len(tokens) - 1) // self._tables.block_size)
+        sides, match = self._sides, self._match(tokens, root)
+        found = both = best = sides.find(Path(root), tokens, match)
+        if self._offload is not None:
+            both = sides.find(Path(root), tokens, match, tiers=2)
+            best = sides.cheapest(found, both, 0, self._growth.num_unpromised, self._offload.is_worth_loading)
+        its, from_host = both._replace(hit=best.hit, end=best.end), sides.length_of(best) - sides.length_of(found)
+        return sides.hit_end(its, (len(tokens) - 1) // self._tables.block_size, from_host=from_host)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing."""
         index, size, end, on_host = self._index, self._tables.block_size, None, 0
-        match = self._match(tokens, root)
+        match, has_host = self._match(tokens, root), self._offload is not None
         if self._sides is not None:
-            *_, match, end = self._sides.find(Path(root), tokens, match)
+            found = self._sides.find(Path(root), tokens, match)
+            both = self._sides.find(Path(root), tokens, match, tiers=1 + has_host)
+            on_host = self._sides.length_of(both) - self._sides.length_of(found)
+            *_, match, end = found
+        elif has_host and match.first_pending < 0:
+            on_host = (
+                index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks * size
+            )
         blocks = index.blocks_of(DEVICE, match.spans)
         if end is not None:
-            return Hit(match.num_blocks * size + len(end.tokens) // 4, np.append(blocks, end.block(DEVICE, 0)))
-        if self._offload is not None and match.first_pending < 0:
-            on_host = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks
-        return Hit(match.num_blocks * size, blocks.copy(), on_host * size)
+            return Hit(match.num_blocks * size + len(end.tokens) // 4, np.append(blocks, end.block(DEVICE, 0)), on_host)
+        return Hit(match.num_blocks * size, blocks.copy(), on_host)
 
     def first_key(self, tokens: NDArray[np.int32], root: bytes) -> bytes:
         """The key under which the first block of these tokens is cached."""

@@ -12,7 +12,7 @@ the caller says), and as long as pages are free, to be evicted first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,12 +26,14 @@ from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, stretches, upwards
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, stretches, upwards
 from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
 # what it was found to share, and the lengths that were asked for.
 _LAST, _JUNCTION = 1, 2
+# Nodes of a place on the device, and the block of each there, int64 [n]: -1 for none, -2 where none is needed.
+Part = tuple[int, list[Span], Blocks]
 
 
 class Found(NamedTuple):
@@ -55,10 +57,11 @@ class HitEnd(NamedTuple):
     num_tokens  where every group can stand: the hit, which the end of a row may have made longer
     confirmed   that the full group had; `found`: with those that batches were still computing
     sought      the most that there can be: a token is left to compute, and blocks are whole
-    alone       the most that each side allows by itself
+    alone       the most that each side allows by itself, on the device and the host
     limit       the side that allows least
     why         "whole": all was found; "not cached": no group had more; of the side: "pending", what comes next was still
-                being computed; "evicted", it had more; "not kept", it never had
+                being computed; "evicted", it had more; "not kept", it never had; or "not loaded": there is more on the host
+    from_host   tokens of it for which something came from the host
     """
 
     num_tokens: int
@@ -68,6 +71,7 @@ class HitEnd(NamedTuple):
     alone: tuple[int, ...]
     limit: int
     why: str
+    from_host: int = 0
 
     @property
     def lost(self) -> int:
@@ -80,11 +84,18 @@ def _last(stands: NDArray[np.bool_]) -> int:
     return len(stands) - int(stands[::-1].argmax()) if stands.any() else 0
 
 
+def _cut(found: Found, num: int) -> Found:
+    """What was found, but its hit is the first `num` blocks of the match."""
+    hit = Match(first_of(found.match.spans, num), num, -1) if num else NOTHING
+    return found._replace(hit=hit, end=None)
+
+
 class SideContent:
     def __init__(self, index: PrefixIndex, growth: Growth, row_ends: bool) -> None:
         self._index, self._tables, self._device = index, growth.tables, growth.device
         self._layout, self._size = growth.layout, growth.tables.block_size
         layout = self._layout
+        self._pages = {DEVICE: layout.full_pages} | {side.place: side.pages for side in layout.sides}
         # Where rows ended within a block; None without states, or where no row begins there.
         has_ends = row_ends and layout.keeps and bool(layout.states)
         self.ends = RowEnds(index, growth) if has_ends else None
@@ -103,23 +114,65 @@ class SideContent:
         asked = dict.fromkeys(length // self._size for length in keep_at if self._size <= length <= num_tokens)
         self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
-    def longest(self, match: Match, have: int = 0, row: int = -1) -> Found:
-        """The part of a match behind the first `have` blocks, which `row` has, after which every side can stand."""
-        stands = self._stands(match, have, row)
-        num = _last(np.logical_and.reduce(stands))
-        return Found(match, stands, Match(first_of(match.spans, num), num, -1) if num else NOTHING, None)
+    def longest(self, match: Match, have: int = 0, row: int = -1, tiers: int = 1) -> Found:
+        """The part of a match behind the first `have` blocks, which `row` has, after which every side can stand with what the
+        first `tiers` have, 1: the device."""
+        stands = self._stands(match, have, row, tiers)
+        return _cut(Found(match, stands, NOTHING, None), _last(np.logical_and.reduce(stands)))
 
-    def find(self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1) -> Found:
-        """`longest` behind a closed path, for these tokens, or further on where a row ended."""
-        found = self.longest(match, have, row)
-        return found if self.ends is None else self.ends.find(path, tokens, have, found, is_new=row < 0)
+    def find(
+        self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1, tiers: int = 1
+    ) -> Found:
+        """`longest` behind a closed path, for these tokens, or further on where a row ended. Of two `tiers`: with what the host
+        has beside and behind a match on the device, unless a part of that is pending."""
+        if tiers > 1 and (tiers := 1 + (match.first_pending < 0)) > 1:
+            stop = (len(tokens) - 1) // self._size
+            data = tokens[have * self._size : stop * self._size].tobytes()
+            rest = self._index.match(path, data, stop - have, HOST, match)
+            match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
+        found = self.longest(match, have, row, tiers)
+        return found if self.ends is None else self.ends.find(path, tokens, have, found, tiers, is_new=row < 0)
 
-    def _stands(self, match: Match, have: int, row: int) -> list[NDArray[np.bool_]]:
+    def cheapest(
+        self, found: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]
+    ) -> Found:
+        """Of what was `found` on the device and the lengths at which all can stand with what `both` tiers have, the one for which
+        least is copied and computed (`load_where`), of at most `room` pages."""
+        stands, best, paid = np.logical_and.reduce(both.stands), found, 0
+        stands[: found.hit.num_blocks] = False
+        # Between the ends of a stretch each block costs as much, and saves more than the one before.
+        nums = dict.fromkeys([num for first, stop in stretches(stands) for num in (first + 1, stop)])
+        for offer in [*(_cut(both, num) for num in nums), *[both] * (both.end is not found.end)]:
+            taken = self.taken_by(offer, have, found.match.num_blocks)
+            pages = sum(int(np.count_nonzero(blocks == -1)) * self._pages[place] for place, _, blocks in taken)
+            start, stop = (have * self._size + self.length_of(each) for each in (best, offer))
+            if pages <= room and stop > start and is_worth(start, stop, pages - paid):
+                best, paid = offer, pages
+        return best
+
+    def length_of(self, found: Found) -> int:
+        """Tokens of what was found."""
+        return found.hit.num_blocks * self._size + (0 if found.end is None else len(found.end.tokens) // 4)
+
+    def taken_by(self, found: Found, have: int, num_here: int) -> list[Part]:
+        """What a row with `have` blocks takes of what was found, the sides first. The device has `num_here` of the full group."""
+        num, spans, end, parts = found.hit.num_blocks, found.hit.spans, found.end, list[Part]()
+        for side in self._layout.sides:
+            blocks = self._residence(side, spans)
+            blocks[: num - 1 if side.is_state else max(0, side.first_column((have + num) * self._size) - have)] = -2
+            parts += [(side.place, spans, blocks)] * (end is None or not side.is_state)
+        full = np.full(num, -1)
+        full[:num_here] = self._index.blocks_of(DEVICE, first_of(spans, num_here))
+        parts.append((DEVICE, spans, full))
+        return parts if end is None else parts + [(at, [(end, 0, 1)], end.blocks_in(at, 0, 1)) for at in self._pages]
+
+    def _stands(self, match: Match, have: int, row: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
         """`Found.stands` of a match that begins at column `have`."""
         most = match.num_blocks if match.first_pending < 0 else min(match.num_blocks, match.first_pending - have)
         ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
         for side in self._layout.sides:
-            is_there = self._residence(side, match.spans)[: max(most, 0)] >= 0
+            blocks = np.maximum.reduce([self._residence(side, match.spans, tier) for tier in range(tiers)])
+            is_there = blocks[: max(most, 0)] >= 0
             found.append(is_there)
             if side.is_state:
                 continue
@@ -137,11 +190,11 @@ class SideContent:
         stands: NDArray[np.bool_] = np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0, -1))
         return stands[-length:]
 
-    def hit_end(self, lookup: Found, sought: int, have: int = 0) -> HitEnd:
+    def hit_end(self, lookup: Found, sought: int, have: int = 0, from_host: int = 0) -> HitEnd:
         """Where a lookup of `sought` blocks ended, the first `have` of which were there already."""
-        match, stands, hit, end = lookup
+        match, stands, *_ = lookup
         size, most, found = self._size, have + len(stands[0]), (have + match.num_blocks) * self._size
-        taken = (have + hit.num_blocks) * size + (0 if end is None else len(end.tokens) // 4)
+        taken = have * size + self.length_of(lookup)
         alone = [have + _last(each) for each in stands]
         limit, why = alone.index(min(alone)), "whole" if taken >= sought * size else "not cached"
         side, least = self._layout.sides[limit], min(alone)
@@ -150,8 +203,10 @@ class SideContent:
             first = least if side.is_state else int(side.first_column((least + 1) * size))
             is_evicted = self._was_evicted(side, first_of(match.spans, most - have), first - have)
             why = "pending" if least == most else "evicted" if is_evicted else "not kept"
+            if (have + _last(np.logical_and.reduce(stands))) * size > taken:
+                why = "not loaded"
         allowed = tuple([max(size * blocks, taken) for blocks in alone])
-        return HitEnd(taken, size * most, found, size * sought, allowed, limit, why)
+        return HitEnd(taken, size * most, found, size * sought, allowed, limit, why, from_host)
 
     def _was_evicted(self, side: Side, spans: list[Span], first: int) -> bool:
         """Whether the side has evicted one of the nodes from the place `first` of the spans on, which is not there."""
@@ -161,14 +216,14 @@ class SideContent:
             first -= stop - begin
         return False
 
-    def note(self, row: int, found: Found, sought: int, have: int, *, count: bool) -> None:
+    def note(self, row: int, found: Found, sought: int, have: int, *, count: bool, from_host: int = 0) -> None:
         """Note where the row's lookup, of `sought` blocks of which it had `have`, ended, and where its prompt is wanted.
         `count`: what the full group had behind it is lost."""
         if found.match.num_blocks:
             self._note_junction(row, have, found)
         elif found.end is None:
             return
-        end = self.hit_end(found, sought, have)
+        end = self.hit_end(found, sought, have, from_host)
         uid, before, was_counted = self._ends.get(row, (0, end, count))
         is_again = uid == self._tables.uid[row]
         if have * self._size > (before.num_tokens if is_again else 0):
@@ -198,21 +253,22 @@ class SideContent:
         uid, end, _ = self._ends.get(row, (0, None, False))
         return end if uid == self._tables.uid[row] else None
 
-    def cached_pages(self) -> list[int]:
-        """Pages with content of each side that nobody holds."""
-        place_of, state = self._device.place, self._device.state
-        assert place_of is not None, "windows and states have places of their own"
-        counts = np.bincount(place_of[state < 0], minlength=NUM_PLACES + len(self._layout.sides)).tolist()
-        return [counts[side.place] * side.pages for side in self._layout.sides]
+    def cached_pages(self, tier: int) -> list[int]:
+        """Pages of a tier with content that nobody holds, of the full group and each side."""
+        pool = self._index.pools[NUM_PLACES + tier]
+        assert pool.place is not None, "windows and states have places of their own"
+        counts = np.bincount(pool.place[pool.state < 0], minlength=len(self._index.pools)).tolist()
+        its = [counts[side.place + tier] * side.pages for side in self._layout.sides]
+        return [pool.num_cached - sum(its), *its]
 
-    def _residence(self, side: Side, spans: list[Span]) -> Blocks:
-        """The block of each node of the spans in a side's place, int64 [n]; -1: none."""
+    def _residence(self, side: Side, spans: list[Span], tier: int = DEVICE) -> Blocks:
+        """The block of each node of the spans in a side's place of a tier, int64 [n]; -1: none."""
         found = np.empty(num_nodes(spans), np.int64)
         at = 0
         for run, first, stop in spans:
             part = found[at : at + stop - first]
-            part[:] = run.blocks_in(side.place, first, stop)
-            if run.row >= 0 and not side.is_state:
+            part[:] = run.blocks_in(side.place + tier, first, stop)
+            if run.row >= 0 and not side.is_state and tier == DEVICE:
                 # A row that goes on shares what its window still holds.
                 start, held = self._index.paths[run.row].published, int(self._tables.first[side.table, run.row])
                 begin = max(start + first, held)
@@ -425,8 +481,10 @@ class RowEnds:
         if not any(pools[place].has_content(block) for place, block in blocks.items()):
             self._index.add_end(path, tables.tokens[row, column * self._size : computed].tobytes(), blocks)
 
-    def find(self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, *, is_new: bool) -> Found:
-        """What was `found` at column `have`, or the tokens' longest end if further on. `is_new`: no row takes it."""
+    def find(
+        self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, tiers: int, *, is_new: bool
+    ) -> Found:
+        """What was `found` at column `have`, or the tokens' longest end on these tiers if further on. `is_new`: no row takes it."""
         if not self._index.ends or not (is_new or self._growth.may_copy):
             return found
         match, stands, hit, _ = found
@@ -439,13 +497,14 @@ class RowEnds:
             needed = layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
             if num_blocks < hit.num_blocks or not is_theirs or room < needed:
                 continue
-            is_whole = all(end.block(side.place, 0) >= 0 for side in self._layout.sides)
+            places = [DEVICE, *(side.place for side in layout.sides)]
+            is_whole = all(any(end.block(place + tier, 0) >= 0 for tier in range(tiers)) for place in places)
             # Where the row stands already, its windows do.
             if num_blocks and is_whole:
                 sides = zip(self._layout.sides, stands, strict=True)
                 is_whole = all(side.is_state or its[num_blocks - 1] for side, its in sides)
             if is_whole:
-                return found._replace(hit=Match(first_of(match.spans, num_blocks), num_blocks, -1), end=end)
+                return _cut(found, num_blocks)._replace(end=end)
         return found
 
     def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:

@@ -16,87 +16,130 @@ import numpy as np
 
 from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import NO_BLOCKS, Pool, Taken
+from .pool import Pool, Taken
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span
-from .side_content import SideContent
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, stretches
+from .side_content import Part, SideContent
 from .tables import Rows
 
+# `BlockManager.load_where`.
+IsWorthLoading = Callable[[int, int, int], bool]
 # A block that holds a row's tokens, and its node if it has one.
 Entry = tuple[int, Node | None]
 
 
 class Offload:
-    """Plans copies of content that leaves the device and comes back; counts `offloaded_blocks` and `loaded_blocks`.
+    """Plans copies of content that leaves the device and comes back; counts `offloaded_blocks` and `loaded_blocks`, in pages.
     Copies that were planned since the last `take_moves` run together. Until then the host blocks that they read or
     write are held, so that none is written twice, or read and written, by them."""
 
     def __init__(self, index: PrefixIndex, growth: Growth) -> None:
         self._index, self._growth = index, growth
-        device, self._host = index.pools[:NUM_PLACES]
-        device.on_eviction(self._evict)
-        # Whether KV of positions start to stop - 1 is cheaper to load than to compute.
-        self.is_worth_loading: Callable[[int, int], bool] = lambda start, stop: True
+        # Of pages: the last place is one of a host that has them.
+        self._device, self._host = growth.device, index.pools[-1]
+        # By table.
+        self._pages = [growth.layout.full_pages, *(side.pages for side in growth.layout.sides)]
+        self._device.on_eviction(self._evict)
+        # Whether it costs less to copy so many pages than to compute positions start to stop - 1.
+        self.is_worth_loading: IsWorthLoading = lambda start, stop, pages: True
         self.offloaded_blocks = self.loaded_blocks = 0
         # Copies to the host, and back.
         self._out: list[Pairs] = []
         self._in: list[Pairs] = []
-        # Host blocks, released last one first.
-        self._busy: list[Blocks] = []
+        # Host blocks by place, released last one first.
+        self._busy: list[tuple[int, Blocks]] = []
 
-    def load_where(self, is_worth_loading: Callable[[int, int], bool]) -> None:
+    def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         self.is_worth_loading = is_worth_loading
 
     def _evict(self, taken: list[Taken], sources: Blocks) -> None:
         """Evict nodes of closed runs from these device blocks. The host gets those that it lacks, while it has room."""
-        leaving = self._index.nodes_in(DEVICE, taken)
+        index = self._index
         if self._in:
-            self._forget_loads(sources)
-        if self._growth.may_copy:
-            self._keep_on_host(leaving, sources)
-        self._index.forget(DEVICE, leaving)
+            self._forget_loads(self._device.all_pages_of(sources))
+        for place, parts, blocks in index.by_place(len(index.pools) - NUM_PLACES, taken, sources):
+            if index.has_sides and not (stays := self._device.has_content(blocks)).all():
+                # Making room on the host for others took some.
+                blocks = blocks[stays]
+                parts = [(blocks, None)] if len(blocks) else []
+            leaving = index.nodes_in(place, parts)
+            if self._growth.may_copy and place < NUM_PLACES:
+                self._keep_on_host(place, leaving, blocks)
+            elif self._growth.may_copy and self._device.goes_next is not None:
+                # Not what was kept while pages were free, and what a conversation has left behind.
+                wanted = blocks[~self._device.goes_next[blocks]]
+                self._keep_on_host(place, index.nodes_in(place, [(wanted, None)]), wanted)
+            index.forget(place, leaving)
 
-    def _keep_on_host(self, leaving: list[Span], sources: Blocks) -> None:
+    def _keep_on_host(self, place: int, leaving: list[Span], sources: Blocks) -> None:
         """Hold those of these nodes that the host has; copy the others there."""
-        start = 0
+        start, there = 0, place + HOST
         for run, first, stop in leaving:
             its, start = sources[start : start + stop - first], start + stop - first
-            if run.num_there(HOST, first, stop) == stop - first:
-                self._hold(self._index.blocks_of(HOST, [(run, first, stop)]))
-            elif not run.is_any_there(HOST, first, stop):
-                self._copy_out(run, first, stop, its)
+            if run.num_there(there, first, stop) == stop - first:
+                self._hold(there, self._index.blocks_of(there, [(run, first, stop)]))
+            elif not run.is_any_there(there, first, stop):
+                self._copy_out(place, run, first, stop, its)
             else:
                 # One by one, because room for one may be made by evicting another.
                 for at in range(stop - 1, first - 1, -1):
-                    if (block := run.block(HOST, at)) >= 0:
-                        self._hold(np.array([block]))
+                    if (block := run.block(there, at)) >= 0:
+                        self._hold(there, np.array([block]))
                     else:
-                        self._copy_out(run, at, at + 1, its[stop - 1 - at : stop - at])
+                        self._copy_out(place, run, at, at + 1, its[stop - 1 - at : stop - at])
 
-    def _hold(self, blocks: Blocks) -> None:
-        self._host.hold(blocks)
-        self._busy.append(blocks)
+    def _hold(self, place: int, blocks: Blocks) -> None:
+        self._index.pools[place].hold(blocks)
+        self._busy.append((place, blocks))
 
-    def keep_until_taken(self, blocks: Blocks) -> None:
-        """Keep holding these host blocks, in order, until the moves are taken: copies read them."""
-        self._busy.append(blocks)
+    def keep_until_taken(self, tails: list[Blocks]) -> None:
+        """Keep holding these host blocks by table, in order, until the moves are taken: copies read them."""
+        self._busy += [(NUM_PLACES * table + HOST, blocks) for table, blocks in enumerate(tails)]
 
-    def load(self, spans: list[Span]) -> Blocks:
+    def load(self, spans: list[Span], place: int = DEVICE) -> Blocks:
         """Draw a device block for each of these nodes, which only the host has, in order, int64 [n]; plan the copies."""
-        sources = self._index.blocks_of(HOST, spans)
+        sources, pages = self._index.blocks_of(place + HOST, spans), self._pages[place // NUM_PLACES]
         # First: the draw may evict content to the host.
-        self._hold(sources)
-        blocks, start = self._index.pools[DEVICE].draw(len(sources)), 0
+        self._hold(place + HOST, sources)
+        blocks, start = self._index.pools[place].draw(len(sources), pages), 0
         for run, first, stop in spans:
-            self._index.reside(DEVICE, run, first, blocks[start : start + stop - first])
+            self._index.reside(place, run, first, blocks[start : start + stop - first])
             start += stop - first
-        self._in.append(_pairs(sources, blocks))
-        self.loaded_blocks += len(blocks)
+        self._in.append(_pairs(self._host, sources, self._device, blocks, pages))
+        self.loaded_blocks += len(blocks) * pages
         return blocks
 
-    def held(self) -> Blocks:
-        """Host blocks that copies not taken yet hold, one entry a reference, int64 [n]; for the checker."""
-        return np.concatenate([NO_BLOCKS, *self._busy])
+    def bring(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
+        """Hold what the device has of these parts, and load what only the host has. Returns places and blocks, to be released;
+        none, changing nothing, if there is no room."""
+        index, wanted, lacking = self._index, 0, list[tuple[int, list[Span]]]()
+        for place, spans, blocks in parts:
+            its, start = list[Span](), 0
+            for run, first, stop in spans:
+                is_lacking = blocks[start : start + stop - first] == -1
+                its += [(run, first + begin, first + end) for begin, end in stretches(is_lacking)]
+                start += stop - first
+            lacking.append((place, its))
+            # What is cached is no longer available then.
+            num = num_nodes(its) + int(np.count_nonzero(index.pools[place].state[blocks[blocks >= 0]] < 0))
+            wanted += num * self._pages[place // NUM_PLACES]
+        if wanted > self._growth.num_unpromised:
+            return []
+        held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
+        for (place, blocks), (_, its) in zip(held, lacking, strict=True):
+            index.pools[place].hold(blocks)
+            self._hold(place + HOST, index.blocks_of(place + HOST, its))
+        for place, its in lacking:
+            blocks = self.load(its, place)
+            held.append((place, blocks))
+            for block in blocks.tolist() if place >= NUM_PLACES else ():
+                # Where the full group loses its node, it must not be drawn again before the copies ran.
+                self._growth.hold_source(place // NUM_PLACES, block)
+        return held
+
+    def held(self) -> list[tuple[int, Blocks]]:
+        """Host blocks that copies not taken yet hold, by place, one entry a reference; for the checker."""
+        return self._busy
 
     def take_moves(self) -> Moves:
         """Return all copies planned since the last call; they run together, before any planned later."""
@@ -105,23 +148,29 @@ class Offload:
         # No array where nothing moves: `swap_in` has changed the tables, and must not run out of memory here.
         moves = Moves(*(np.concatenate(pairs) if pairs else NO_PAIRS for pairs in (self._out, self._in)))
         busy, self._busy, self._out, self._in = self._busy, [], [], []
-        for blocks in busy:
-            self._host.release(blocks)
+        for place, blocks in busy:
+            self._index.pools[place].release(blocks)
         return moves
 
-    def _copy_out(self, run: Run, first: int, stop: int, sources: Blocks) -> None:
+    def _copy_out(self, place: int, run: Run, first: int, stop: int, sources: Blocks) -> None:
         """Plan copies of nodes that the host lacks from these device blocks, the last node first, as far as there is room."""
-        if not (room := min(len(sources), self._host.num_available)):
+        pages = self._pages[place // NUM_PLACES]
+        if not (room := min(len(sources), self._host.num_available // pages)):
             return
-        first = stop - room
-        blocks = self._index.draw_for(HOST, run, first, stop)
-        self._out.append(_pairs(sources[:room], blocks))
-        self._busy.append(blocks[::-1])
-        self.offloaded_blocks += room
+        first, sources = stop - room, sources[:room]
+        if self._index.has_sides:
+            self._host.make_room(room * pages)
+            if not self._device.has_content(sources).all():
+                # It rested on what made room.
+                return
+        blocks = self._index.draw_for(place + HOST, run, first, stop, pages)
+        self._out.append(_pairs(self._device, sources, self._host, blocks, pages))
+        self._busy.append((place + HOST, blocks[::-1]))
+        self.offloaded_blocks += room * pages
 
-    def _forget_loads(self, blocks: Blocks) -> None:
-        """Drop planned loads into these blocks: another row gets them before the copies ran."""
-        stay = [pairs[~np.isin(pairs[:, 1], blocks)] for pairs in self._in]
+    def _forget_loads(self, pages: Blocks) -> None:
+        """Drop planned loads into these pages: another row gets them before the copies ran."""
+        stay = [pairs[~np.isin(pairs[:, 1], pages)] for pairs in self._in]
         self.loaded_blocks -= sum(map(len, self._in)) - sum(map(len, stay))
         self._in = stay
 
@@ -209,7 +258,7 @@ class Tiers:
         for tails in returned:
             if self.offload is not None:
                 # Content that this evicted to the host must not overwrite what these copies read.
-                self.offload.keep_until_taken(tails[0])
+                self.offload.keep_until_taken(tails)
             else:
                 self._release(tails)
         return Moves(host_to_device=pairs_of(pairs))
@@ -318,5 +367,9 @@ class Tiers:
         return found
 
 
-def _pairs(sources: Blocks, targets: Blocks) -> Pairs:
-    return np.stack([sources, targets], axis=1).astype(np.int32)
+def _pairs(source: Pool, sources: Blocks, target: Pool, targets: Blocks, pages: int) -> Pairs:
+    """Pairs of the pages of blocks."""
+    if pages == 1:
+        return np.stack([sources, targets], axis=1).astype(np.int32)
+    both = [pool.pages_of(blocks, pages).reshape(-1) for pool, blocks in ((source, sources), (target, targets))]
+    return np.stack(both, axis=1)

@@ -180,6 +180,7 @@ class GroupStats:
     passed       given back in front so far by a window or chunk, from the table of each row by itself
     lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
     wasted       of those used, by rounding: parts of blocks without a computed token that the group has to keep
+    on_host      of the host, with content, and nobody's
     """
 
     group: LayerGroup
@@ -188,6 +189,7 @@ class GroupStats:
     passed: int
     lost_tokens: int
     wasted: float = 0.0
+    on_host: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,8 @@ class MemoryStats:
 
     `evicted_blocks` of content left the device; `idle_steps` sums the steps (batches composed) that each was unused,
     `lifetime_steps` those since its run of content began. `offloaded_blocks` of content were copied to the host when
-    they left the device, `loaded_blocks` back on a hit. `groups`: of a model whose layers are of several kinds; else empty.
+    they left the device, `loaded_blocks` back on a hit; both are pages where blocks have several. `groups`: of a model whose layers
+    are of several kinds; else empty.
     """
 
     num_blocks: int

@@ -154,9 +154,9 @@ class Scheduler(Uncopyable):
             memory.layout.refuse(f"policy {chosen.name}, which draws what a request may become,")
         self.manager, self.policy, self.limits, self.costs = manager, chosen, limits, costs or Costs()
         self._state = State(memory, chosen, strategies, limits, self.costs, elsewhere)
-        prices, size = self.costs, manager.block_size
+        prices = self.costs
         # A load is half a swap.
-        memory.load_where(lambda start, stop: prices.swap((stop - start) // size) / 2 < prices.recompute(start, stop))
+        memory.load_where(lambda start, stop, pages: prices.swap(pages) / 2 < prices.recompute(start, stop))
         self._turns = Turns(errors.SchedulerInUse)
         # Marks the batches of this scheduler, without a reference that keeps it alive.
         self._owner = object()

@@ -21,6 +21,7 @@ _WHY = {
     "pending": "what comes next was still being computed",
     "evicted": "what {} had further on was evicted",
     "not kept": "nothing further on was kept of {}",
+    "not loaded": "what the host has further on costs more to copy than to compute, or there is no room for it",
 }
 _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and comes in again when that has ended."
 
@@ -170,6 +171,7 @@ def _where(manager: Memory, hit: HitEnd | None) -> str:
     if hit is None or not hit.found:
         return "at 0 tokens: nothing of its prompt was cached"
     at, sides = f"at {counted(hit.num_tokens, 'token')}", manager.layout.sides
+    at += f" ({hit.from_host:,} of them from the host)" if hit.from_host else ""
     if hit.why not in _WHY:
         return f"{at}, {'all that can be found of its prompt' if hit.why == 'whole' else 'where the cached part of its prompt ends'}"
     allowed = ", ".join(f"{side.name} allow {length:,}" for side, length in zip(sides, hit.alone, strict=True))

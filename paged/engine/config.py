@@ -301,11 +301,6 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
     disk_cache: Annotated[str | None, Field(help="A folder that keeps full blocks, also after the process has ended (docs/tiers.md).", when="When prefixes return after a restart.", metavar="FOLDER", rule=_folder, what="a folder")] = None
     disk_cache_gb: Annotated[float | None, Field(help="The most that the disk cache holds, in units of 1,000,000,000 bytes.", when="When the disk has less to spare, or more.", usually="10", above=0, metavar="GB", what="a finite number")] = None
 
-    @property
-    def keeps_below(self) -> bool:
-        """Whether content is kept on the host or a disk."""
-        return self.host_caching or self.disk_cache is not None
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_blocks is not None and self.kv_cache_bytes is not None:

@@ -33,8 +33,7 @@ def memory_for(
     ranks: Ranks | None = None,
 ) -> tuple[BlockManager, list[LayeredPool]]:
     """The books, and a pool a model; `ranks`: the other ones of a split model, each with a pool of as many blocks. Raises BudgetTooSmall, InvalidConfig for more than this machine has, for models that cannot share blocks, and for a KV
-    dtype of a model that keeps no K and V, and
-    UnsupportedByLayers for a host tier of layers of several kinds."""
+    dtype of a model that keeps no K and V."""
     for model in models:
         check_kv_dtype(model, kv_dtype)
     plan = _plan_of(config, models, kv_dtype)
@@ -79,11 +78,11 @@ def memory_for(
 
 def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str) -> LayerPlan | None:
     """The plan of a model's layers of several kinds; None if all keep all tokens, or can be held as if they did: windows are held whole beside a model that
-    drafts, where content is kept on the host or a disk, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
+    drafts, where content is kept on a disk, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
     model, *others = models
     kinds = {(each.kind, each.reach) for each in model.layers}
     is_full = not any(kind != "full" for kind, _ in kinds)
-    if model.is_uniform and (is_full or others or config.memory.keeps_below):
+    if model.is_uniform and (is_full or others or config.memory.disk_cache is not None):
         return None
     if model.is_uniform and len(kinds) > 1 and fused_decoder(model.module) is not None:
         return None

@@ -15,12 +15,9 @@ from paged.testing.world import World
 
 
 class LayerMachine(SchedulerMachine):
-    """Its worlds have `groups`. No content on the host, which is refused for such layers."""
+    """Its worlds have `groups`."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        host_content=False,
-        external_tokens=False,
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(external_tokens=False)
 
     @initialize(
         world=layer_worlds(),

@@ -56,7 +56,7 @@ class ShadowGroups:
     def __init__(self, groups: Groups, num_pages: int, block_size: int, host_pages: int = 0) -> None:
         self.groups, self.block_size = tuple(groups), block_size
         self._memory = ShadowKV(num_pages, block_size, host_pages)
-        self.contents, self.pages = self._memory.contents, self._memory.device
+        self.contents, self.pages, self.host = self._memory.contents, self._memory.device, self._memory.host
         # Parts of blocks are numbered over all groups: `_first[g]` is the first one of group g.
         widths = [group.pages for group in self.groups]
         self._first = [sum(widths[:number]) for number in range(len(widths))]
@@ -106,7 +106,7 @@ class ShadowGroups:
         for number, group in enumerate(self.groups):
             first = len(path) - 1 if group.kind == "state" else front(group, len(path))
             for position, part in itertools.product(range(first, len(path)), range(group.pages)):
-                wanted = self._value(path[position], number, part)
+                wanted = self.value(path[position], number, part)
                 if not (self.pages[:, position % self.block_size] == wanted).any():
                     found.append(self._told(wanted))
         return found
@@ -115,7 +115,7 @@ class ShadowGroups:
         """Free pages: a read of them gets POISON."""
         self.pages[list(pages)] = POISON
 
-    def _value(self, content: int, group: int, part: int) -> int:
+    def value(self, content: int, group: int, part: int) -> int:
         return content if content == POISON else content * self._num_parts + self._first[group] + part
 
     def _writes(self, share: Share, views: Sequence[View]) -> Iterator[tuple[Place, int]]:
@@ -124,13 +124,13 @@ class ShadowGroups:
             if view.write is not None:
                 for part, page in enumerate(view.write[share.place].tolist()):
                     for slot in range(self.block_size):
-                        yield (page, slot), self._value(int(share.expected[-1]), number, part)
+                        yield (page, slot), self.value(int(share.expected[-1]), number, part)
                 continue
             assert view.tables is not None, "a group has tables, or is a state"
             first = share.start if view.written_from is None else max(share.start, int(view.written_from[share.place]))
             for position in range(first, len(share.expected)):
                 for part, page in enumerate(_pages_at(view.tables[share.place], position // self.block_size)):
-                    value = self._value(int(share.expected[position]), number, part)
+                    value = self.value(int(share.expected[position]), number, part)
                     yield (page, position % self.block_size), value
 
     def _stale_states(self, share: Share, views: Sequence[View]) -> Iterator[str]:
@@ -143,7 +143,7 @@ class ShadowGroups:
                     if page >= 0:
                         yield f"{share.who}: reads a state from page {page} before its first token"
                     continue
-                wanted = self._value(int(share.expected[share.start - 1]), number, part)
+                wanted = self.value(int(share.expected[share.start - 1]), number, part)
                 yield from self._unlike(f"{share.who}: its state {number} at {share.start}", page, 0, wanted)
 
     def _overwritten_states(
@@ -174,7 +174,7 @@ class ShadowGroups:
                 column, slot = divmod(position, self.block_size)
                 for part, page in enumerate(_pages_at(view.tables[share.place], column)):
                     who = f"{share.who}: position {position} of its {group.kind} group {number}"
-                    yield from self._unlike(who, page, slot, self._value(int(share.expected[position]), number, part))
+                    yield from self._unlike(who, page, slot, self.value(int(share.expected[position]), number, part))
 
     def _unlike(self, who: str, page: int, slot: int, wanted: int) -> Iterator[str]:
         held = int(self.pages[page, slot]) if 0 <= page < len(self.pages) else POISON

@@ -281,6 +281,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
         num_blocks=max(2, num_blocks),
         block_size=block_size,
         host_blocks=host_blocks * num_blocks // 2,
+        host_caching=draw(st.sampled_from([True, True, False])),
         preemption=preemption,
         prefix_caching=keeps,
         groups=groups,

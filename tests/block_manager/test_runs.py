@@ -60,7 +60,7 @@ def test_an_evicted_child_lets_go_of_its_parent():
 
 
 def test_nodes_that_a_side_evicted_are_known_until_they_are_there_again():
-    run = Run(0, b"", None, -1, -1, 1, num_places=3)
+    run = Run(0, b"", None, -1, -1, 1, num_places=4)
     assert not run.was_evicted(2, 0, 9)
     run.note_evicted(2, 3, 5)
     run.note_evicted(2, 7, 8)

@@ -1,0 +1,119 @@
+"""Layers of several kinds on the host: states and windows go there page by page with the full blocks that they are of, and a hit brings
+back what it needs of each, where copying that costs less than computing."""
+
+import math
+
+import numpy as np
+import pytest
+
+from paged import Costs, LayerGroup
+
+FULL, STATE, WINDOW = LayerGroup("full"), LayerGroup("state", pages=3), LayerGroup("window", 5, pages=2)
+A, B = list(range(8)), list(range(100, 108))
+FREE, A_TOKEN_A_PAGE = (
+    Costs(seconds_per_swapped_block=seconds, seconds_per_token=1.0, attention_knee=math.inf) for seconds in (0.0, 1.0)
+)
+
+
+@pytest.fixture
+def make(make_scheduler):
+    def build(num_blocks, groups, *, costs=FREE, host_blocks=30):
+        sizes = {"host_blocks": host_blocks, "host_caching": True, "groups": groups}
+        return make_scheduler(num_blocks, 4, costs=costs, **sizes)
+
+    return build
+
+
+@pytest.fixture
+def serve(request_of):
+    """Serve a prompt to its end, with one token: where it began, and the copies of all its batches, by kind."""
+
+    def run(scheduler, prompt):
+        scheduler.add(request_of(f"r{scheduler.counts()['submitted']}", prompt, max_tokens=1))
+        starts, copies = [], {}
+        while scheduler.has_unfinished:
+            batch = scheduler.schedule()
+            starts += (batch.seq_lens - batch.num_tokens).tolist()
+            for kind in ("device_to_host", "host_to_device", "device_to_device"):
+                copies[kind] = copies.get(kind, 0) + len(getattr(batch.moves, kind))
+            scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
+            assert scheduler.check() == []
+        return starts[0], copies
+
+    return run
+
+
+def on_host(scheduler):
+    return [each.on_host for each in scheduler.manager.stats().groups]
+
+
+def test_a_state_and_the_full_blocks_before_it_come_back_together(make, serve):
+    # Two full blocks and the state after the first; another one is written while that is read.
+    scheduler = make(8, [FULL, STATE])
+    serve(scheduler, A)
+    # B takes all of the pool.
+    _, copies = serve(scheduler, B)
+    assert (copies["device_to_host"], on_host(scheduler)) == (8, [2, 6])
+    assert scheduler.manager.lookup([*A, 9]).host_tokens == 8
+    start, copies = serve(scheduler, [*A, 9])
+    assert (start, copies["host_to_device"]) == (8, 5)
+    assert scheduler.stats().host_hit_tokens == 8
+
+
+def test_a_window_brings_only_the_blocks_that_it_reaches_back_to(make, serve):
+    scheduler = make(10, [FULL, WINDOW])
+    serve(scheduler, [*A, 8, 9, 10, 11])
+    serve(scheduler, [*B, 8, 9, 10, 11])
+    # All three full blocks, and the last one of the window, of two pages, which four tokens before it are in.
+    assert serve(scheduler, [*A, 8, 9, 10, 11, 12])[1]["host_to_device"] == 5
+
+
+def test_a_hit_has_parts_of_both_tiers(make, serve):
+    scheduler = make(8, [FULL, STATE])
+    serve(scheduler, A)
+    # One block more than is free: only what is to be evicted first leaves, a state.
+    serve(scheduler, [50])
+    assert on_host(scheduler) == [0, 3]
+    start, copies = serve(scheduler, [*A, 9])
+    assert (start, copies["host_to_device"]) == (8, 3)
+
+
+@pytest.mark.parametrize(("pages", "start"), [(3, 8), (5, 8), (7, 0)])
+def test_a_length_is_loaded_where_its_pages_cost_less_than_its_tokens(make, serve, pages, start):
+    # Two full blocks and a state, at a token's time a page, against eight tokens.
+    scheduler = make(2 + 2 * pages, [FULL, LayerGroup("state", pages=pages)], costs=A_TOKEN_A_PAGE)
+    serve(scheduler, A)
+    serve(scheduler, B)
+    assert serve(scheduler, [*A, 9])[0] == start
+
+
+def test_a_request_is_told_what_came_from_the_host_and_what_did_not(make, serve, request_of):
+    for costs, says in (
+        (FREE, "at 8 tokens (8 of them from the host), all that can be found of its prompt."),
+        (A_TOKEN_A_PAGE, "at 0 tokens: of 8 cached tokens state layers allow 8; what the host has further on costs more to copy than"),
+    ):
+        scheduler = make(16, [FULL, LayerGroup("state", pages=7)], costs=costs)
+        serve(scheduler, A)
+        serve(scheduler, B)
+        scheduler.add(request_of("r", [*A, 9], max_tokens=1))
+        assert f"It would begin {says}" in scheduler.explain("r").layers.says
+        scheduler.schedule()
+        assert f"Its hit ended {says}" in scheduler.explain("r").layers.says
+
+
+def test_what_was_kept_only_while_pages_were_free_does_not_go_to_the_host(make, serve):
+    scheduler = make(8, [FULL, STATE])
+    serve(scheduler, A)
+    before = on_host(scheduler)
+    serve(scheduler, B)
+    # The state at the end of the prompt, which has an end of a block and no further token, and the one before it.
+    assert (before, on_host(scheduler)) == ([0, 0], [2, 6])
+
+
+def test_the_end_of_a_row_within_a_block_goes_to_the_host_and_comes_back(make, serve):
+    scheduler = make(9, [FULL, STATE])
+    serve(scheduler, [*A, 8])
+    serve(scheduler, [*B, 8])
+    start, copies = serve(scheduler, [*A, 8, 9, 10])
+    # Two full blocks, the partial one, and its state; the partial block is copied before it is written.
+    assert (start, copies["host_to_device"], copies["device_to_device"]) == (9, 6, 1)
