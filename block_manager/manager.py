@@ -6,7 +6,7 @@ block ids. The caller serialises calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Literal
 
@@ -34,7 +34,6 @@ from .memory import Memory
 from .moves import NO_MOVES, Moves, joined
 from .sharing import Hit
 from .tables import Rows
-from .tiers import IsWorthLoading
 from .views import GroupTables, MemoryStats, TierView
 
 RowsLike = int | Sequence[int] | Rows
@@ -408,10 +407,11 @@ class BlockManager(Uncopyable):
         memory = self._own("extend_hit")
         return memory.sharing.extend_hit(memory.tables.one(row))
 
-    def load_where(self, is_worth_loading: IsWorthLoading) -> None:
-        """Load content that only the host has where `is_worth_loading(start, end, pages)`: to copy so many pages rather than to
-        compute these positions; by default all."""
-        self._own("load_where").load_where(is_worth_loading)
+    def load_where(self, is_worth_loading: Callable[..., bool]) -> None:
+        """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all. Where layers
+        are of several kinds, `is_worth_loading(start, end, pages)`: rather than compute them, copy so many pages."""
+        memory, plain = self._own("load_where"), is_worth_loading
+        memory.load_where((lambda start, end, _: plain(start, end)) if memory.layout.is_plain else is_worth_loading)
 
     @property
     def longest(self) -> int:

@@ -232,7 +232,8 @@ class Outstanding:
 
     def held(self) -> list[int]:
         """Return the blocks that are held for ended requests, each as often as it is."""
-        return np.concatenate([NO_ROWS, *self.saving.values(), *(held[2] for held in self._loading)]).tolist()
+        each = *self.saving.values(), *(held[2] for held in self._loading)
+        return [block for blocks in each for block in blocks.tolist()]
 
     def release_saving(self, request_id: str) -> None:
         self._manager.device.let_go(self.saving.pop(request_id))

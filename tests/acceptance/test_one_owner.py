@@ -13,7 +13,7 @@ from paged.errors import CannotCopy, MemoryClaimed, SchedulerInUse
 CHANGES = {
     "add": ([1, 2],), "append": (0, [1]), "allocate": ([0], [1]), "reserve": ([0], [3]), "truncate": (0, 0),
     "free": (0,), "fork": (0,), "swap_out": ([0],), "swap_in": ([0],), "next_batch": (), "confirm": (),
-    "cancel": (), "take_moves": (), "extend_hit": (0,), "load_where": (lambda start, end, pages: False,),
+    "cancel": (), "take_moves": (), "extend_hit": (0,), "load_where": (lambda start, end: False,),
 }  # fmt: skip
 
 
