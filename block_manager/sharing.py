@@ -117,9 +117,7 @@ class Sharing:
             self.host_hit_tokens += loaded
         return won
 
-    def _bring(
-        self, found: Found, both: Found, have: int, room: int | None
-    ) -> tuple[Found, list[tuple[int, Blocks]]]:
+    def _bring(self, found: Found, both: Found, have: int, room: int | None) -> tuple[Found, list[tuple[int, Blocks]]]:
         """Let the device have what the best length needs of what it and the host have: see `SideContent.cheapest`. Returns
         what is found there now, and places and blocks that are held until the row has them; none: nothing is loaded."""
         sides, offload, room = self._sides, self._offload, self._growth.num_unpromised if room is None else room

@@ -347,7 +347,7 @@ def test_layers_of_several_kinds_are_refused_by_name_for_what_holds_or_moves_con
         ({"action": "retain", "tokens": "ab"}, "token"),
         ({"action": "retain", "tokens": [1], "salt": 3}, "salt"),
         ({"action": "retain", "tokens": [1], "adapter": ""}, "adapter"),
-        ({"action": "retain", "tokens": [1], "extra_key": object()}, "object"),
+        ({"action": "retain", "tokens": [1], "extra_key": 1.5}, "float"),
         ({"action": "retain", "session": "s", "priority": 0}, "priority"),
         ({"action": "retain", "session": "s", "priority": 4}, "priority"),
         ({"action": "retain", "session": "s", "priority": 1.5}, "priority"),
