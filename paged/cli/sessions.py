@@ -11,8 +11,7 @@ import msgspec
 from typer import Argument, Exit, Option
 
 from paged.base.extras import import_with_extra
-from paged.cli.options import VIOLATIONS_FOUND, Check, Json, listed
-from paged.cli.outputs import check_outputs
+from paged.cli.options import VIOLATIONS_FOUND, Check, Json, check_outputs, listed
 from paged.cli.show import as_time, counted, print_json, printed, say, table
 from paged.errors import InvalidConfig
 from paged.study.hardware import device_names, model_names
