@@ -68,9 +68,9 @@ class Session:
 
     @property
     def kinds(self):
-        """From the narrowest on; all turns here are short."""
-        pace = -1 if self.pace is None else int(math.log2(self.pace))
-        return [(self.waits_for, pace), (self.waits_for, None)]
+        """From the narrowest on: of this pace, where it has shown one, and of any; all turns here are short."""
+        paces = [None] if self.pace is None else [int(math.log2(self.pace)), None]
+        return [(self.waits_for, pace) for pace in paces]
 
 
 class Model(NaiveManager):
