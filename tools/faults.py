@@ -1,6 +1,7 @@
 """Planted faults: changes of the syntax tree of one function, which is found by its name.
 
-A fault is an entry of `tests/faults/faults.toml`, or of `layers.toml` beside it if it shows only with layers of several kinds:
+A fault is an entry of `tests/faults/faults.toml`, or beside it of `layers.toml` if it shows only with layers of several kinds, and of
+`sessions.toml` if it shows only with sessions and hints:
 
     [lost-copy]
     says = "A shared partial block is replaced, and the copy is not reported."
@@ -45,16 +46,25 @@ class Fault:
     put: str
     layers: bool = False
     """It shows only where layers are of several kinds."""
+    sessions: bool = False
+    """It shows only with sessions and hints."""
 
 
 def read(table: Path) -> dict[str, Fault]:
-    """Return the faults of a table by name; those of one called layers.toml show only with layers of several kinds. Raises FaultFailed."""
+    """Return the faults of a table by name; those of layers.toml and sessions.toml show only with these. Raises FaultFailed."""
     found = {}
     for name, entry in tomllib.loads(table.read_text(encoding="utf-8")).items():
         if not isinstance(entry, dict) or entry.keys() != KEYS:
             raise FaultFailed(f"{name}: has {sorted(entry)}; a fault has {sorted(KEYS)}.")
         fault = Fault(
-            name, entry["says"], entry["breaks"], entry["in"], entry["find"], entry["put"], table.stem == "layers"
+            name,
+            entry["says"],
+            entry["breaks"],
+            entry["in"],
+            entry["find"],
+            entry["put"],
+            layers=table.stem == "layers",
+            sessions=table.stem == "sessions",
         )
         if not fault.says.endswith("."):
             raise FaultFailed(f"{name}: `says` is no sentence.")

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hypothesis import settings
+from hypothesis import find, settings
+from hypothesis.errors import NoSuchExample
 
 from paged import block_manager
 from paged.testing import SCENARIOS, Violation, random_program, replay, run_scenario, shrink
 from paged.testing.machines import LayerMachine, ManagerMachine, SchedulerMachine, first_violation, settings_for
 
 MANAGER, SCHEDULER, PROGRAMS, READY = "manager machine", "scheduler machine", "random programs", "a scenario"
-LAYERS = "layer machine"
+LAYERS, SESSIONS = "layer machine", "naive sessions"
+# The model of sessions is a test's own.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "properties"))
 CALLS = 60
 T = TypeVar("T")
 
@@ -60,14 +64,39 @@ def run_programs(most: int) -> int:
     return run_each(lambda seed: random_program(seed, CALLS).drain(), range(most))
 
 
+def run_sessions(most: int) -> dict[str, Any]:
+    """What the naive model of sessions finds in up to `most` programs, the shortest one."""
+    from test_naive_sessions import is_clean, programs
+
+    begun, num = time.monotonic(), 0
+
+    def is_wrong(program: Any) -> bool:
+        nonlocal num
+        num += 1
+        return not is_clean(program)
+
+    how = settings(settings_for(most), max_examples=most, derandomize=True)
+    try:
+        program = find(programs, is_wrong, settings=how)
+    except NoSuchExample:
+        return {"by": None, "examples": num, "seconds": time.monotonic() - begun}
+    told = {"by": SESSIONS, "examples": num, "seconds": time.monotonic() - begun, "calls": len(program)}
+    return told | {
+        "shrunk_calls": len(program),
+        "shrink_seconds": 0.0,
+        "found": ["18: other content"],
+        "program": [repr(program)],
+    }
+
+
 def run_scenarios() -> int:
     """Each failure of the field once; returns how many there are. Raises Caught."""
     return run_each(run_scenario, list(SCENARIOS))
 
 
-def hunt(examples: int, programs: int, *, manager: bool, layers: bool) -> dict[str, Any]:
+def hunt(examples: int, programs: int, *, manager: bool, layers: bool, sessions: bool) -> dict[str, Any]:
     """What was found, if anything. `manager`: the memory layer by itself, too; without, only what runs the scheduler. `layers`: only worlds with
-    layers of several kinds."""
+    layers of several kinds. `sessions`: only what has sessions and hints."""
     alone = [(MANAGER, lambda: run_machine(ManagerMachine, examples))] if manager else []
     longer = [(MANAGER, lambda: run_machine(ManagerMachine, 4 * examples))] if manager else []
     # Each of them for a while, and only then longer: most faults are found soon by one that looks where they are.
@@ -81,6 +110,10 @@ def hunt(examples: int, programs: int, *, manager: bool, layers: bool) -> dict[s
     ]
     if layers:
         ways = [(LAYERS, lambda: run_machine(LayerMachine, examples))]
+    if sessions:
+        if (result := run_sessions(examples))["by"] is not None:
+            return result
+        ways = [(SCHEDULER, lambda: run_machine(SchedulerMachine, examples))]
     begun, tried = time.monotonic(), 0
     for way, run in ways:
         try:
@@ -124,8 +157,10 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=5000, help="programs that may be run to make one short")
     parser.add_argument("--no-manager", action="store_true", help="leave the manager machine out")
     parser.add_argument("--layers", action="store_true", help="run the layer machine, and nothing else")
+    parser.add_argument("--sessions", action="store_true", help="run what has sessions and hints, and nothing else")
     options = parser.parse_args()
-    result = hunt(options.examples, options.programs, manager=not options.no_manager, layers=options.layers)
+    what = {"manager": not options.no_manager, "layers": options.layers, "sessions": options.sessions}
+    result = hunt(options.examples, options.programs, **what)
     result["block_manager"] = block_manager.__file__
     options.result.write_text(json.dumps(result, indent=1))
 

@@ -34,7 +34,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-TABLES = [REPOSITORY / "tests" / "faults" / name for name in ("faults.toml", "layers.toml")]
+TABLES = [REPOSITORY / "tests" / "faults" / name for name in ("faults.toml", "layers.toml", "sessions.toml")]
 PACKAGES = ("block_manager", "scheduler", "attention", "paged")
 CONTROL = Fault("nothing", "Nothing is wrong.", 0, "", "", "")
 CONTROL_OF_LAYERS = Fault("nothing in layers", "Nothing is wrong.", 0, "", "", "", layers=True)
@@ -80,6 +80,7 @@ def tried(fault: Fault, *, examples: int, programs: int, limit: float) -> dict[s
             ]
             command += ["--no-manager"] if changed.startswith("scheduler/") else []
             command += ["--layers"] if fault.layers else []
+            command += ["--sessions"] if fault.sessions else []
             environment = os.environ | {
                 "PYTHONPATH": str(folder),
                 "PYTHONDONTWRITEBYTECODE": "1",

@@ -35,6 +35,10 @@ INVARIANTS: dict[int, tuple[str, str]] = {
     15: ("events replayed from empty are the contents of each tier", "event_reader"),
     16: ("what a share reads is there in each group, and a state has seen what is before it", "shadow_groups"),
     17: ("a window's or chunk's front goes back by computed tokens, and by nothing else", "invariants.fronts"),
+    18: (
+        "hints are answered as they are carried out; what is pinned stays; requests cannot have what may be pinned",
+        "naive_hints",
+    ),
 }
 """Number → the statement, and the place that checks it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -180,7 +180,7 @@ def test_levels_above_the_first_are_asked_for_once_an_eviction_and_what_went_bef
     pool.on_raised(lambda level, num: asked.append((level, num, sum(map(len, forgotten)))))
     drawn = pool.draw(3)
     assert asked == [(1, 2, 1)]
-    assert sorted(itertools.chain(*forgotten)) == sorted(drawn.tolist()) and len(drawn) == 3
+    assert sorted(chain(*forgotten)) == sorted(drawn.tolist()) and len(drawn) == 3
 
 
 def test_without_blocks_there_is_nothing_to_put_first():

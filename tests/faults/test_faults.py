@@ -15,6 +15,7 @@ import faults  # noqa: E402
 
 TABLE = faults.read(REPOSITORY / "tests" / "faults" / "faults.toml")
 OF_LAYERS = faults.read(REPOSITORY / "tests" / "faults" / "layers.toml")
+OF_SESSIONS = faults.read(REPOSITORY / "tests" / "faults" / "sessions.toml")
 # Each is found within a few seconds: one of each room and machine, and of a rule each. `make faults` tries them all.
 FOUND_SOON = ["lost-copy", "switch-releases-the-wrong-block", "preempted-token-lost", "front-forgotten"]
 
@@ -43,7 +44,9 @@ def room(tmp_path):
     return plant
 
 
-@pytest.mark.parametrize("fault", [*TABLE.values(), *OF_LAYERS.values()], ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [*TABLE.values(), *OF_LAYERS.values(), *OF_SESSIONS.values()], ids=lambda fault: fault.name
+)
 def test_every_fault_has_one_place_in_the_sources_of_today(functions, fault):
     assert faults.place_of(fault, functions)[0].file.is_file()
 
@@ -52,6 +55,12 @@ def test_faults_of_layers_are_other_ones_and_each_breaks_a_rule():
     assert 15 <= len(OF_LAYERS) <= 42 and OF_LAYERS.keys().isdisjoint(TABLE)
     assert {fault.breaks for fault in OF_LAYERS.values()} <= set(range(1, 18))
     assert all(fault.layers for fault in OF_LAYERS.values()) and not any(fault.layers for fault in TABLE.values())
+
+
+def test_faults_of_sessions_are_other_ones_and_each_breaks_a_rule():
+    assert 6 <= len(OF_SESSIONS) <= 20 and OF_SESSIONS.keys().isdisjoint({**TABLE, **OF_LAYERS})
+    assert {fault.breaks for fault in OF_SESSIONS.values()} <= {5, 9, 12, 18}
+    assert all(fault.sessions for fault in OF_SESSIONS.values()) and not any(fault.sessions for fault in TABLE.values())
 
 
 def test_the_table_has_faults_of_both_rooms_and_each_breaks_a_rule(functions):

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from paged import BlockManager, Request, Scheduler
+from paged import BlockManager, Hint, Request, Scheduler
 from paged.errors import InvalidProgram
 from paged.testing import (
     ManagerRig,
@@ -105,6 +105,16 @@ def test_every_field_of_a_request_comes_back(tmp_path):
     rig = SchedulerRig(random_world(random.Random(0)))
     rig.calls.append(("add", (request,)))
     assert load(save(broken(rig.program), tmp_path)).program.calls == (("add", (request,)),)
+
+
+def test_every_field_of_a_hint_comes_back(tmp_path):
+    hints = (
+        Hint(action="pin", tokens=[1, 0], extra_key=("a", 1), lasts=3.0, tenant="t"),
+        Hint(action="end", session="s"),
+    )
+    rig = SchedulerRig(random_world(random.Random(0)))
+    rig.calls += [("hint", (hint,)) for hint in hints]
+    assert [call[1][0] for call in load(save(broken(rig.program), tmp_path)).program.calls] == [*hints]
 
 
 def test_what_a_machine_finds_is_saved_and_says_how_to_run_it_again(theirs, failing, tmp_path, monkeypatch):
