@@ -28,6 +28,7 @@ from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.front import Front
 from paged.serving.settings import Settings
 
+from ..serving.http_client import asked  # noqa: TID252
 from ..serving.serving_process import served  # noqa: TID252
 
 PAGE = "docs/serving.md"
@@ -81,23 +82,28 @@ def test_the_servers_of_the_page_can_be_begun(lines, monkeypatch, capsys, reposi
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_what_curl_asks_is_answered(lines, server):
-    models, completion, chat, stream = (ran(f"{line} -sS --fail", server) for line in of("curl", lines))
+    turn = {"prompt": "The with statement " * 12, "max_tokens": 1, "session_id": "agent 7"}
+    assert asked(server, turn, headers={"authorization": f"Bearer {KEY}"}).status == 200
+    heard = [ran(f"{line} -sS --fail", server) for line in of("curl", lines)]
+    models, completion, chat, stream, hint, sessions, end = heard
     assert msgspec.json.decode(models)["data"][0]["id"] == "paged"
     assert msgspec.json.decode(completion)["usage"]["completion_tokens"] == 16
     assert msgspec.json.decode(chat)["choices"][0]["message"]["role"] == "assistant"
     assert stream.startswith("data: {") and stream.endswith("data: [DONE]\n\n")
+    assert msgspec.json.decode(hint)["status"] == msgspec.json.decode(end)["status"] == "accepted"
+    assert [each["id"] for each in msgspec.json.decode(sessions)["sessions"]] == ["agent 7"]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_a_program_of_the_page_runs_with_openais_own_client(page, fences, server, monkeypatch, place):
     pytest.importorskip("openai")
     monkeypatch.setenv("PAGED_API_KEY", KEY)
     programs = fences(page, "python")
-    assert len(programs) == 3
+    assert len(programs) == 4
     said = io.StringIO()
     with redirect_stdout(said):
         exec(compile(programs[place].replace(ON_THE_PAGE, server.url), "serving.md", "exec"), {})
-    assert bool(said.getvalue().strip()) == (place < 2)
+    assert bool(said.getvalue().strip()) == (place != 2)
 
 
 @pytest.mark.parametrize("program", OTHERS)

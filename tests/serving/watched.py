@@ -96,6 +96,7 @@ def with_sessions(folder):
     engine.hint(Hint(action="retain", session="\x1freader", waits_for="person"))
     engine.add_request(load._ids(20), SamplingParams(max_tokens=60, ignore_eos=True), session_id="research\x1fagent 1")
     load.step()
+    engine.disk.store.flush()
     return load
 
 
