@@ -25,7 +25,6 @@ from paged.cli.config_options import takes
 from paged.cli.show import figures, is_terminal, printed, say
 from paged.engine.vllm_flags import translated
 from paged.errors import InvalidConfig, PagedError
-from paged.model.checkpoint import check_folder, named_or_shipped
 from paged.serving.request_log import to_stderr
 from paged.serving.settings import SERVED, Settings, read_settings
 
@@ -80,8 +79,6 @@ def serve(
     loading = f"loading {settings.engine.model.model or 'the model that ships'}"
     to_stderr("info", loading) if says_json else say(loading)
     try:
-        # Before a tokenizer's library is loaded, which takes seconds.
-        check_folder(Path(named_or_shipped(settings.engine.model.model)))
         with _handled_by_the_server(), ExitStack() as until_the_end:
             announce = partial(_announce, settings, replicas)
             if several is None:

@@ -13,12 +13,14 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
 
 from paged.errors import EngineAway, InvalidConfig, ServerFailed
+from paged.model.checkpoint import check_folder, named_or_shipped
 from paged.serving.app import build_app
 from paged.serving.front import Front
 from paged.serving.http_protocol import limited
@@ -93,12 +95,14 @@ def serve(
     """Serve until a signal comes. `on_ready` is called with what an engine has, and the port, when requests are taken; `make` makes what is
     hosted and its ASGI application, once the port is ours. Returns whether running requests were let end: a second signal ends them.
 
-    Raises KeyboardInterrupt at the end where the signal was Ctrl-C; before it begins, InvalidConfig, ServerFailed (the port is taken, the engine cannot begin), and the tokenizer's BrokenCheckpoint.
+    Raises KeyboardInterrupt at the end where the signal was Ctrl-C; before it begins, InvalidConfig, ServerFailed (the port is taken, the engine cannot begin), CheckpointNotFound, and the tokenizer's BrokenCheckpoint.
     """
     if settings.log == "json":
         divert(to_stderr)
     for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca):
         _must_read(path)
+    # Before a tokenizer's library is loaded, which takes seconds.
+    check_folder(Path(named_or_shipped(settings.engine.model.model)))
     listening = _bound(settings.host, settings.port)
     _raise_file_limit(settings.max_connections + _OTHER_FILES)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
