@@ -33,7 +33,9 @@ def violations_of(state: State) -> list[str]:
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     if +state.manager.device.kept != Counter(held := state.outstanding.held()):
-        found.append(f"2: blocks {held} are held for requests that have ended; memory keeps {state.manager.device.kept}.")
+        found.append(
+            f"2: blocks {held} are held for requests that have ended; memory keeps {state.manager.device.kept}."
+        )
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
     return found + state.reservation.violations(state.books) + state.manager.check()
 

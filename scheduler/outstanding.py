@@ -232,7 +232,10 @@ class Outstanding:
 
     def held(self) -> list[int]:
         """Return the blocks that are held for ended requests, each as often as it is."""
-        return np.concatenate([NO_ROWS, *self.saving.values(), *(held[2] for held in self._loading)]).tolist()
+        blocks: list[int] = np.concatenate(
+            [NO_ROWS, *self.saving.values(), *(held[2] for held in self._loading)]
+        ).tolist()
+        return blocks
 
     def release_saving(self, request_id: str) -> None:
         self._manager.device.let_go(self.saving.pop(request_id))

@@ -51,9 +51,14 @@ class MemorySeen:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler, manager = scheduler, scheduler.manager
         tables = TablesSeen(scheduler, lambda row: manager.table(row).tolist())
-        full = TablesSeen(scheduler, lambda row: int(manager.rows.num_scheduled[row] + manager.rows.num_computed[row]) // manager.block_size)
+        full = TablesSeen(
+            scheduler,
+            lambda row: int(manager.rows.num_scheduled[row] + manager.rows.num_computed[row]) // manager.block_size,
+        )
         kind = SimpleNamespace(req_to_blocks=tables, num_cached_block=full)
-        self.block_pool = SimpleNamespace(get_num_free_blocks=lambda: manager.device.num_free + manager.device.num_cached)
+        self.block_pool = SimpleNamespace(
+            get_num_free_blocks=lambda: manager.device.num_free + manager.device.num_cached
+        )
         self.coordinator = SimpleNamespace(single_type_managers=(kind,))
 
     @property

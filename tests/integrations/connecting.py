@@ -84,5 +84,3 @@ class Counting(Scripted):
     """One that counts references of vLLM's own blocks."""
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None: ...
-
-

@@ -57,7 +57,9 @@ def test_what_is_here_is_not_asked_for():
 def test_a_late_load_is_waited_for_and_others_go_on():
     late = {"a": (4, True)}
     core = connected(
-        request("a", [1, 2, 3, 4, 5, 6]), request("b", [9, 9]), elsewhere=lambda each, _: late.get(each.request_id, (0, False))
+        request("a", [1, 2, 3, 4, 5, 6]),
+        request("b", [9, 9]),
+        elsewhere=lambda each, _: late.get(each.request_id, (0, False)),
     )
     output, made = step(core)
     assert output.num_scheduled_tokens == {"b": 2} and not output.has_sync_kv_loads
@@ -210,7 +212,10 @@ def test_a_block_that_a_step_has_confirmed_cannot_be_reported_as_not_loaded():
 
 def test_a_request_that_gave_way_is_asked_about_anew_and_the_connector_is_told_of_it():
     core = connected(
-        request("a", [1, 2, 3], most=4), request("b", [4, 5, 6], most=4), num_blocks=4, additional_config={"paged": {"policy": "vllm"}}
+        request("a", [1, 2, 3], most=4),
+        request("b", [4, 5, 6], most=4),
+        num_blocks=4,
+        additional_config={"paged": {"policy": "vllm"}},
     )
     gave_way = [step(core)[0].preempted_req_ids for _ in range(2)]
     output, _ = step(core)
@@ -363,7 +368,11 @@ def test_every_row_attends_to_its_own_tokens_whatever_is_loaded_saved_or_lost(se
     for _ in range(600):
         if num_added < 60 and chance.random() < 0.3:
             core.add_request(
-                request(f"r{num_added}", [chance.randrange(2) for _ in range(chance.randint(1, 12))], most=chance.randint(1, 8))
+                request(
+                    f"r{num_added}",
+                    [chance.randrange(2) for _ in range(chance.randint(1, 12))],
+                    most=chance.randint(1, 8),
+                )
             )
             num_added += 1
         if core._live and chance.random() < 0.04:
@@ -376,7 +385,7 @@ def test_every_row_attends_to_its_own_tokens_whatever_is_loaded_saved_or_lost(se
         counts["saved"] += len(memory.saving)
         batch = core._out[-1][1]
         shares = {} if batch is None else runner.run(output, batch)
-        for tokens, positions, written in shares.values():
+        for tokens, _, written in shares.values():
             for token, slot in zip(tokens, written):
                 memory.slots[slot // SIZE + 1][slot % SIZE] = token
         if batch is None:

@@ -37,7 +37,9 @@ def config(**given: Any) -> Any:
     no = dict.fromkeys
     scheduler = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "long_prefill_token_threshold": 0, "policy": "fcfs"}
     scheduler |= {"long_prefill_token_threshold_adaptive": False, "enable_chunked_prefill": True}
-    scheduler |= {"async_scheduling": False, "disable_hybrid_kv_cache_manager": True} | no(("max_num_active_seqs", "max_num_scheduled_tokens"))
+    scheduler |= {"async_scheduling": False, "disable_hybrid_kv_cache_manager": True} | no(
+        ("max_num_active_seqs", "max_num_scheduled_tokens")
+    )
     model = {"max_model_len": 64, "runner_type": "generate"}
     model |= no(("is_encoder_decoder", "is_diffusion", "supports_multimodal_inputs", "return_sampling_mask"), False)
     sizes = ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
