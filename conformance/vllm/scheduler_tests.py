@@ -25,7 +25,7 @@ LIST = Path(__file__).with_suffix(".toml")
 OUTCOMES = ("pass", "refused", "private", "differs")
 HEAD = f"""\
 # What paged's scheduler does in the tests of vLLM {VERSION}'s tests/v1/core/test_scheduler.py that vLLM's own scheduler passes without a
-# download, with an adapter that lends `requests`, `running` and `waiting` to be read (lent.py). `make vllm` fails where this is not so.
+# download, with an adapter that lends names to be read (lent.py). `make vllm` fails where this is not so.
 """
 UNTOUCHED = "makes no scheduler of ours"
 Verdict = tuple[str, str]

@@ -57,6 +57,8 @@ class SchedulerMachine(RigMachine):
     def add(self, wish: Wish, again: bool) -> None:
         number = max(0, self.rig.num_added - 1) if again else self.rig.num_added
         taken = self.rig.taken_ids if again else []
+        # Not drawn, so that all else is drawn as it was.
+        wish = replace(wish, saves=number % 5 == 2)
         self.rig.add(wish.request(taken[-1] if taken else f"r{number}", self.rig.world, self.capabilities))
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
@@ -95,7 +97,7 @@ class SchedulerMachine(RigMachine):
         """Three prompts that grow until they are in each other's way; the first may be the longest, and drive both others out. The last one may
         be a group, of which a sequence waits. In the end the sampling request may have to wait for tokens, with all that is reserved for it;
         a preempted one goes on."""
-        wish = replace(wish, share=0.2, output=output, num_computed=0, saves=False)
+        wish = replace(wish, share=0.2, output=output, num_computed=0)
         self.add(replace(wish, share=share, output=1.0, num_sequences=1, salt=None), again=False)
         self.add(replace(wish, num_sequences=1, salt="a"), again=False)
         self.add(replace(wish, salt="b"), again=False)

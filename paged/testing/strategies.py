@@ -137,7 +137,6 @@ def wishes() -> st.SearchStrategy[Wish]:
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         num_sequences=st.sampled_from([1, 1, 1, 1, 1, 2, 3]),
         num_computed=st.sampled_from([0] * 8 + [3, 6]),
-        saves=st.sampled_from([False] * 5 + [True]),
         salt=st.sampled_from([None, None, None, None, None, "a"]),
         reads_cache=st.sampled_from([True] * 9 + [False]),
         writes_cache=st.sampled_from([True] * 9 + [False]),

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import IS_REAL, Grammars, asked_tier, config, memory, plug_in, spec
+from integrations.vllm_things import IS_REAL, Grammars, asked_connector, asked_tier, config, memory, plug_in, spec
 
 from paged.errors import RefusedByPaged, UnsupportedVllm
 from paged.integrations.vllm import Options, Scheduler, needed
@@ -42,8 +42,10 @@ ASKED = {
     "diffusion models": {"is_diffusion": True},
     "encoder-decoder models": {"is_encoder_decoder": True},
     "multi-modal inputs": {"supports_multimodal_inputs": True},
-    "KV connectors": {"kv_transfer_config": object()},
-    "encoder connectors": {"ec_transfer_config": object()},
+    "KV connectors that count vLLM's blocks": {"kv_transfer_config": asked_connector("Counting")},
+    "KV connectors for layers of several kinds": STATES | {"kv_transfer_config": asked_connector()},
+    "KV connectors beside asynchronous scheduling": {"is_ahead": True, "kv_transfer_config": asked_connector()},
+    "encoder connectors that produce": {"ec_transfer_config": SimpleNamespace(is_ec_producer=True)},
     "KV cache events": {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)},
     "draft models": {"speculative_config": SimpleNamespace(method="eagle")},
     "an adaptive threshold for long prompts": {"long_prefill_token_threshold_adaptive": True},
@@ -90,7 +92,6 @@ def test_n_gram_speculation_is_carried():
         (AHEAD | {"speculative_config": NGRAM}, "speculation beside asynchronous scheduling is not carried"),
         *((options({"costs": costs}), COSTS) for costs in ({"seconds_per_swapped_block": -1}, {"euros": 1}, 3)),
         *((host_tier(number), NO_NUMBER) for number in (None, 0, -1, 2.5, True, "many")),
-        (host_tier(3, path=None), "our own, HostTier, is carried"),
     ],
 )
 def test_what_is_wrong_is_named(given, words):
