@@ -227,8 +227,8 @@ def page(figures: dict[str, Any], about: dict[str, Any]) -> str:
         "",
         "Share of the prompts' full blocks that hit; decode, compute and loading take no time. Means over the seeds; × is of the offline column, mean (worst).",
         "",
-        "| sessions, memory | seeds | LRU by block, no scheduler | our scheduler, LRU | session ids alone | × | with hints | × | offline | offline, room for the prompt | all kept |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| sessions, memory | seeds | LRU by block, no scheduler | our scheduler, LRU | session ids alone | × | with hints | × | offline | offline, room for the prompt | all kept | all kept, as far as a prompt fits |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in ROWS:
         offline = mean_of(figures, row, "bounds", "offline")
@@ -241,6 +241,7 @@ def page(figures: dict[str, Any], about: dict[str, Any]) -> str:
             cells += [shown(hit), f"{hit / offline:.3f} ({worst:.3f})" if is_known else "–"]
         for what in ("offline", "offline, room for the prompt", "kept"):
             cells.append(shown(mean_of(figures, row, "bounds", what)))
+        cells.append(shown(mean_of(figures, row, "lru", "reachable")))
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",

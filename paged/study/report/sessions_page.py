@@ -19,7 +19,9 @@ def write_sessions_html(path: str | Path, found: Sequence[SessionResult]) -> Non
     """A self-contained page. Raises MissingExtra without plotly, UnwritablePath and OSError."""
     import_with_extra("plotly.offline", "study.report.write_sessions_html")
     first = found[0]
-    about = f"Sessions: {first.sessions:,}; turns: {first.turns:,}; full blocks in their prompts: {first.prompt_blocks:,}."
+    about = (
+        f"Sessions: {first.sessions:,}; turns: {first.turns:,}; full blocks in their prompts: {first.prompt_blocks:,}."
+    )
     body = [
         f"<p>{html.escape(about)}</p>",
         '<section><div class="plot" role="img" aria-label="hits by tier, and times to first token"></div></section>',
