@@ -29,7 +29,14 @@ from paged.study.traces import Begun, draw_sessions, read_sessions
 
 BLOCKS, SPREAD_S, LONGEST_PAUSE_S = 6_700, 1_800.0, 1_800.0
 MODEL, DEVICE, BUDGET = "llama-3.1-8b", "h100", 8_192
-COLOURS = {"lru": "#59636e", "sessions": "#e69f00", "hints": "#0072b2"}
+COLOURS = {"lru": "#59636e", "sessions": "#b36b00", "hints": "#0072b2"}
+NAMES = {"lru": "use alone", "sessions": "session ids", "hints": "hints"}
+LINES = {
+    "kept": ("", "everything kept"),
+    "offline": ("6 3", "offline order"),
+    "offline, room for the prompt": ("2 3", "the same, with room for a prompt while it is computed"),
+}
+"""Dashes and names of what needs no scheduler."""
 
 
 class Row(NamedTuple):
@@ -220,18 +227,21 @@ def page(figures: dict[str, Any], about: dict[str, Any]) -> str:
         "",
         "Share of the prompts' full blocks that hit; decode, compute and loading take no time. Means over the seeds; × is of the offline column, mean (worst).",
         "",
-        "| sessions, memory | LRU by block, no scheduler | our scheduler, LRU | session ids alone | × | with hints | × | offline | offline, room for the prompt | all kept |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| sessions, memory | seeds | LRU by block, no scheduler | our scheduler, LRU | session ids alone | × | with hints | × | offline | offline, room for the prompt | all kept | all kept, as far as a prompt fits |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in ROWS:
         offline = mean_of(figures, row, "bounds", "offline")
-        cells = [row.name, shown(mean_of(figures, row, "bounds", "lru")), shown(mean_of(figures, row, "lru", "hit"))]
+        seeds_of = [name for name in figures if name.startswith(f"{row.name} |") and name.endswith("| bounds")]
+        cells = [row.name, str(len(seeds_of))]
+        cells += [shown(mean_of(figures, row, what, field)) for what, field in (("bounds", "lru"), ("lru", "hit"))]
         for keeps in ("sessions", "hints"):
             hit, worst = mean_of(figures, row, keeps, "hit"), worst_ratio(figures, row, keeps)
             is_known = hit is not None and offline is not None and worst is not None
             cells += [shown(hit), f"{hit / offline:.3f} ({worst:.3f})" if is_known else "–"]
         for what in ("offline", "offline, room for the prompt", "kept"):
             cells.append(shown(mean_of(figures, row, "bounds", what)))
+        cells.append(shown(mean_of(figures, row, "lru", "reachable")))
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
@@ -257,59 +267,52 @@ def page(figures: dict[str, Any], about: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def words(x: float, y: float, text: str, *, size: int = 12, colour: str = "#1f2328", anchor: str = "start") -> str:
+    """A line of text, its left end, middle or right end here."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}">{text}</text>'
+
+
+def bound(x: float, stop: float, y: float, dashes: str) -> str:
+    """A line for what no scheduler reached."""
+    look = f'stroke="#d55e00" stroke-width="1.5" stroke-dasharray="{dashes}"'
+    return f'<line x1="{x:.1f}" x2="{stop:.1f}" y1="{y:.1f}" y2="{y:.1f}" {look}/>'
+
+
 def plot(figures: dict[str, Any]) -> str:
-    """Bars of what hit within the bounds, with lines for what an order that knows the future reaches, and for everything kept."""
+    """Bars of what hit within the bounds, with lines for what orders that know the future reach, and for everything kept."""
     left, top, high, wide, bar = 60, 46, 240, 190, 34
-    parts = [
-        f'<text x="{left}" y="24" font-size="15" fill="#1f2328">Share of the prompts\' blocks that hit, by what says what is kept</text>'
-    ]
+    width = left + wide * len(ROWS) + 20
+    parts = [words(left, 24, "Share of the prompts' blocks that hit, by what says what is kept", size=15)]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = top + high * (1 - share)
-        parts.append(f'<line x1="{left}" x2="{left + wide * len(ROWS)}" y1="{y}" y2="{y}" stroke="#d0d7de"/>')
-        parts.append(
-            f'<text x="{left - 8}" y="{y + 4}" font-size="12" fill="#59636e" text-anchor="end">{share:g}</text>'
-        )
+        parts.append(f'<line x1="{left}" x2="{width - 20}" y1="{y}" y2="{y}" stroke="#d0d7de"/>')
+        parts.append(words(left - 8, y + 4, f"{share:g}", colour="#59636e", anchor="end"))
     for place, row in enumerate(ROWS):
         x = left + place * wide + 24
         for number, keeps in enumerate(KEEPS):
-            hit = mean_of(figures, row, keeps, "hit") or 0.0
-            at, y = x + number * (bar + 10), top + high * (1 - hit)
-            parts.append(
-                f'<rect x="{at}" y="{y:.1f}" width="{bar}" height="{high * hit:.1f}" fill="{COLOURS[keeps]}"/>'
-            )
-            parts.append(
-                f'<text x="{at + bar / 2}" y="{y - 5:.1f}" font-size="11" fill="#1f2328" text-anchor="middle">{hit:.2f}</text>'
-            )
-        for what, dashes in (("offline", "6 3"), ("offline, room for the prompt", "2 3"), ("kept", "")):
+            hit = mean_of(figures, row, keeps, "hit")
+            if hit is not None:
+                at, y = x + number * (bar + 10), top + high * (1 - hit)
+                size = f'width="{bar}" height="{high * hit:.1f}"'
+                parts.append(f'<rect x="{at}" y="{y:.1f}" {size} fill="{COLOURS[keeps]}"/>')
+                parts.append(words(at + bar / 2, y + 15, f"{hit:.2f}", size=11, colour="#ffffff", anchor="middle"))
+        for what, (dashes, _) in LINES.items():
             if (share := mean_of(figures, row, "bounds", what)) is not None:
-                y = top + high * (1 - share)
-                parts.append(
-                    f'<line x1="{x - 10}" x2="{x + 3 * bar + 30}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d55e00" stroke-width="1.5" stroke-dasharray="{dashes}"/>'
-                )
-        parts.append(
-            f'<text x="{x + 61}" y="{top + high + 20}" font-size="12" fill="#1f2328" text-anchor="middle">{row.name}</text>'
-        )
-    y, x = top + high + 46, left
-    for keeps, words in (("lru", "use alone"), ("sessions", "session ids"), ("hints", "hints")):
+                parts.append(bound(x - 10, x + 3 * bar + 30, top + high * (1 - share), dashes))
+        parts.append(words(x + 61, top + high + 20, row.name, anchor="middle"))
+    y = top + high + 46
+    for place, (keeps, name) in enumerate(NAMES.items()):
+        x = left + 150 * place
         parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{COLOURS[keeps]}"/>')
-        parts.append(f'<text x="{x + 18}" y="{y}" font-size="12" fill="#1f2328">{words}</text>')
-        x += 105
-    for dashes, words in (
-        ("", "everything kept"),
-        ("6 3", "offline order"),
-        ("2 3", "offline, with room for the prompt"),
-    ):
-        parts.append(
-            f'<line x1="{x}" x2="{x + 26}" y1="{y - 4}" y2="{y - 4}" stroke="#d55e00" stroke-width="1.5" stroke-dasharray="{dashes}"/>'
-        )
-        parts.append(f'<text x="{x + 32}" y="{y}" font-size="12" fill="#1f2328">{words}</text>')
-        x += 140
-    width, height = left + wide * len(ROWS) + 40, top + high + 64
+        parts.append(words(x + 18, y, name))
+    for place, (dashes, name) in enumerate(LINES.values()):
+        x = left + 150 * place
+        parts += [bound(x, x + 26, y + 18, dashes), words(x + 32, y + 22, name)]
+    height = y + 40
+    frame = f'x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8" fill="#ffffff" stroke="#d0d7de"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" font-family="system-ui, sans-serif">'
-        f'<title>Hits of sessions</title><rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8" fill="#ffffff" stroke="#d0d7de"/>'
-        + "".join(parts)
-        + "</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'font-family="system-ui, sans-serif"><title>Hits of sessions</title><rect {frame}/>{"".join(parts)}</svg>\n'
     )
 
 

@@ -26,7 +26,7 @@ def test_the_version_is_the_packages(paged):
 
 
 COMMANDS = [
-    "simulate", "demo", "doctor", "generate", "chat", "serve", "capacity", "policies", "plan", "profile", "quantise",
+    "simulate", "sessions", "demo", "doctor", "generate", "chat", "serve", "capacity", "policies", "plan", "profile", "quantise",
     "accuracy", "top",
 ]  # fmt: skip
 COMMANDS += [f"bench {what}" for what in ("attention", "engine", "scheduler", "step")]
