@@ -157,7 +157,8 @@ class Offload:
         pages = self._pages[place // NUM_PLACES]
         if not (room := min(len(sources), self._host.num_available // pages)):
             return
-        first, sources = stop - room, sources[:room]
+        first = stop - room
+        sources = sources[:room]
         if self._index.has_sides:
             self._host.make_room(room * pages)
             if not self._device.has_content(sources).all():
