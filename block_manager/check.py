@@ -80,7 +80,7 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
             count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    for place, busy in () if tiers.offload is None else tiers.offload.held():
+    for place, busy in () if tiers.offload is None else tiers.offload.busy:
         count(HOST, place // NUM_PLACES, busy)
     for table, block in beside:
         count(DEVICE, table, block)

@@ -58,8 +58,7 @@ class Pool:
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
-        # int8 [num_blocks]: the place in whose terms a block carries its node, and whether that was to be evicted next when it was
-        # released, bool [num_blocks]; None where there is one place alone.
+        # By block: the place in whose terms it carries its node, and whether that was released to be evicted next; None in one place.
         self.place: NDArray[np.int8] | None = None
         self.goes_next: NDArray[np.bool_] | None = None
         # int8 [num_blocks], higher levels are evicted later; None until any is raised.

@@ -24,7 +24,7 @@ from .layout import Counts
 from .pool import NO_BLOCKS, Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
-from .side_content import Found, HitEnd, SideContent
+from .side_content import HitEnd, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
 from .views import WINDOW
@@ -90,19 +90,21 @@ class Sharing:
         if self._offload is not None:
             # First, so that it evicts nothing that is found now.
             self._growth.draw_promised()
-        match, may_load = index.match(path, data, limit), self._offload is not None and self._growth.may_copy
+        match, offload = index.match(path, data, limit), self._offload if self._growth.may_copy else None
         on_host, end, brought, loaded = list[Span](), None, list[tuple[int, Blocks]](), 0
         if (sides := self._sides) is not None:
             known = tables.tokens[row, : tables.num_tokens[row]]
             found = both = sides.find(path, known, match, have, row)
-            if may_load:
-                both, here = sides.find(path, known, match, have, row, tiers=2), sides.length_of(found)
-                found, brought = self._bring(found, both, have, room)
-                loaded = sides.length_of(found) - here
+            if offload is not None:
+                both = sides.find(path, known, match, have, row, tiers=2)
+                room = self._growth.num_unpromised if room is None else room
+                best, parts = sides.cheapest(found, both, have, room, offload.is_worth_loading)
+                if brought := offload.bring(parts):
+                    found, loaded = best, sides.length_of(best) - sides.length_of(found)
             its = both._replace(hit=found.hit, end=found.end)
             sides.note(row, its, have + limit, have, count=count, from_host=loaded)
             match, end = found.hit, found.end
-        elif may_load and match.first_pending < 0 and match.num_blocks < limit:
+        elif offload is not None and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0
         if end is not None and self._sides is not None and self._sides.ends is not None:
@@ -116,15 +118,6 @@ class Sharing:
             self.hit_tokens += won
             self.host_hit_tokens += loaded
         return won
-
-    def _bring(self, found: Found, both: Found, have: int, room: int | None) -> tuple[Found, list[tuple[int, Blocks]]]:
-        """Let the device have what the best length needs of what it and the host have: see `SideContent.cheapest`. Returns
-        what is found there now, and places and blocks that are held until the row has them; none: nothing is loaded."""
-        sides, offload, room = self._sides, self._offload, self._growth.num_unpromised if room is None else room
-        assert sides is not None and offload is not None, "it is only asked where there are both"
-        best = sides.cheapest(found, both, have, room, offload.is_worth_loading)
-        held = [] if best is found else offload.bring(sides.taken_by(best, have, found.match.num_blocks))
-        return best if held else found, held
 
     def _take(self, row: int, have: int, match: Match, count: bool, *, with_states: bool) -> int:
         """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
@@ -297,7 +290,7 @@ class Content:
         found = both = best = sides.find(Path(root), tokens, match)
         if self._offload is not None:
             both = sides.find(Path(root), tokens, match, tiers=2)
-            best = sides.cheapest(found, both, 0, self._growth.num_unpromised, self._offload.is_worth_loading)
+            best, _ = sides.cheapest(found, both, 0, self._growth.num_unpromised, self._offload.is_worth_loading)
         its, from_host = both._replace(hit=best.hit, end=best.end), sides.length_of(best) - sides.length_of(found)
         return sides.hit_end(its, (len(tokens) - 1) // self._tables.block_size, from_host=from_host)
 

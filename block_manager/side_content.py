@@ -135,10 +135,10 @@ class SideContent:
 
     def cheapest(
         self, found: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]
-    ) -> Found:
+    ) -> tuple[Found, list[Part]]:
         """Of what was `found` on the device and the lengths at which all can stand with what `both` tiers have, the one for which
-        least is copied and computed (`load_where`), of at most `room` pages."""
-        stands, best, paid = np.logical_and.reduce(both.stands), found, 0
+        least is copied and computed (`load_where`), of at most `room` pages; and what it takes, nothing if that is on the device."""
+        stands, best, paid, parts = np.logical_and.reduce(both.stands), found, 0, list[Part]()
         stands[: found.hit.num_blocks] = False
         # Between the ends of a stretch each block costs as much, and saves more than the one before.
         nums = dict.fromkeys([num for first, stop in stretches(stands) for num in (first + 1, stop)])
@@ -147,8 +147,8 @@ class SideContent:
             pages = sum(int(np.count_nonzero(blocks == -1)) * self._pages[place] for place, _, blocks in taken)
             start, stop = (have * self._size + self.length_of(each) for each in (best, offer))
             if pages <= room and stop > start and is_worth(start, stop, pages - paid):
-                best, paid = offer, pages
-        return best
+                best, paid, parts = offer, pages, taken
+        return best, parts
 
     def length_of(self, found: Found) -> int:
         """Tokens of what was found."""

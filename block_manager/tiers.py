@@ -46,8 +46,8 @@ class Offload:
         # Copies to the host, and back.
         self._out: list[Pairs] = []
         self._in: list[Pairs] = []
-        # Host blocks by place, released last one first.
-        self._busy: list[tuple[int, Blocks]] = []
+        # Host blocks that copies hold which are not taken yet, by place, one entry a reference; released last one first.
+        self.busy: list[tuple[int, Blocks]] = []
 
     def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         self.is_worth_loading = is_worth_loading
@@ -90,11 +90,11 @@ class Offload:
 
     def _hold(self, place: int, blocks: Blocks) -> None:
         self._index.pools[place].hold(blocks)
-        self._busy.append((place, blocks))
+        self.busy.append((place, blocks))
 
     def keep_until_taken(self, tails: list[Blocks]) -> None:
         """Keep holding these host blocks by table, in order, until the moves are taken: copies read them."""
-        self._busy += [(NUM_PLACES * table + HOST, blocks) for table, blocks in enumerate(tails)]
+        self.busy += [(NUM_PLACES * table + HOST, blocks) for table, blocks in enumerate(tails)]
 
     def load(self, spans: list[Span], place: int = DEVICE) -> Blocks:
         """Draw a device block for each of these nodes, which only the host has, in order, int64 [n]; plan the copies."""
@@ -137,17 +137,13 @@ class Offload:
                 self._growth.hold_source(place // NUM_PLACES, block)
         return held
 
-    def held(self) -> list[tuple[int, Blocks]]:
-        """Host blocks that copies not taken yet hold, by place, one entry a reference; for the checker."""
-        return self._busy
-
     def take_moves(self) -> Moves:
         """Return all copies planned since the last call; they run together, before any planned later."""
-        if not self._busy:
+        if not self.busy:
             return NO_MOVES
         # No array where nothing moves: `swap_in` has changed the tables, and must not run out of memory here.
         moves = Moves(*(np.concatenate(pairs) if pairs else NO_PAIRS for pairs in (self._out, self._in)))
-        busy, self._busy, self._out, self._in = self._busy, [], [], []
+        busy, self.busy, self._out, self._in = self.busy, [], [], []
         for place, blocks in busy:
             self._index.pools[place].release(blocks)
         return moves
@@ -157,7 +153,8 @@ class Offload:
         pages = self._pages[place // NUM_PLACES]
         if not (room := min(len(sources), self._host.num_available // pages)):
             return
-        first, sources = stop - room, sources[:room]
+        first = stop - room
+        sources = sources[:room]
         if self._index.has_sides:
             self._host.make_room(room * pages)
             if not self._device.has_content(sources).all():
@@ -165,7 +162,7 @@ class Offload:
                 return
         blocks = self._index.draw_for(place + HOST, run, first, stop, pages)
         self._out.append(_pairs(self._device, sources, self._host, blocks, pages))
-        self._busy.append((place + HOST, blocks[::-1]))
+        self.busy.append((place + HOST, blocks[::-1]))
         self.offloaded_blocks += room * pages
 
     def _forget_loads(self, pages: Blocks) -> None:

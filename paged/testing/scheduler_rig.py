@@ -528,7 +528,8 @@ class SchedulerRig:
                 self.computed[id, number] = self.computed[id, sequence]
             self.figures.goes_on_as((id, number), (id, sequence))
             table, partial = self._table_of(id, number), self.computed.get((id, sequence), 0) % self.world.block_size
-            num_shared = len(before) - bool(partial)
+            # Where the hit of one that has computed nothing ended is not known.
+            num_shared = len(before) - bool(partial or (id, sequence) not in self.computed)
             if table[:num_shared] != before[:num_shared] or len(table) != len(before):
                 self._fail_on([f"the fork of {id}/{sequence} has table {table}, made of {before}"])
             if partial:

@@ -273,14 +273,19 @@ def layer_worlds(draw: st.DrawFn) -> World:
     """A model of several kinds of layers, and a pool in which one sequence of full length has room, and hardly two; or four,
     so that what others left is found."""
     groups, block_size, longest = draw(layer_groups()), draw(st.integers(1, 4)), draw(st.integers(4, 20))
-    num_blocks = pages_for(groups, longest, block_size) * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8, 16])) // 4
+    need = pages_for(groups, longest, block_size)
+    num_blocks = need * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8, 16])) // 4
     keeps = draw(st.sampled_from([True, True, False]))
     host_blocks, preemption = draw(st.sampled_from([(0, None), (0, None), (1, "swap"), (2, "swap"), (3, "swap")]))
+    host_caching = draw(st.sampled_from([False, False, True]))
+    if host_caching:
+        # Hardly more than one sequence has room: what others left is on the host.
+        num_blocks, keeps, host_blocks = max(2, min(num_blocks, need * 5 // 4)), True, max(host_blocks, 2)
     return World(
         num_blocks=max(2, num_blocks),
         block_size=block_size,
         host_blocks=host_blocks * num_blocks // 2,
-        host_caching=draw(st.sampled_from([True, True, False])),
+        host_caching=host_caching,
         preemption=preemption,
         prefix_caching=keeps,
         groups=groups,

@@ -9,7 +9,7 @@ import pytest
 from paged import Costs, LayerGroup
 
 FULL, STATE, WINDOW = LayerGroup("full"), LayerGroup("state", pages=3), LayerGroup("window", 5, pages=2)
-A, B = list(range(8)), list(range(100, 108))
+A, B, C = (list(range(first, first + 8)) for first in (0, 100, 200))
 FREE, A_TOKEN_A_PAGE = (
     Costs(seconds_per_swapped_block=seconds, seconds_per_token=1.0, attention_knee=math.inf) for seconds in (0.0, 1.0)
 )
@@ -48,13 +48,14 @@ def on_host(scheduler):
 
 
 def test_a_state_and_the_full_blocks_before_it_come_back_together(make, serve):
-    # Two full blocks and the state after the first; another one is written while that is read.
-    scheduler = make(8, [FULL, STATE])
+    scheduler = make(9, [FULL, STATE])
     serve(scheduler, A)
-    # B takes all of the pool.
+    # Of A there are two full blocks, and the states after 4 tokens and 8. B has as many, and one page was free: one full block stays.
     _, copies = serve(scheduler, B)
-    assert (copies["device_to_host"], on_host(scheduler)) == (8, [2, 6])
+    assert (copies["device_to_host"], on_host(scheduler)) == (7, [1, 6])
+    serve(scheduler, C)
     assert scheduler.manager.lookup([*A, 9]).host_tokens == 8
+    # The two full blocks, and the state of three pages after them.
     start, copies = serve(scheduler, [*A, 9])
     assert (start, copies["host_to_device"]) == (8, 5)
     assert scheduler.stats().host_hit_tokens == 8
@@ -63,60 +64,69 @@ def test_a_state_and_the_full_blocks_before_it_come_back_together(make, serve):
 def test_a_window_brings_only_the_blocks_that_it_reaches_back_to(make, serve):
     scheduler = make(10, [FULL, WINDOW])
     serve(scheduler, [*A, 8, 9, 10, 11])
-    serve(scheduler, [*B, 8, 9, 10, 11])
-    # All three full blocks, and the last one of the window, of two pages, which four tokens before it are in.
-    assert serve(scheduler, [*A, 8, 9, 10, 11, 12])[1]["host_to_device"] == 5
+    for prompt in (B, C):
+        serve(scheduler, [*prompt, 8, 9, 10, 11])
+    # All three full blocks, and the last one of the window, of two pages: four tokens before the next one are in it.
+    start, copies = serve(scheduler, [*A, 8, 9, 10, 11, 12])
+    assert (start, copies["host_to_device"]) == (12, 5)
+
+
+def test_what_a_window_passed_and_kept_while_pages_were_free_does_not_go_to_the_host(make, serve):
+    scheduler = make(10, [FULL, WINDOW])
+    serve(scheduler, [*A, 8, 9, 10, 11])
+    assert [each.cached for each in scheduler.manager.stats().groups] == [3, 6]
+    for prompt in (B, C):
+        serve(scheduler, [*prompt, 8, 9, 10, 11])
+    # Of A and B: what the window needs after 8 tokens and after 12, one block each, and not the one before.
+    assert on_host(scheduler)[1] == 8
 
 
 def test_a_hit_has_parts_of_both_tiers(make, serve):
-    scheduler = make(8, [FULL, STATE])
-    serve(scheduler, A)
-    # One block more than is free: only what is to be evicted first leaves, a state.
-    serve(scheduler, [50])
-    assert on_host(scheduler) == [0, 3]
-    start, copies = serve(scheduler, [*A, 9])
-    assert (start, copies["host_to_device"]) == (8, 3)
-
-
-@pytest.mark.parametrize(("pages", "start"), [(3, 8), (5, 8), (7, 0)])
-def test_a_length_is_loaded_where_its_pages_cost_less_than_its_tokens(make, serve, pages, start):
-    # Two full blocks and a state, at a token's time a page, against eight tokens.
-    scheduler = make(2 + 2 * pages, [FULL, LayerGroup("state", pages=pages)], costs=A_TOKEN_A_PAGE)
+    scheduler = make(9, [FULL, STATE])
     serve(scheduler, A)
     serve(scheduler, B)
+    # One full block of A is still there.
+    start, copies = serve(scheduler, [*A, 9])
+    assert (start, copies["host_to_device"]) == (8, 4)
+
+
+@pytest.mark.parametrize(("pages", "start"), [(3, 8), (5, 8), (6, 0), (7, 0)])
+def test_a_length_is_loaded_where_its_pages_cost_less_than_its_tokens(make, serve, pages, start):
+    # Two full blocks and a state, at a token's time a page, against eight tokens.
+    scheduler = make(3 + 2 * pages, [FULL, LayerGroup("state", pages=pages)], costs=A_TOKEN_A_PAGE)
+    for prompt in (A, B, C):
+        serve(scheduler, prompt)
     assert serve(scheduler, [*A, 9])[0] == start
 
 
 def test_a_request_is_told_what_came_from_the_host_and_what_did_not(make, serve, request_of):
+    dear = "what the host has further on costs more to copy than to compute, or there is no room for it."
     for costs, says in (
         (FREE, "at 8 tokens (8 of them from the host), all that can be found of its prompt."),
-        (
-            A_TOKEN_A_PAGE,
-            "at 0 tokens: of 8 cached tokens state layers allow 8; what the host has further on costs more to copy than",
-        ),
+        (A_TOKEN_A_PAGE, f"at 0 tokens: of 8 cached tokens state layers allow 8; {dear}"),
     ):
-        scheduler = make(16, [FULL, LayerGroup("state", pages=7)], costs=costs)
-        serve(scheduler, A)
-        serve(scheduler, B)
+        scheduler = make(17, [FULL, LayerGroup("state", pages=7)], costs=costs)
+        for prompt in (A, B, C):
+            serve(scheduler, prompt)
         scheduler.add(request_of("r", [*A, 9], max_tokens=1))
         assert f"It would begin {says}" in scheduler.explain("r").layers.says
         scheduler.schedule()
         assert f"Its hit ended {says}" in scheduler.explain("r").layers.says
 
 
-def test_what_was_kept_only_while_pages_were_free_does_not_go_to_the_host(make, serve):
-    scheduler = make(8, [FULL, STATE])
-    serve(scheduler, A)
-    before = on_host(scheduler)
-    serve(scheduler, B)
-    # The state at the end of the prompt, which has an end of a block and no further token, and the one before it.
-    assert (before, on_host(scheduler)) == ([0, 0], [2, 6])
-
-
 def test_the_end_of_a_row_within_a_block_goes_to_the_host_and_comes_back(make, serve):
-    scheduler = make(9, [FULL, STATE])
-    serve(scheduler, [*A, 8])
-    serve(scheduler, [*B, 8])
+    scheduler = make(10, [FULL, STATE])
+    for prompt in (A, B, C):
+        serve(scheduler, [*prompt, 8])
     start, copies = serve(scheduler, [*A, 8, 9, 10])
     # Two full blocks, the partial one, and its state; the partial block is copied before it is written.
     assert (start, copies["host_to_device"], copies["device_to_device"]) == (9, 6, 1)
+
+
+def test_states_go_when_the_full_blocks_before_them_are_on_neither_tier(make, serve):
+    # The host has room for a full block or two beside one state.
+    scheduler = make(9, [FULL, STATE], host_blocks=5)
+    for prompt in (A, B, C):
+        serve(scheduler, prompt)
+        assert sum(on_host(scheduler)) <= 5
+    assert scheduler.manager.lookup([*A, 9]).host_tokens == 0

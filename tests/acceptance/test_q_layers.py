@@ -63,8 +63,6 @@ def test_a_state_larger_than_the_pool_never_fits(make_scheduler, request_of):
 @pytest.mark.parametrize("group", [LayerGroup("window", 4), LayerGroup("chunk", 4), LayerGroup("state")])
 def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_scheduler, request_of, group):
     groups = [LayerGroup("full"), group]
-    with pytest.raises(UnsupportedByLayers, match=f"host_caching .* is not possible with {group.kind} layers"):
-        make_manager(8, 4, groups=groups, host_blocks=4, host_caching=True)
     manager = make_manager(8, 4, groups=groups, prefix_caching=False)
     with pytest.raises(
         UnsupportedByLayers, match="policy orca-max, which draws what a request may become, is not possible"
@@ -77,10 +75,8 @@ def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_schedu
     assert (manager.device.num_used, scheduler.manager.device.num_used) == (0, 0)
 
 
-def test_blocks_of_several_pages_are_refused_what_they_cannot_do(make_manager, make_scheduler):
+def test_blocks_of_several_pages_are_refused_what_they_cannot_do(make_scheduler):
     groups = [LayerGroup("full", pages=2)]
-    with pytest.raises(UnsupportedByLayers, match="host_caching .* with full layers of 2 pages a block"):
-        make_manager(8, 4, groups=groups, host_blocks=4, host_caching=True)
     with pytest.raises(UnsupportedByLayers, match="policy static, .* with full layers of 2 pages a block"):
         make_scheduler(8, 4, groups=groups, policy="static")
 

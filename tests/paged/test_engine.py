@@ -126,3 +126,23 @@ def test_it_goes_on_as_the_documentation_does(model):
     engine.add_request("The with statement is used to", SamplingParams(max_tokens=40), id="a")
     text = "".join(output.text for output in run(engine)["a"])
     assert " ".join(text.split()).startswith("wrap the execution of a block with methods defined by a context manager")
+
+
+def test_a_hybrid_model_finds_on_the_host_what_its_pool_does_not_hold():
+    prompts = [" ".join([word] * 40) for word in ("cat", "dog", "sun")]
+    answers, hits = [], []
+    for sizes in (
+        {"num_blocks": 400},
+        {"num_blocks": 20},
+        {"num_blocks": 20, "host_blocks": 200, "host_caching": True},
+    ):
+        llm = LLM("hybrid", batch_invariant=True, **sizes)
+        # Each prompt twice, the others between.
+        outputs = [llm.generate([prompt], SamplingParams(max_tokens=4))[0] for prompt in prompts * 2]
+        answers.append([output.outputs[0].token_ids for output in outputs])
+        figures = llm.engine.manager.stats()
+        hits.append((figures.hit_tokens, figures.host_hit_tokens))
+        assert llm.engine.check() == []
+    (found, _), *small = hits
+    assert answers[0] == answers[1] == answers[2]
+    assert found > 0 and small == [(0, 0), (found, found)]

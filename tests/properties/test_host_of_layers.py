@@ -55,7 +55,7 @@ class OneByOne:
             batch = self.scheduler.schedule()
             views = views_of(batch, self.groups)
             assert self.shadow.move(batch.moves) == []
-            found, _ = self.shadow.run(batch, views, lambda *_, known=known: (None, known))
+            found, _ = self.shadow.run(batch, views, lambda *_, tokens=known: (None, tokens))
             assert found == []
             starts += (batch.seq_lens - batch.num_tokens).tolist()
             samples = np.ones(int(batch.samples.sum()), np.int64)

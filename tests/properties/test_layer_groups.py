@@ -15,6 +15,7 @@ from paged.testing.shadow_groups import ShadowGroups
 SHARES = {
     0.1: "preempted by recompute, switch, void, none sampled, append, several outstanding, computes unknown tokens",
     0.03: "preempted by swap, hit, abort in flight, cancel of states, drafts accepted, drafts rejected, set back by drafts",
+    0.01: "content offloaded, content loaded",
     0.005: "state is void, hit within a block",
 }
 
