@@ -214,8 +214,8 @@ def _plain(value: Any) -> Any:
     for word, usual in _STRUCTS.items():
         if isinstance(value, type(usual)):
             fields = msgspec.structs.asdict(value)
-            shown = [name for name in fields if name in ("id", "prompt") or fields[name] != getattr(usual, name)]
-            return {word: {name: _plain(fields[name]) for name in shown}}
+            told = [name for name in fields if name in ("id", "prompt") or fields[name] != getattr(usual, name)]
+            return {word: {name: _plain(fields[name]) for name in told}}
     raise InvalidProgram(f"{value!r} of type {type(value).__name__} cannot be saved.")
 
 
