@@ -505,7 +505,8 @@ class SchedulerRig:
         is_live = book.sequences[sequence].reason is None
         can = is_live and self.scheduler.status(id) == "running"
         can &= policy is None or policy.reservation == "prompt"
-        can &= book.request.reads_cache and book.request.writes_cache and self.num_running() < self.world.max_sequences
+        can &= book.request.reads_cache and book.request.writes_cache and not book.request.saves
+        can &= self.num_running() < self.world.max_sequences
         before = self._table_of(id, sequence) if can else []
         tails = self._tails(id, sequence) if can else []
         try:
