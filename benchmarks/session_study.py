@@ -295,7 +295,9 @@ def plot(figures: dict[str, Any]) -> str:
                 at, y = x + number * (bar + 10), top + high * (1 - hit)
                 size = f'width="{bar}" height="{high * hit:.1f}"'
                 parts.append(f'<rect x="{at}" y="{y:.1f}" {size} fill="{COLOURS[keeps]}"/>')
-                parts.append(words(at + bar / 2, y + 15, f"{hit:.2f}", size=11, colour="#ffffff", anchor="middle"))
+                parts.append(
+                    words(at + bar / 2, top + high - 8, f"{hit:.2f}", size=11, colour="#ffffff", anchor="middle")
+                )
         for what, (dashes, _) in LINES.items():
             if (share := mean_of(figures, row, "bounds", what)) is not None:
                 parts.append(bound(x - 10, x + 3 * bar + 30, top + high * (1 - share), dashes))

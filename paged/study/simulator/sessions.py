@@ -394,10 +394,9 @@ class SessionRun:
             request = msgspec.structs.replace(request, session_id=self._session_id(number))
         if self._disk is None:
             return request
-        hit = self.scheduler.manager.lookup(request.prompt)
-        have = (hit.num_tokens + hit.host_tokens) // self._size
+        # Also where memory has as much now: while the request waits it may go.
         found = self._disk.look_up(self._lines.blocks(number)[: self._kept[number]])
-        if found <= have or self._disk.block_s > self.scheduler.costs.seconds_per_token * self._size:
+        if not found or self._disk.block_s > self.scheduler.costs.seconds_per_token * self._size:
             return request
         return msgspec.structs.replace(request, num_computed=found * self._size)
 
