@@ -209,8 +209,7 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
 
 
 def _list_loads(state: State, step: Step, request: RequestState, row: int) -> bool:
-    """List the blocks for tokens whose KV exists elsewhere. Return whether the request waits for any. What the batch loads
-    itself is listed when the row is placed."""
+    """List the blocks for tokens from elsewhere. Return if any come late; others are listed when the row is placed."""
     manager, size = state.manager, state.manager.block_size
     request.await_load(0)
     have = manager.rows.num_launched.item(row)

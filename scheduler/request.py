@@ -78,8 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority         smaller is sooner
     num_sequences    a group: sequences of one prompt, admitted, preempted and swapped together
     num_computed     first tokens whose KV exists elsewhere; see Batch.loads
-    saves            its device blocks are copied by others: they stay held, and are content as usual, when it has ended in
-                     any way, until `Scheduler.saved`
+    saves            its device blocks stay held, and content as usual, from its end on, until `Scheduler.saved`
     expected_tokens  output tokens that it is thought to take, at most max_tokens: a hint for policies; None: not known
     keep_at          lengths of the prompt at which others may begin (the end of a system prompt, of tools): windows and
                      states are kept at the last block's end before each, at most MOST_KEPT_AT. Full layers always are

@@ -58,7 +58,7 @@ def observe(rig: SchedulerRig) -> Before:
             and (rig.is_undecided((id, 0)) or rig.progress((id, 0)) == len(rig.foreseen((id, 0))) - 1)
             and len(rig.foreseen((id, 0))) < rig.books[id].full_length(0)
         },
-        is_quiet=not rig.flights and not rig.loads and not rig.saving,
+        is_quiet=not rig.flights and not rig.loads,
     )
 
 
@@ -175,7 +175,7 @@ def promises(rig: SchedulerRig, batch: Any) -> list[str]:
 
 def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     """10: with nothing outstanding, a step computes something, unless all that live wait for tokens or have just ended."""
-    if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves:
+    if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.saving:
         return []
     statuses = {id: rig.scheduler.status(id) for id in rig.live}
     unable = {"loading", "finished", "rejected"}
@@ -198,7 +198,7 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     if world.drafts or world.groups:
         # Drafts take what is available after all else; what layers of several kinds need, they need only for a while.
         return []
-    if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.preempted.keys() & rig.live:
+    if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.saving or rig.preempted.keys() & rig.live:
         return []
     statuses = {id: rig.scheduler.status(id) for id in rig.live}
     if not set(statuses.values()) <= {"waiting", "running"}:

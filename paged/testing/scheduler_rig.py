@@ -207,6 +207,7 @@ class SchedulerRig:
             self._check()
             return None
         self._fail_on([f"{len(self.flights)} batches were out; one more was scheduled"] if is_full else [])
+        self._note_saving()
         self._record(batch)
         self._note_pressure(batch, evicted)
         for id, kind in batch.preempted:
