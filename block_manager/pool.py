@@ -340,13 +340,17 @@ class Pool:
 
     def let_go(self, blocks: Blocks) -> None:
         """Release what `keep` held."""
-        self.kept.subtract(blocks.tolist())
+        for block in blocks.tolist():
+            self.kept[block] -= 1
+            if not self.kept[block]:
+                del self.kept[block]
         self.release(blocks)
 
     @property
     def num_kept_alone(self) -> int:
         """Blocks that only `keep` holds."""
-        return sum(num == self.num_refs(block) for block, num in self.kept.items() if num)
+        blocks = np.fromiter(self.kept, np.int64, len(self.kept))
+        return int(np.count_nonzero(self.refs(blocks) == np.fromiter(self.kept.values(), np.int64, len(blocks))))
 
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
         """Mark these used blocks as carrying nodes of `run` in a place."""
@@ -485,40 +489,47 @@ class Retentions:
         self._pools = pools
         self.now = -np.inf
         self._next = 1
-        # Heap of the retentions that end: when, their number, and their runs, last one first.
-        self._ends: list[tuple[float, int, list[Run]]] = []
+        # Of the retentions that end: a heap of when, and their number; and by number, their runs, last one first. What has
+        # ended before stays in the heap until half of it has.
+        self._ends: list[tuple[float, int]] = []
+        self._runs: dict[int, list[Run]] = {}
         # The first logical time at which a retention ends: `expire` does nothing before it.
         self.next_end = np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
         way, number = list(upwards(run, at)), self._next
+        runs = [each for each, _ in way]
         if until is not None:
             until = logical_time("until", until)
             if not self.now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
-            heapq.heappush(self._ends, (until, number, [each for each, _ in way]))
-            self.next_end = self._ends[0][0]
+            if len(self._ends) > 2 * len(self._runs) + 64:
+                self._ends = [end for end in self._ends if end[1] in self._runs]
+                heapq.heapify(self._ends)
+            heapq.heappush(self._ends, (until, number))
+            self._runs[number], self.next_end = runs, self._ends[0][0]
         # First: this may raise MemoryError below, and no two have one number.
         self._next += 1
         # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
             each.retain(number, last, level)
             self.apply_to(each, renewed=(last, level))
-        return number, [each for each, _ in way]
+        return number, runs
 
     def end(self, retained: Retained) -> None:
         """End a retention, if it has not ended."""
         number, runs = retained
+        self._runs.pop(number, None)
         for run in runs:
-            if run.retained.pop(number, None) is not None:
+            if run.end_retention(number):
                 self.apply_to(run)
 
     def cut(self, run: Run, first: int) -> None:
         """End what retains nodes of a run from `first` on; what is before them stays retained."""
         for number, (last, level) in list(run.retained.items()):
             if last >= first:
-                run.retained.pop(number)
+                run.end_retention(number)
                 if first:
                     run.retain(number, first - 1, level)
         self.apply_to(run)
@@ -528,10 +539,8 @@ class Retentions:
         for number, (last, level) in run.retained.items():
             if last >= at:
                 end.retain(number, 0, level)
-                for _, its, runs in self._ends:
-                    if its == number:
-                        # First: it becomes old before its parent.
-                        runs.insert(0, end)
+                # First: it becomes old before its parent.
+                self._runs.get(number, []).insert(0, end)
         if end.retained:
             self.apply_to(end)
 
@@ -543,11 +552,13 @@ class Retentions:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
         self.reach(now)
         while self._ends and self._ends[0][0] <= self.now:
-            self.end(heapq.heappop(self._ends)[1:])
+            _, number = heapq.heappop(self._ends)
+            self.end((number, self._runs.get(number, [])))
         self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:
         self._ends.clear()
+        self._runs.clear()
         self.next_end = np.inf
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:

@@ -425,6 +425,7 @@ class PrefixIndex:
         self.ends.clear()
         self.pending.clear()
         self.retentions.clear()
+        self.gone.clear()
         if self.log is not None:
             self.log.clear()
 
@@ -626,7 +627,9 @@ class PrefixIndex:
         if self._most_gone and not are_sides:
             for run, first, stop in spans:
                 if not run.is_end:
-                    self.gone[self.digests(run, first + 1, first)[0]] = place, stop - first, self.batch
+                    digest = self.digests(run, first + 1, first)[0]
+                    self.gone.pop(digest, None)
+                    self.gone[digest] = place, stop - first, self.batch
             while len(self.gone) > self._most_gone:
                 self.gone.popitem(last=False)
         for run, first, stop in spans:

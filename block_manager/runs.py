@@ -68,6 +68,8 @@ class Run:
         self.id, self.key, self.parent, self.at, self.row, self.born = id, key, parent, at, row, born
         self.blocks: list[Blocks | None] = [None] * num_places
         self.retained: dict[int, tuple[int, int]] = {}
+        # How many retentions reach just so far, at this level.
+        self._reaches: dict[tuple[int, int], int] = {}
         self.pending: dict[int, int] = {}
         self.children: dict[int, int] = {}
         self.digests: list[bytes] = []
@@ -182,6 +184,7 @@ class Run:
         self.unlink(keep_content=False)
         self.blocks = [None] * len(self.blocks)
         self.retained.clear()
+        self._reaches.clear()
         self.children.clear()
 
     def add_child(self, at: int) -> None:
@@ -196,12 +199,27 @@ class Run:
         return True
 
     def retain(self, number: int, last: int, level: int) -> None:
+        """Note a retention of this number, up to node `last`."""
+        self.end_retention(number)
         self.retained[number] = last, level
+        self._reaches[last, level] = self._reaches.get((last, level), 0) + 1
+
+    def end_retention(self, number: int) -> bool:
+        """Forget the retention of this number, if there is one. Return whether levels may have changed."""
+        reach = self.retained.pop(number, None)
+        if reach is None:
+            return False
+        self._reaches[reach] -= 1
+        if self._reaches[reach]:
+            return False
+        del self._reaches[reach]
+        return True
 
     def levels_of(self, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: each node's level, the highest of the retentions that reach it, else 0."""
         levels = np.zeros(len(offsets), np.int8)
-        for last, level in self.retained.values():
+        # Of many sessions that begin alike, most retain the same of the first run.
+        for last, level in self._reaches:
             np.maximum(levels, level, out=levels, where=offsets <= last)
         return levels
 

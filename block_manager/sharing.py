@@ -365,14 +365,14 @@ class Content:
         """The cached prefix of these tokens, blocks on the device and then on the host; what was evicted of what comes next
         (place, blocks, step; None: nothing that is remembered); and whether another namespace has its first block."""
         here, there = self.split(self.confirmed(tokens, root))
-        num, size, digests = num_nodes(here) + num_nodes(there), self._index.block_bytes, list[bytes]()
-        first = tokens[: self._tables.block_size].tobytes()
-        elsewhere = any(
-            run.parent is None and key != root + first and key.endswith(first) for key, run in self._index.runs.items()
-        )
+        num, size, first = num_nodes(here) + num_nodes(there), self._index.block_bytes, self.first_key(tokens, b"")
+        gone, elsewhere, digests = None, False, list[bytes]()
         if (num + 1) * size <= 4 * len(tokens):
             extend_chain(digests, namespace_digest(root), tokens[: (num + 1) * size // 4].tobytes(), size)
-        return num_nodes(here), num_nodes(there), self._index.gone.get(digests[-1]) if digests else None, elsewhere
+            gone = self._index.gone.get(digests[-1])
+            roots = [key for key, run in self._index.runs.items() if run.parent is None] if not num else []
+            elsewhere = any(key.endswith(first) and key != root + first for key in roots)
+        return num_nodes(here), num_nodes(there), gone, elsewhere
 
     def way_to(self, spans: list[Span]) -> list[Node]:
         """The last of these nodes, and of each run before it."""
@@ -422,9 +422,9 @@ class Content:
         pool.hold(blocks)
         pool.release(np.concatenate([blocks, self._offload.load(there)]))
 
-    def demote(self, way: list[Node], most: int | None = None) -> int:
+    def demote(self, way: list[Node], most: int | None = None) -> tuple[Blocks, int]:
         """Let the end of a way that nothing goes on behind, its last `most` blocks, be the next to be evicted, whatever retained
-        it. Returns its blocks, on the device and the host."""
+        it. Returns its blocks on the device, and how many it has there and on the host."""
         total, gone = 0, NO_BLOCKS
         for place in (DEVICE, HOST):
             blocks, pool = self._index.loose_end(place, way)[:most], self._index.pools[place]
@@ -439,8 +439,8 @@ class Content:
                 self.retentions.cut(run, int(lost[0]))
             if len(blocks):
                 pool.put_first(blocks)
-                total, gone = total + len(blocks), blocks
-        return total
+                total, gone = total + len(blocks), gone if place else blocks
+        return gone, total
 
     def on_raised(self, choose: Callable[[int, int, int], None]) -> None:
         """Call `choose` with a place, a level and a number of blocks before so many of a raised level are evicted there."""
@@ -457,15 +457,22 @@ class Content:
     def is_any_there(self, place: int, way: list[Node]) -> bool:
         return any(run.is_any_there(place, 0, at + 1) for run, at in way)
 
-    def put_first(self, place: int, blocks: Blocks) -> int:
-        """Let the blocks of a loose end be the next of their level to be evicted. Returns what `num_first` takes."""
+    def put_first(self, place: int, ends: list[Blocks]) -> tuple[Blocks, Blocks]:
+        """Let the blocks of these loose ends, of one level, be the next of it to be evicted, the first end first. Returns what
+        `num_first` takes."""
         pool = self._index.pools[place]
-        pool.put_first(blocks)
-        return pool.state.item(blocks.item(-1))
+        for blocks in reversed(ends):
+            pool.put_first(blocks)
+        blocks = np.concatenate([NO_BLOCKS, *ends])
+        return blocks, pool.state[blocks]
 
-    def num_first(self, place: int, blocks: Blocks, mark: int) -> int:
+    def num_first(self, place: int, blocks: Blocks, marks: Blocks) -> int:
         """How many of the blocks that `put_first` marked are still there."""
-        return int(np.count_nonzero(self._index.pools[place].state[blocks] == mark))
+        return int(np.count_nonzero(self._index.pools[place].state[blocks] == marks))
+
+    def device_blocks(self, way: list[Node]) -> Blocks:
+        """The blocks of a way on the device, first to last, int64 [n]."""
+        return self._index.blocks_of(DEVICE, self.split(self.spans_of(way))[0])
 
     def retain_row(self, row: int, level: int, until: float | None) -> None:
         """`retain` the confirmed content of the row; do nothing if it has none, or if `until` has passed."""
@@ -479,7 +486,7 @@ class Content:
         return self.retentions.retain(*node, level, until)
 
     def reset(self) -> bool:
-        """Forget all content. Return False and change nothing while any block of either tier is used."""
+        """Forget all content. Return False and change nothing while any block of either tier is used, or pinned."""
         if any(pool.num_used for pool in self._index.pools):
             return False
         self._index.clear()

@@ -283,7 +283,7 @@ def force_progress(state: State, step: Step) -> None:
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
-        if state.outstanding.saving or any(other.status is Status.LOADING for other in queues.away):
+        if state.outstanding.is_saving or any(other.status is Status.LOADING for other in queues.away):
             # Their blocks come back when the caller has loaded, or saved.
             return
         sentence = "ended with length: alone in the pool, it outgrew it."
@@ -297,7 +297,7 @@ def force_progress(state: State, step: Step) -> None:
         fits = _clear(state, step, request, books.to_enter)
         # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
         is_alone = not queues.running.num and all(other.status is Status.SWAPPED for other in queues.away)
-        may_try = is_alone and not state.reservation.reserves and not state.outstanding.saving
+        may_try = is_alone and not state.reservation.reserves and not state.outstanding.is_saving
         if (fits or may_try) and not step.admitted:
             state.admission.begin_batch(state.limits, [request])
             admit(state, step, request)

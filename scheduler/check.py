@@ -32,7 +32,7 @@ def violations_of(state: State) -> list[str]:
                 found.append(f'9: request "{request.id}" is {request.status.value} and stands in the {name} queue.')
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
-    if +state.manager.blocks.kept != Counter(held := state.outstanding.held() + state.hints.held()):
+    if state.manager.blocks.kept != Counter(held := state.outstanding.held() + state.hints.held()):
         found.append(
             f"2: blocks {held} are pinned, or held for ended requests; memory keeps {state.manager.blocks.kept}."
         )

@@ -167,9 +167,10 @@ class Scheduler(Uncopyable):
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request is alive, an output is undelivered, or a batch has not ended."""
+        """Whether a request is alive, an output is undelivered, a batch has not ended, or a prefetch waits for a step."""
         state = self._state
-        return bool(state.requests or state.pending_outputs or state.carried.groups or state.outstanding.batches)
+        waits = state.pending_outputs or state.carried.groups or state.hints.to_fetch
+        return bool(state.requests or waits or state.outstanding.batches)
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
@@ -230,10 +231,7 @@ class Scheduler(Uncopyable):
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
         state.set_now(now)
-        if manager.content.retentions.next_end <= now:
-            manager.content.retentions.expire(now)
-        if state.hints.next_end <= now:
-            state.hints.expire(now)
+        state.expire()
         if state.carried.groups:
             state.carried.forget_stale()
         carried = state.carried.groups
@@ -413,6 +411,7 @@ class Scheduler(Uncopyable):
         if hint.request is not None and hint.action != "unpin" and (request := self._known(hint.request)) is None:
             return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
         state.set_now(now)
+        state.expire()
         outcome = state.hints.carry_out(hint, request)
         state.queues.reopen()
         self._raise_violations()
@@ -434,7 +433,8 @@ class Scheduler(Uncopyable):
         return sessions.view_of(sessions.by_id[session_id], self._state.hints.pinned_of(session_id))
 
     def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
-        """Return up to `limit` sessions whose ids begin with `prefix`, those whose turns ended last first. Raises InvalidConfig."""
+        """Return up to `limit` sessions whose ids begin with `prefix`: those that began, or whose turns ended, last first. Raises
+        InvalidConfig."""
         most, found = checked_integer("limit", limit, 0, 2**62), reversed(self._state.hints.sessions.by_id)
         return [self.session(each) for each in islice((each for each in found if each.startswith(prefix)), most)]
 

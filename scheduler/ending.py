@@ -333,7 +333,7 @@ def end_sequences(
         if way:
             state.hints.finish(request, way)
             if state.quotas is not None:
-                state.quotas.note(own.tenant, way, request.hit_tokens)
+                state.quotas.note(own.tenant, way, request.hit_tokens if request.request.num_sequences == 1 else 0)
     if not is_last:
         return None
     state.books.lift_bound(request)

@@ -4,6 +4,8 @@ they may take counts as taken from the start. The words of the outcomes are thos
 from __future__ import annotations
 
 import math
+import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -13,11 +15,11 @@ from msgspec import Meta
 
 from paged.base.arguments import is_integer, token_array
 from paged.base.words import counted
-from paged.block_manager import Blocks, Memory, Node, Run, Span, first_of, num_nodes
+from paged.block_manager import Blocks, Memory, Node, Retained, Run, Span, first_of, num_nodes
 from paged.errors import InvalidConfig, InvalidHint, InvalidNamespace, InvalidTokens
 
 from .request import RequestState, Retention, request_root
-from .sessions import Session, Sessions, WaitsFor
+from .sessions import REMEMBERED, Session, Sessions, WaitsFor
 
 Name = Annotated[str, Meta(min_length=1)]
 
@@ -86,6 +88,7 @@ class Hints:
         self._max_pinned, self._max_per_tenant = max_pinned, max_per_tenant
         self.sessions = Sessions(manager, clock)
         self.pins: list[Pin] = []
+        self._retained: OrderedDict[tuple[str, object], Retained] = OrderedDict()
         # The first time at which a pin ends.
         self.next_end = math.inf
         # Ways that the next step brings to the device, as far as there is room.
@@ -93,13 +96,17 @@ class Hints:
 
     def carry_out(self, hint: Hint, request: RequestState | None) -> HintOutcome:
         """Carry out a checked hint; `request`: the live one that it is of."""
+        if hint.action == "unpin":
+            if request is not None and request.forget_hint("pin"):
+                return HintOutcome("accepted", f'"{request.id}" is not pinned when it finishes.')
+            return self._unpin(hint.target, hint.tenant)
         session = None if hint.session is None else self.sessions.by_id.get(hint.session)
         if hint.session is not None and session is None:
             return HintOutcome("missing", f'no session "{hint.session}" is known.')
-        if hint.action == "unpin":
-            return self._unpin(hint.target)
         if session is not None and hint.action == "end":
             return self._end(hint, session)
+        if session is not None and hint.action == "demote" and self._content.spans_of(session.way):
+            return self._demoted(self.sessions.let_go(session))
         if session is not None and hint.action == "retain":
             retention = Retention(priority=hint.priority, lasts=hint.lasts)
             if not self.sessions.expect(session, hint.waits_for, retention):
@@ -109,7 +116,7 @@ class Hints:
             return self._of_content(hint, session.way, self._content.spans_of(session.way), session.num_blocks)
         if request is not None and hint.action != "prefetch":
             request.defer(hint)
-            return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes.')
+            return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes, as far as it can be then.')
         if request is not None and request.live_rows:
             return HintOutcome("accepted", f'"{request.id}" has been admitted, and holds it.')
         tokens, root = (hint.tokens, hint.root) if request is None else (request.first_tokens, request.root)
@@ -126,13 +133,10 @@ class Hints:
         if not spans:
             return HintOutcome("missing", "no full block of it is in the cache.")
         if hint.action == "retain":
-            until = self._until(hint)
-            self._content.retain_node(way[0], hint.priority, until if until < math.inf else None)
+            self._retain(hint, way[0])
             return self._done(spans, wanted, "retained")
         if hint.action == "demote":
-            if not (num := self._content.demote(way)):
-                return HintOutcome("rejected", "other content goes on behind it, or requests hold it.")
-            return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
+            return self._demoted(self._content.demote(way)[1])
         if self._manager.sides is not None:
             return HintOutcome("rejected", f"{hint.action} is not for layers of several kinds.")
         here, there = self._content.split(spans)
@@ -142,8 +146,25 @@ class Hints:
             return HintOutcome("rejected", "the host keeps no content (host_caching).")
         if there and not self._room():
             return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
-        self.to_fetch += [way] if there else []
+        self.to_fetch += [way] if there and way not in self.to_fetch else []
         return self._done(here + first_of(there, self._room()), wanted, "on the device, or will be after the next step")
+
+    def _retain(self, hint: Hint, node: Node) -> None:
+        """Retain a node as the hint says, and no longer as the last one of the same target said."""
+        before = self._retained.pop(hint.target, None)
+        # An end, though a late one: the retention can be ended.
+        until = min(self._until(hint), sys.float_info.max)
+        if (retained := self._content.retain_node(node, hint.priority, until)) is not None:
+            self._retained[hint.target] = retained
+        if before is not None:
+            self._content.retentions.end(before)
+        if len(self._retained) > REMEMBERED:
+            self._retained.popitem(last=False)
+
+    def _demoted(self, num: int) -> HintOutcome:
+        if not num:
+            return HintOutcome("rejected", "other content goes on behind it, or requests hold it.")
+        return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
 
     def _end(self, hint: Hint, session: Session) -> HintOutcome:
         self._unpin(hint.target)
@@ -162,7 +183,7 @@ class Hints:
     def _pin(self, hint: Hint, spans: list[Span], wanted: int) -> HintOutcome:
         if not (num := num_nodes(spans)):
             return HintOutcome("missing", "no full block of it is on the device; prefetch it first.")
-        others = [pin for pin in self.pins if pin.target != hint.target]
+        others = [pin for pin in self.pins if (pin.target, pin.tenant) != (hint.target, hint.tenant)]
         of_tenant = [pin for pin in others if pin.tenant == hint.tenant]
         caps = ("max_pinned", self._max_pinned, others), ("max_pinned_per_tenant", self._max_per_tenant, of_tenant)
         for name, most, pins in caps:
@@ -170,14 +191,15 @@ class Hints:
             if most is not None and have + num > most:
                 return HintOutcome("rejected", f"{num:,} blocks beside {have:,} pinned ones exceed {name} ({most:,}).")
         pin = Pin(hint.target, hint.tenant, self._until(hint), self._content.pin(spans))
-        self._unpin(hint.target)
+        self._unpin(hint.target, hint.tenant)
         self.pins.append(pin)
         self.next_end = min(self.next_end, pin.until)
         return self._done(spans, wanted, "pinned")
 
-    def _unpin(self, target: tuple[str, object]) -> HintOutcome:
-        gone = [pin for pin in self.pins if pin.target == target]
-        self.pins = [pin for pin in self.pins if pin.target != target]
+    def _unpin(self, target: tuple[str, object], *tenants: str | None) -> HintOutcome:
+        """End the pins of a target, of one tenant or of all."""
+        gone = [pin for pin in self.pins if pin.target == target and (not tenants or pin.tenant in tenants)]
+        self.pins = [pin for pin in self.pins if pin not in gone]
         for pin in gone:
             self._content.unpin(pin.blocks)
         num = sum(len(pin.blocks) for pin in gone)
@@ -199,7 +221,7 @@ class Hints:
     def expire(self, now: float) -> None:
         """End the pins until this time."""
         for pin in [pin for pin in self.pins if pin.until <= now]:
-            self._unpin(pin.target)
+            self._unpin(pin.target, pin.tenant)
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
     @property
@@ -224,28 +246,42 @@ class Hints:
 
 
 class Quotas:
-    """How much content each tenant's requests left. What is over `most` blocks goes next, a tenant's oldest first."""
+    """Whose content lies in the blocks of the device: of the tenant whose finished request left it there first. What a tenant
+    has over `most` blocks goes next, what it used longest ago first."""
 
     def __init__(self, manager: Memory, most: int) -> None:
-        self._content, self._size, self._most = manager.content, manager.block_size, most
-        # By tenant and last run: the way that a request left, and the blocks of it that its tenant computed.
-        self._left: dict[str | None, dict[Run, tuple[list[Node], int]]] = {}
+        self._content, self._pool, self._size, self._most = manager.content, manager.blocks, manager.block_size, most
+        self._numbers: dict[str | None, int] = {}
+        # By block, its tenant's number; 0: of none, or it goes next already.
+        self._owner = np.zeros(0, np.int64)
+        # By tenant and last run, the ways that its requests left, the last one last.
+        self._left: dict[str | None, dict[Run, list[Node]]] = {}
 
     def note(self, tenant: str | None, way: list[Node], hit_tokens: int) -> None:
         """Note what a request that found so many tokens has left."""
-        mine, num = self._left.setdefault(tenant, {}), sum(at + 1 for _, at in way) - hit_tokens // self._size
-        for run in [run for run, _ in way if run in mine]:
-            num += mine.pop(run)[1]
-        mine[way[0][0]] = way, num
-        over = sum(blocks for _, blocks in mine.values()) - self._most
-        while over > 0:
-            run, (oldest, num) = next(iter(mine.items()))
-            self._content.demote(oldest, over)
-            if num > over:
-                mine[run] = oldest, num - over
+        blocks, owner = self._content.device_blocks(way), self._numbers.setdefault(tenant, len(self._numbers) + 1)
+        num_hits, more = hit_tokens // self._size, self._pool.num_blocks - len(self._owner)
+        if more:
+            # A pool of positions grows.
+            self._owner = np.concatenate([self._owner, np.zeros(more, np.int64)])
+        found, new = blocks[:num_hits], blocks[num_hits:]
+        self._owner[found[self._owner[found] == 0]] = self._owner[new] = owner
+        mine = self._left.setdefault(tenant, {})
+        for run, _ in way:
+            mine.pop(run, None)
+        mine[way[0][0]] = way
+        if len(mine) > self._most + 1:
+            # More than there can be content of.
+            del mine[next(iter(mine))]
+        over = int(np.count_nonzero((self._owner == owner) & self._pool.has_content(slice(None)))) - self._most
+        for run, oldest in list(mine.items()) if over > 0 else ():
+            gone, _ = self._content.demote(oldest, over)
+            self._owner[gone] = 0
+            over -= len(gone)
+            if not (self._owner[self._content.device_blocks(oldest)] == owner).any():
+                del mine[run]
+            if over <= 0:
                 break
-            del mine[run]
-            over -= num
 
 
 def checked_hint(hint: Any) -> Hint:

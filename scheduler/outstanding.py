@@ -230,6 +230,11 @@ class Outstanding:
         self._manager.device.keep(blocks)
         self.saving[request.id] = blocks
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether blocks come back when the caller has saved."""
+        return any(map(len, self.saving.values()))
+
     def held(self) -> list[int]:
         """Return the blocks that are held for ended requests, each as often as it is."""
         each = *self.saving.values(), *(held[2] for held in self._loading)

@@ -350,8 +350,14 @@ class RequestState(Counted, eq=False, gc=False):
         self.order = (self.order[0], turn, self.order[2])
 
     def defer(self, hint: Any) -> None:
-        """Have a hint carried out when it finishes."""
+        """Have a hint carried out when it finishes, and no other one of its action."""
+        self.forget_hint(hint.action)
         self.hints = (*self.hints, hint)
+
+    def forget_hint(self, action: str) -> bool:
+        """Drop the hint of this action that was to be carried out. Return whether there was one."""
+        before, self.hints = self.hints, tuple(hint for hint in self.hints if hint.action != action)
+        return len(before) > len(self.hints)
 
     def await_load(self, num_tokens: int | None) -> None:
         """Wait for so many tokens from elsewhere; None: ask for them at the next admission."""

@@ -109,13 +109,13 @@ class Session:
 
 
 class Sessions:
-    """All sessions, in the order in which their last turns ended. `clock` tells the time of the last call."""
+    """All sessions, in the order in which they began or their last turns ended. `clock` tells the time of the last call."""
 
     def __init__(self, manager: Memory, clock: Callable[[], float]) -> None:
         self._content, self._clock, self._gaps = manager.content, clock, Gaps()
         self.by_id: OrderedDict[str, Session] = OrderedDict()
-        # By place: of what was put first, what goes last; and sessions that have nothing there that could go.
-        self._first: list[tuple[Blocks, int]] = [(NO_BLOCKS, 0), (NO_BLOCKS, 0)]
+        # By place and level, what was put first; and by place, sessions that have nothing there that could go.
+        self._first: dict[tuple[int, int], tuple[Blocks, Blocks]] = {}
         self._empty: tuple[set[Session], set[Session]] = set(), set()
         self._content.on_raised(self._choose)
 
@@ -142,9 +142,9 @@ class Sessions:
         """Note that a turn of so many outputs has ended. Row -1: it did not finish, and what the last one left stays."""
         session = self.by_id[session_id]
         session.live -= 1
-        if row >= 0 and (way := self._content.way_of(row)):
-            session.way, session.ended_at, session.num_output = way, self.now, num_output
-            session.num_blocks = sum(at + 1 for _, at in way)
+        if row >= 0:
+            session.way, session.ended_at, session.num_output = self._content.way_of(row), self.now, num_output
+            session.num_blocks = sum(at + 1 for _, at in session.way)
             self.by_id.move_to_end(session_id)
             self._retain(session)
 
@@ -173,7 +173,7 @@ class Sessions:
         if session.retained is not None:
             self._content.retentions.end(session.retained)
         session.retained = None
-        return self._content.demote(session.way)
+        return self._content.demote(session.way)[1]
 
     def forget(self, session: Session) -> None:
         del self.by_id[session.id]
@@ -207,8 +207,10 @@ class Sessions:
 
     def _choose(self, place: int, level: int, num_blocks: int) -> None:
         """Put the ends of those sessions first whose next turns are expected last."""
-        if self._content.num_first(place, *self._first[place]) >= num_blocks:
+        if self._content.num_first(place, *self._first.get((place, level), (NO_BLOCKS, NO_BLOCKS))) >= num_blocks:
             return
+        # Of many sessions at once for more blocks, because all of them are looked at.
+        num_blocks = max(num_blocks, len(self.by_id) >> 6)
         idle = [s for s in self.by_id.values() if s.way and not s.live and s.retention.priority == level]
         now = self.now
         waits = [(self._expected_in(session, now), session) for session in idle if session not in self._empty[place]]
@@ -223,7 +225,4 @@ class Sessions:
                 self._empty[place].add(session)
             if num_blocks <= 0:
                 break
-        for number, blocks in enumerate(reversed(chosen)):
-            mark = self._content.put_first(place, blocks)
-            if not number:
-                self._first[place] = blocks, mark
+        self._first[place, level] = self._content.put_first(place, chosen)

@@ -159,6 +159,13 @@ class State:
     def set_now(self, now: float) -> None:
         self.now = now
 
+    def expire(self) -> None:
+        """End the retentions and pins whose time has come."""
+        if self.manager.content.retentions.next_end <= self.now:
+            self.manager.content.retentions.expire(self.now)
+        if self.hints.next_end <= self.now:
+            self.hints.expire(self.now)
+
     def note_admissions(self, number: int, admitted: list[str]) -> None:
         """Remember whom a step admitted, for `explain_prefix`."""
         self.admissions[number] = self.now, tuple(admitted)

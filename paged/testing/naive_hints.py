@@ -57,10 +57,10 @@ class NaiveHints:
     def __init__(self, rig: SchedulerRig) -> None:
         self._rig = rig
         self.sessions: dict[str, ExpectedSession] = {}
-        self.pins: dict[object, ExpectedPin] = {}
-        # Requests that live and are to be pinned when they end, and those that may be.
-        self.deferred: set[str] = set()
-        self.maybe_pinned: set[str] = set()
+        self.pins: dict[tuple[object, ...], ExpectedPin] = {}
+        # Requests that live and are to be pinned when they end, and those that may be: for which tenant.
+        self.deferred: dict[str, str | None] = {}
+        self.maybe_pinned: dict[str, str | None] = {}
 
     @property
     def may_hold(self) -> bool:
@@ -69,7 +69,7 @@ class NaiveHints:
 
     def begin(self, request: Any) -> None:
         """A request was taken."""
-        self.deferred.discard(request.id)
+        self.deferred.pop(request.id, None)
         if request.session_id is not None:
             self.sessions.setdefault(request.session_id, ExpectedSession()).live.add(request.id)
 
@@ -83,8 +83,8 @@ class NaiveHints:
                     book = rig.books[id]
                     session.left += [Turn(book.namespace, each.tokens, book.request) for each in book.sequences]
             session.live &= alive
-        self.maybe_pinned |= self.deferred - alive
-        self.deferred &= alive
+        self.maybe_pinned |= {id: tenant for id, tenant in self.deferred.items() if id not in alive}
+        self.deferred = {id: tenant for id, tenant in self.deferred.items() if id in alive}
         here = rig.manager.cached_contents() if self.pins or self.sessions else set()
         for key, pin in self.pins.items():
             if rig.now < pin.until and (lost := pin.paths - here):
@@ -163,6 +163,8 @@ class NaiveHints:
         if hint.session is not None and hint.session not in self.sessions:
             return ("missing",), None
         if hint.request is not None and hint.action != "prefetch":
+            if hint.action == "unpin" and hint.request in self.deferred:
+                return ("accepted",), None
             if hint.action == "unpin":
                 return ("missing", *(["accepted"] if hint.request in self.maybe_pinned else [])), None
             return ("deferred" if rig.scheduler.status(hint.request) in ALIVE else "missing",), None
@@ -208,10 +210,10 @@ class NaiveHints:
             return "accepted", "clipped", "rejected"
         return ("accepted", "clipped") if fits else ("rejected",)
 
-    def _key(self, hint: Any) -> object:
+    def _key(self, hint: Any) -> tuple[object, ...]:
         if hint.session is not None:
-            return "session", hint.session
-        return "tokens", repr(self.namespace(hint)), tuple(hint.tokens)
+            return "session", hint.session, hint.tenant
+        return "tokens", repr(self.namespace(hint)), tuple(hint.tokens), hint.tenant
 
     def _note(self, hint: Any, outcome: Any) -> None:
         """What the outcome says is so from now on."""
@@ -219,15 +221,19 @@ class NaiveHints:
         session = self.sessions.get(hint.session)
         rig.events[f"{hint.action} {outcome.status}"] += 1
         if outcome.status == "deferred" and hint.request is not None and hint.action == "pin":
-            self.deferred.add(hint.request)
+            self.deferred[hint.request] = hint.tenant
         if hint.request is not None:
             if hint.action == "unpin" and outcome.status == "accepted":
-                self.maybe_pinned.discard(hint.request)
+                if hint.request in self.deferred:
+                    del self.deferred[hint.request]
+                elif self.maybe_pinned.get(hint.request) == hint.tenant:
+                    self.maybe_pinned.pop(hint.request, None)
             return
         if session is not None and hint.action == "retain":
             session.waits_for, session.priority = hint.waits_for, hint.priority
         if session is not None and hint.action == "end":
-            self.pins.pop(self._key(hint), None)
+            for key in [key for key in self.pins if key[:2] == ("session", hint.session)]:
+                del self.pins[key]
             if outcome.status == "accepted":
                 del self.sessions[hint.session]
         if hint.action == "unpin":
@@ -244,4 +250,6 @@ class NaiveHints:
     def unpin_all(self) -> list[Any]:
         """Hints after which nothing is pinned."""
         hints = [msgspec.structs.replace(pin.hint, action="unpin") for pin in self.pins.values()]
-        return hints + [Hint(action="unpin", request=id) for id in sorted(self.maybe_pinned)]
+        return hints + [
+            Hint(action="unpin", request=id, tenant=self.maybe_pinned[id]) for id in sorted(self.maybe_pinned)
+        ]

@@ -73,7 +73,7 @@ def test_what_others_go_on_behind_is_not_loose_and_is_when_they_have_gone(desk):
     desk = desk(6)
     first, second = desk.leave([1, 1, 2, 2]), desk.leave([1, 1, 3])
     assert (desk.loose(first), desk.loose(second)) == (2, 1)
-    assert desk.content.demote(second) == 1
+    assert desk.content.demote(second)[1] == 1
     # The first one's end is all that is free; the second one's goes next.
     desk.manager.free([desk.open([4, 4])])
     assert desk.cached([1, 1, 3]) == 2 and desk.loose(first) == 4
@@ -99,7 +99,7 @@ def test_at_most_so_many_blocks_are_demoted(desk):
     desk = desk(6)
     way = desk.leave([1, 1, 1, 1])
     desk.leave([2, 2])
-    assert desk.content.demote(way, 1) == 1
+    assert desk.content.demote(way, 1)[1] == 1
     desk.manager.free([desk.open([3])])
     assert (desk.cached([1] * 4), desk.cached([2, 2])) == (3, 2)
 
@@ -109,7 +109,7 @@ def test_what_is_demoted_is_retained_no_longer_and_what_is_before_it_is(desk):
     way = desk.leave([1, 1, 1, 2])
     other = desk.leave([1, 1, 3])
     desk.content.retain_node(way[0], 2, None)
-    assert desk.content.demote(way) == 2
+    assert desk.content.demote(way)[1] == 2
     desk.content.demote(other)
     desk.leave([4, 4])
     desk.leave([5] * 4)
@@ -142,7 +142,7 @@ def test_a_way_has_nothing_left_when_the_cache_was_reset(desk):
     way = desk.leave([1, 1])
     retained = desk.content.retain_node(way[0], 1, None)
     assert desk.manager.reset_cache()
-    assert (desk.content.spans_of(way), desk.loose(way), desk.content.demote(way)) == ([], 0, 0)
+    assert (desk.content.spans_of(way), desk.loose(way), desk.content.demote(way)[1]) == ([], 0, 0)
     desk.content.retentions.end(retained)
     desk.leave([1, 1])
     assert desk.content.spans_of(way) == []
