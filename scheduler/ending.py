@@ -197,10 +197,10 @@ def _await_append(state: State, rows: Rows) -> None:
         is_out = any(batch.ticket.place_of(row) >= 0 for batch in state.outstanding.batches)
         if is_out or manager.rows.num_launched[row] < manager.rows.num_tokens[row]:
             state.columns.note_sampled(request, sequence)
-        if request.status in (Status.PAUSED, Status.SWAPPED) and len(request.rows) == 1 and not is_out:
+        if request.status in (Status.PAUSED, Status.SWAPPED) and request.num_live == 1 and not is_out:
             state.remember_high_water(request)
             drop_rows(state, request, is_idle=True)
-            state.columns.note_sampled(request, 0)
+            state.columns.note_sampled(request, sequence)
             state.preempted_late.append(request)
 
 

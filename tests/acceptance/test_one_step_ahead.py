@@ -189,6 +189,23 @@ def test_a_paused_request_that_gets_no_token_stays_out_until_the_caller_appends(
     assert "waits for append()" in str(scheduler.explain("b"))
 
 
+def test_the_last_of_a_group_that_is_paused_and_gets_no_token_does_not_sample_again(make_scheduler, request_of):
+    scheduler = make_scheduler(7, 1, {"a": (3, 9)}, policy=PAUSES)
+    scheduler.add(request_of("b", 2, num_sequences=2))
+    scheduler.finish("b", 0)
+    batches = [scheduler.schedule() for _ in range(3)]
+    assert (batches[2].preempted, scheduler.status("b")) == ((("b", "recompute"),), "paused")
+    # Its prompt, all that it knows, is still computed.
+    scheduler.update(batches[0], [7], [1, 0])
+    scheduler.update(batches[1], [7], [1, 0])
+    batches.append(scheduler.schedule())
+    assert batches[3].ids.tolist() == ["a"]
+    scheduler.abort("a")
+    assert scheduler.schedule().is_empty
+    scheduler.append("b", [5], 1)
+    assert scheduler.schedule().samples.tolist() == [True]
+
+
 def test_several_tokens_where_a_later_batch_rests_on_one_are_refused(pair):
     scheduler, first, second = pair
     with pytest.raises(WrongTokens, match=f"row 0 got 2 tokens, and batch {second.number} rests on one"):
