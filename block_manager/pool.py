@@ -493,11 +493,13 @@ class Retentions:
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
         way, number = list(upwards(run, at)), self._next
+        # One list, which `extend` adds to.
+        runs = [each for each, _ in way]
         if until is not None:
             until = logical_time("until", until)
             if not self.now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
-            heapq.heappush(self._ends, (until, number, [each for each, _ in way]))
+            heapq.heappush(self._ends, (until, number, runs))
             self.next_end = self._ends[0][0]
         # First: this may raise MemoryError below, and no two have one number.
         self._next += 1
@@ -505,7 +507,7 @@ class Retentions:
         for each, last in way:
             each.retain(number, last, level)
             self.apply_to(each, renewed=(last, level))
-        return number, [each for each, _ in way]
+        return number, runs
 
     def end(self, retained: Retained) -> None:
         """End a retention, if it has not ended."""
