@@ -499,6 +499,7 @@ class Retentions:
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
         way, number = list(upwards(run, at)), self._next
+        # One list, which `extend` adds to.
         runs = [each for each, _ in way]
         if until is not None:
             until = logical_time("until", until)

@@ -418,7 +418,7 @@ class PrefixIndex:
         """Forget all content; no block of either tier is used, so no path has a node."""
         for pool in self.pools:
             pool.forget_all()
-        for run in self.runs.values():
+        for run in [*self.runs.values(), *self.ends.values()]:
             # A session may remember it.
             run.vanish()
         self.runs.clear()

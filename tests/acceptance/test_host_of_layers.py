@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from paged import Costs, LayerGroup
+from paged import Costs, LayerGroup, Retention
 
 FULL, STATE, WINDOW = LayerGroup("full"), LayerGroup("state", pages=3), LayerGroup("window", 5, pages=2)
 A, B, C = (list(range(first, first + 8)) for first in (0, 100, 200))
@@ -28,8 +28,8 @@ def make(make_scheduler):
 def serve(request_of):
     """Serve a prompt to its end, with one token: where it began, and the copies of all its batches, by kind."""
 
-    def run(scheduler, prompt):
-        scheduler.add(request_of(f"r{scheduler.counts()['submitted']}", prompt, max_tokens=1))
+    def run(scheduler, prompt, **fields):
+        scheduler.add(request_of(f"r{scheduler.counts()['submitted']}", prompt, max_tokens=1, **fields))
         starts, copies = [], {}
         while scheduler.has_unfinished:
             batch = scheduler.schedule()
@@ -130,3 +130,22 @@ def test_states_go_when_the_full_blocks_before_them_are_on_neither_tier(make, se
         serve(scheduler, prompt)
         assert sum(on_host(scheduler)) <= 5
     assert scheduler.manager.lookup([*A, 9]).host_tokens == 0
+
+
+def test_where_a_turn_ended_is_kept_no_longer_than_the_blocks_before_it(make, serve):
+    scheduler = make(14, [FULL, STATE])
+    serve(scheduler, [*A, 8, 9], session_id="s")
+    # The next turn begins anew: what the last one left is retained no longer, its end within a block neither.
+    serve(scheduler, B[:4], session_id="s")
+    for first in range(100, 108):
+        # With a check after each step: no node is on the device without the one before it.
+        serve(scheduler, [first, *C])
+
+
+def test_after_a_reset_the_end_of_a_retention_changes_no_other_content(make, serve):
+    scheduler = make(14, [FULL, STATE])
+    serve(scheduler, [*A, 8, 9], session_id="s")
+    assert scheduler.manager.reset_cache()
+    serve(scheduler, [*B, 8, 9], retention=Retention(priority=2))
+    # The turn ends with a check.
+    serve(scheduler, C[:4], session_id="s")
