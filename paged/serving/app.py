@@ -338,7 +338,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         front.must_serve()
         tenant = _call(request).tenant
         if isinstance(body, KvHint):
-            request_id = None if body.request_id is None else front.engine_id(body.request_id)
+            request_id = None if body.request_id is None else front.engine_id(body.request_id, tenant)
             found = await front.kept.hint(body, tenant, request_id)
         else:
             found = await front.kept.envelope(body, tenant)
@@ -430,9 +430,9 @@ def _add_watching(app: FastAPI, front: Front) -> None:
 
     @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def story(name: str, request: Request) -> Response:
-        """A request's life, and why it waits; by the engine's name for it, or by its X-Request-Id."""
+        """A request's life, and why it waits; by the engine's name for it, the id of its answer, or its X-Request-Id."""
         front.must_serve()
-        for found in (name, front.engine_id(name)):
+        for found in front.engine_ids(name):
             answer = await front.engine.ask("story", found)
             if answer is not None:
                 return Response(answer, media_type="application/json", headers=_headers(request))

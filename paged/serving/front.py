@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -100,7 +101,8 @@ class Front:
         self.engine.on_said = None if self.log is None else self.log.pass_on
         self.is_draining = False
         self._open: set[Answering] = set()
-        self._named: OrderedDict[str, str] = OrderedDict()
+        # By tenant and X-Request-Id, which the tenant chooses.
+        self._named: OrderedDict[tuple[str | None, str], str] = OrderedDict()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -140,9 +142,15 @@ class Front:
         """Calls that are being answered."""
         return len(self._open)
 
-    def engine_id(self, name: str) -> str:
-        """The engine's name for the first prompt of the latest call with this X-Request-Id; the name itself if there is none."""
-        return self._named.get(name, name)
+    def engine_id(self, name: str, tenant: str | None) -> str:
+        """The engine's name for the first prompt of a tenant's latest call with this X-Request-Id; else of the call whose answer has this id;
+        the name itself where a request is alive by it."""
+        return self._named.get((tenant, name), name if self.engine.is_alive(name) else f"{name}-0")
+
+    def engine_ids(self, name: str) -> list[str]:
+        """What may be meant by a name, of any tenant's: the engine's own, the id of an answer, and the latest call with this X-Request-Id."""
+        named = (found for (_, own), found in reversed(self._named.items()) if own == name)
+        return [name, f"{name}-0", *islice(named, 1)]
 
     def must_serve(self) -> Ready:
         """Raise ApiError if no request is taken at the moment."""
@@ -253,8 +261,9 @@ class Front:
         deadline_s = settings.request_timeout_s if body.deadline_s is None else float(body.deadline_s)
         self._enter(call, prompts, now, deadline_s)
         inbox = Inbox()
-        self._named[call.id] = ids[0]
-        self._named.move_to_end(call.id)
+        own_name = (call.tenant, call.id)
+        self._named[own_name] = ids[0]
+        self._named.move_to_end(own_name)
         if len(self._named) > MOST_NAMED:
             self._named.popitem(last=False)
         waits = set(range(len(prompts)))

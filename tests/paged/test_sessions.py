@@ -190,6 +190,22 @@ def test_a_sub_agent_runs_beside_its_parent(begun_of):
     assert run.ttft_of_each().tolist() == [5.0, 1.0, 5.0]
 
 
+def test_the_agent_of_an_agent_begins_after_the_pauses_of_both(begun_of):
+    # The first turn ends at 5 s. The agent has no turn of its own; its own agent begins at 5 + 2 + 2 s, and computes 9 tokens.
+    alone = begun_of({0: [request(0, [[0, 1]]), agent(3, agent(2, request(0, [[5, 7]])))]})
+    run = SessionRun(alone, Tiers(device_blocks=20), SECOND_A_TOKEN)
+    found = run.run()
+    assert (found.turns, run.ttft_of_each().tolist(), found.makespan_s) == (2, [5.0, 9.0], 18.0)
+
+
+def test_an_agent_begins_before_its_own_agents_do(begun_of):
+    # At 7 s, and its agent at 9 s, while that computes 5 tokens.
+    inner = agent(3, agent(2, request(0, [[7, 8]])), request(0, [[5, 6]]))
+    run = SessionRun(begun_of({0: [request(0, [[0, 1]]), inner]}), Tiers(device_blocks=20), SECOND_A_TOKEN)
+    run.run()
+    assert run.ttft_of_each().tolist() == [5.0, 5.0, 8.0]
+
+
 def test_reading_from_the_disk_takes_its_latency_and_its_bytes(begun_of):
     # The other session leaves one block of three on the device. Two blocks of 4 tokens of 1 byte at 24 bytes/s, and 0.25 s before them.
     begun = begun_of({0: [request(0, [[0, 3]]), request(90, [[0, 3]], think=90.0)], 20: turns_at(0)})

@@ -59,6 +59,9 @@ def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(server_without_ad
             await asyncio.sleep(0.01)
         # It goes after a piece, which ends its own request.
         gone = await ask(server.port, TEXT, body, headers=key("key-b") | NAMED, leave_after=1)
+        hint = {"action": "retain", "request_id": "mine"}
+        hinted = [(await ask(server.port, "/v1/kv_hints", hint, headers=key(f"key-{name}"))).body for name in "ab"]
+        assert [each["status"] for each in hinted] == ["deferred", "missing"]
         engine_id = gone.parts[0]["id"]
         again = await ask(server.port, TEXT, USUAL, headers=key("key-b") | {"x-request-id": f"{engine_id}-0"})
         stories = [(await get(server.port, "/requests/mine", headers=shown)).status for shown in ({}, key("key-b"))]

@@ -11,7 +11,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 pytest.importorskip("zmq")
 
-from .http_client import CHAT, LONG, TEXT, Heard, ask, asked, got, run  # noqa: TID252
+from .http_client import CHAT, LONG, TEXT, Heard, ask, asked, get, got, run  # noqa: TID252
 from .serving_process import served  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when its body raises an exception. " * 6
@@ -184,14 +184,19 @@ def test_what_a_running_request_holds_is_not_let_go(server):
             await asyncio.sleep(0.01)
         demoted = await ask(server.port, HINTS, {"action": "demote", "prompt": SAID})
         ended = await ask(server.port, HINTS, {"action": "end", "session_id": "runs"})
-        deferred = await ask(server.port, HINTS, {"action": "retain", "request_id": "the-one-that-runs"})
-        return await running, demoted.body, ended.body, deferred.body
+        answers_id = heard.parts[0]["id"]
+        names = ("the-one-that-runs", answers_id)
+        deferred = [await ask(server.port, HINTS, {"action": "retain", "request_id": name}) for name in names]
+        story = await get(server.port, f"/requests/{answers_id}")
+        return await running, demoted.body, ended.body, [each.body["status"] for each in deferred], story.body
 
-    whole, demoted, ended, deferred = run(main())
+    whole, demoted, ended, deferred, story = run(main())
     assert whole.is_whole and whole.finish_reason == "length"
     assert demoted["status"] == "rejected"
     assert (ended["status"], "1 turn of it live" in ended["reason"]) == ("clipped", True)
-    assert deferred["status"] == "deferred"
+    # By its X-Request-Id, and by the id of its answer.
+    assert deferred == ["deferred", "deferred"]
+    assert story["id"] == f"{whole.parts[0]['id']}-0"
     gone = asked(server, {"action": "retain", "request_id": "the-one-that-runs"}, HINTS)
     assert gone.body["status"] == "missing"
 

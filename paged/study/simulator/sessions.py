@@ -423,8 +423,10 @@ class SessionRun:
     def _begin_agents(self, line: int, after: int, now: float) -> None:
         """Put the first turns of sub-agents that begin when this turn of a line has ended."""
         for child, delay_s in self._lines.children.get((line, after), ()):
-            self._coming.put(now + min(delay_s, self._longest_pause_s), self._lines.first[child])
-            self._begin_agents(child, -1, now)
+            begins, first = now + min(delay_s, self._longest_pause_s), self._lines.first
+            if first[child] < first[child + 1]:
+                self._coming.put(begins, first[child])
+            self._begin_agents(child, -1, begins)
 
     def _deliver(self) -> None:
         """Add the turns that have come, and let those go on whose blocks were read."""
