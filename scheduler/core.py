@@ -231,7 +231,7 @@ class Scheduler(Uncopyable):
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
         state.set_now(now)
-        state.expire()
+        state.end_due()
         if state.carried.groups:
             state.carried.forget_stale()
         carried = state.carried.groups
@@ -411,7 +411,7 @@ class Scheduler(Uncopyable):
         if hint.request is not None and hint.action != "unpin" and (request := self._known(hint.request)) is None:
             return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
         state.set_now(now)
-        state.expire()
+        state.end_due()
         outcome = state.hints.carry_out(hint, request)
         state.queues.reopen()
         self._raise_violations()

@@ -159,7 +159,7 @@ class State:
     def set_now(self, now: float) -> None:
         self.now = now
 
-    def expire(self) -> None:
+    def end_due(self) -> None:
         """End the retentions and pins whose time has come."""
         if self.manager.content.retentions.next_end <= self.now:
             self.manager.content.retentions.expire(self.now)
