@@ -218,8 +218,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive, or an output has not been handed out."""
-        return bool(self._live or self._undelivered)
+        """Whether any request is alive, an output has not been handed out, or the scheduler waits for a step, as it does with a prefetch."""
+        return bool(self._live or self._undelivered) or self.scheduler.has_unfinished
 
     def add_request(
         self,
@@ -278,7 +278,8 @@ class Engine:
             return request_id
 
     def hint(self, hint: Hint) -> HintOutcome:
-        """As Scheduler.hint, now; `tokens` of the hint may be text. What only the disk has is not prefetched: a request brings it.
+        """As Scheduler.hint, now; `tokens` of the hint may be text. The next `step` makes the copies of a prefetch. What only the disk has is not
+        prefetched: a request brings it.
 
         Raises InvalidHint, InvalidRequest (text without a tokenizer), or EngineInUse while another thread calls the engine.
         """
