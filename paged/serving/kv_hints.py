@@ -249,6 +249,8 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
             notes.append(_NO_SESSION)
     elif isinstance(its, _Pin):
         more = {"lasts": its.ttl_seconds, "tenant": asked.tenant}
+    elif verb == "unpin":
+        more = {"tenant": asked.tenant}
     is_clipped = bool(hashes) or notes[-1:] == [_NO_SESSION]
     if session is not None and not (is_ours and verb == "prefetch"):
         # What a request leaves is there when it has finished.

@@ -89,7 +89,7 @@ def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
         ("kv.demote", {"session_id": "b"}, Planned(Hint(action="demote", session=scoped("research", "b")), False)),
         ("kv.prefetch", {}, Planned(Hint(action="prefetch", request="cmpl-1-0"), False)),
         ("kv.pin", {"ttl_seconds": 9}, Planned(Hint(action="pin", session=AGENT, lasts=9, tenant="research"), True)),
-        ("kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT), True)),
+        ("kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT, tenant="research"), True)),
     ],
 )
 def test_other_actions_become_hints_of_ours(kind, payload, expected):

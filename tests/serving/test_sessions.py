@@ -224,6 +224,19 @@ def test_why_a_prompt_is_in_the_cache_no_further_is_told(server):
     assert asked(server, {}, "/explain").error["param"] == "prompt"
 
 
+@pytest.mark.parametrize("prompt", ["a " * 400_000, "a " * 3000, [1] * 1025])
+@pytest.mark.parametrize(("path", "more"), [(HINTS, {"action": "prefetch"}), ("/explain", {})])
+def test_a_prompt_that_no_request_can_have_is_hinted_of_and_explained_as_little(server, path, more, prompt):
+    heard = asked(server, {"prompt": prompt, **more}, path)
+    told = (heard.status, heard.error["param"], heard.error["code"])
+    assert told == (400, "prompt", "context_length_exceeded")
+
+
+def test_a_conversation_that_no_request_can_have_is_not_explained(server):
+    heard = asked(server, {"messages": [{"role": "user", "content": "a " * 3000}]}, "/explain")
+    assert (heard.status, heard.error["param"]) == (400, "messages")
+
+
 def test_tenants_see_pin_and_end_their_own_sessions_alone(tmp_path):
     (tmp_path / "serve.toml").write_text(TENANTS)
     with served(config=tmp_path / "serve.toml", max_sequences=4, blocks=64, max_pinned=40) as server:
