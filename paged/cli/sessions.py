@@ -72,11 +72,12 @@ def sessions(
     """Replay recorded sessions through the real memory manager and scheduler, and say what each way of keeping content is worth.
 
     A closed loop on a virtual clock: a turn begins when the recorded pause has passed since the last one ended, sub-agents run beside their parent. Shares
-    are of the prompts' full blocks; "kept": if nothing were forgotten; "offline": by an order that knows when each turn comes.
+    are of the prompts' full blocks; "kept": if nothing were forgotten; "offline": by an order that knows when each turn comes, and keeps
+    one prompt a session, so it is no bound where sub-agents are (docs/sessions.md).
 
     Example: `paged sessions agents --blocks 2000 --host-blocks 8000`
     """
-    ways = listed(keeps, "--keeps", str)
+    ways = list(dict.fromkeys(listed(keeps, "--keeps", str)))
     if unknown := [way for way in ways if way not in KEEPS]:
         raise InvalidConfig(f'--keeps takes {", ".join(KEEPS)}, or several with commas; got "{unknown[0]}"')
     check_outputs({"--html": html}, [file])

@@ -105,8 +105,11 @@ class AsyncEngine:
             queue.put_nowait(output)
 
     async def hint(self, hint: Hint) -> HintOutcome:
-        """As Engine.hint. Raises EngineClosed, too."""
-        return await self._call(lambda: self.engine.hint(hint))
+        """As Engine.hint; a step that it needs is made. Raises EngineClosed, too."""
+        outcome, goes_on = await self._call(lambda: (self.engine.hint(hint), self.engine.has_unfinished))
+        if goes_on:
+            self._go_on()
+        return outcome
 
     async def explain_prefix(self, prompt: str | Sequence[int], *, salt: str | None = None) -> PrefixExplanation:
         """As Engine.explain_prefix. Raises EngineClosed, too."""
@@ -158,7 +161,7 @@ class AsyncEngine:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Run steps while there are requests."""
+        """Run steps while there is work."""
         while True:
             await self._has_work.wait()
             try:

@@ -183,6 +183,7 @@ class Engine:
         self._num_added = 0
         # Steps in a row that found too little memory.
         self._num_failures = 0
+        self._prefetches = False
 
     def _disk_tier(self, open_store: OpenStore | None) -> DiskTier | None:
         """The tier below memory, on a folder or on the caller's store; None: there is none."""
@@ -218,8 +219,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive, or an output has not been handed out."""
-        return bool(self._live or self._undelivered)
+        """Whether any request is alive, an output has not been handed out, or a prefetch waits for its step."""
+        return bool(self._live or self._undelivered or self._prefetches)
 
     def add_request(
         self,
@@ -278,7 +279,8 @@ class Engine:
             return request_id
 
     def hint(self, hint: Hint) -> HintOutcome:
-        """As Scheduler.hint, now; `tokens` of the hint may be text. What only the disk has is not prefetched: a request brings it.
+        """As Scheduler.hint, now; `tokens` of the hint may be text. The next `step` makes the copies of a prefetch. What only the disk has is not
+        prefetched: a request brings it.
 
         Raises InvalidHint, InvalidRequest (text without a tokenizer), or EngineInUse while another thread calls the engine.
         """
@@ -287,6 +289,7 @@ class Engine:
             if isinstance(hint, Hint) and hint.tokens is not None:
                 hint = self._with_tokens(hint)
             outcome = self.scheduler.hint(hint, self._clock())
+            self._prefetches |= hint.action == "prefetch" and outcome.num_tokens > 0
             if self.disk is not None and hint.action == "prefetch" and hint.tokens is not None:
                 below = self.disk.num_held(hint) - outcome.num_tokens
                 if below > 0 and outcome.status in ("missing", "clipped"):
@@ -497,6 +500,7 @@ class Engine:
             raise
         if ended:
             self._num_failures = 0
+        self._prefetches = self._prefetches and self.scheduler.has_unfinished
         if failed is not None:
             self._end_failed(failed)
         self._tell_of(ended)

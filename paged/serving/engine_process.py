@@ -232,13 +232,15 @@ class EngineServer:
 
     def _conclude_hints(self, last: EngineOutput) -> None:
         """A request's last output is about to be told: what came with it is done, and told before that. Of one that did not
-        finish nothing is done."""
+        finish nothing more is done."""
         asked, outcomes = self._hinted.pop(last.id)
-        if last.finish_reason not in ("stop", "length"):
-            return
         assert asked.actions is not None, "it was looked"
+        if last.finish_reason not in ("stop", "length", "rejected"):
+            return
         concluded = [
-            action.concluded([*first, *self._carry_out(action, asked, at_end=True)], asked.tenant)
+            action.undone(first, asked.tenant)
+            if last.finish_reason == "rejected"
+            else action.concluded([*first, *self._carry_out(action, asked, at_end=True)], asked.tenant)
             for action, first in zip(asked.actions, outcomes, strict=True)
         ]
         self._send(Hinted(last.id, concluded))

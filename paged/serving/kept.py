@@ -74,12 +74,12 @@ class Kept:
             action=body.action,
             session=None if body.session_id is None else scoped(tenant, body.session_id),
             request=request_id,
-            tokens=body.prompt if not isinstance(body.prompt, str) else await self._encoded(body.prompt),
+            tokens=None if body.prompt is None else await self._encoded(body.prompt),
             salt=None if body.prompt is None else self._salt_of(tenant, body.cache_salt),
             priority=body.priority,
             lasts=body.lasts,
             waits_for=body.waits_for,
-            tenant=tenant if body.action == "pin" else None,
+            tenant=tenant if body.action in ("pin", "unpin") else None,
         )
         return msgspec.to_builtins(await self._carried_out(hint, tenant))  # type: ignore[no-any-return]
 
@@ -113,16 +113,30 @@ class Kept:
     async def explain(self, body: ExplainRequest) -> bytes:
         """What of a prompt is cached, and why no more is. Raises ApiError."""
         if body.messages is not None:
-            tokens = await asyncio.to_thread(self._asking.chat, body.messages, body.tools, body.chat_template_kwargs)
-        elif isinstance(body.prompt, str):
-            tokens = await self._encoded(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            how = body.messages, body.tools, body.chat_template_kwargs, self._most
+            tokens = self._within(await asyncio.to_thread(self._asking.chat, *how), "messages")
         else:
-            tokens = list(body.prompt or ())
+            tokens = await self._encoded(body.prompt or [], add_special_tokens=body.add_special_tokens is not False)
         hint = Hint(action="prefetch", tokens=tokens, salt=self._salt_of(body.tenant, body.cache_salt))
         return await self._engine.ask("prefix", hint=hint) or b""
 
-    async def _encoded(self, text: str, **how: bool) -> list[int]:
-        return await asyncio.to_thread(self._asking.encoded, text, **how)
+    @property
+    def _most(self) -> int:
+        """Tokens of the longest prompt: more of one are never in the cache."""
+        assert self._engine.ready is not None, "it was looked whether it takes requests"
+        return self._engine.ready.max_model_len
+
+    async def _encoded(self, prompt: str | list[int], **how: bool) -> list[int]:
+        """A prompt as token ids. Raises ApiError, for one that is too long, too."""
+        if not isinstance(prompt, str):
+            return self._within(prompt)
+        return self._within(await asyncio.to_thread(self._asking.encoded, prompt, self._most, **how))
+
+    def _within(self, tokens: list[int], param: str = "prompt") -> list[int]:
+        if len(tokens) > self._most:
+            reason = f"the prompt has {len(tokens):,} tokens; the most is {self._most:,}."
+            raise wrong(reason, param, "context_length_exceeded")
+        return tokens
 
     def _shown(self, view: SessionView) -> dict[str, Any]:
         """A session as its tenant names it, with Unix times."""

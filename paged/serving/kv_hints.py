@@ -169,6 +169,12 @@ class KvAction(msgspec.Struct, frozen=True):
         reason = " ".join(dict.fromkeys([*self.notes, *(each[:1].upper() + each[1:] for each in said)]))
         return KvOutcome(self.action_id, status, reason, max((each.num_tokens for each in done), default=0))
 
+    def undone(self, outcomes: list[HintOutcome], tenant: str | None) -> KvOutcome:
+        """The same where its request was not finished, and nothing was done at its end."""
+        left = HintOutcome("rejected", "the request was not finished.")
+        begun = [left if each.status == "deferred" else each for each in outcomes]
+        return self.concluded([*begun, *(left for each in self.hints if each.at_end)], tenant)
+
 
 class KvOutcome(msgspec.Struct, frozen=True):
     """`status`: accepted, clipped, deferred, rejected or missing, as `HintOutcome` has it."""
@@ -231,7 +237,7 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
     if isinstance(its, _Blocks) and asked.request_id is None and (its.execute_at or its.include_current_request):
         return _rejected(action, "execute_at and include_current_request are of a request, and there is none.")
     if isinstance(its, _Blocks) and its.session_id is None and not its.include_current_request and hashes:
-        return _rejected(action, f"{notes[0]} include_current_request names neither.")
+        return _rejected(action, f"{notes[0]} without include_current_request it names neither.")
     name = its.session_id if its.session_id is not None else asked.session_id
     session = None if name is None else asked.scoped(name)
     verb, is_ours = _VERBS[kind], is_own and asked.request_id is not None
@@ -249,6 +255,8 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
             notes.append(_NO_SESSION)
     elif isinstance(its, _Pin):
         more = {"lasts": its.ttl_seconds, "tenant": asked.tenant}
+    elif verb == "unpin":
+        more = {"tenant": asked.tenant}
     is_clipped = bool(hashes) or notes[-1:] == [_NO_SESSION]
     if session is not None and not (is_ours and verb == "prefetch"):
         # What a request leaves is there when it has finished.

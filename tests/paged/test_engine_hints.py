@@ -141,6 +141,39 @@ def test_caps_that_cannot_be_are_refused(options, words):
         engine_of(**options)
 
 
+WITH_HOST = {"num_blocks": 24, "host_blocks": 64, "host_caching": True}
+
+
+def test_an_idle_engine_has_a_step_to_make_for_a_prefetch_and_no_further_one():
+    engine = engine_of(**WITH_HOST)
+    send_to_the_host(engine)
+    assert engine.explain_prefix(PROMPT).device_tokens == 0
+    assert engine.hint(Hint(action="prefetch", tokens=PROMPT)).status == "accepted"
+    steps = 0
+    while engine.has_unfinished:
+        assert engine.step() == []
+        steps += 1
+    assert (steps, engine.explain_prefix(PROMPT).device_tokens, engine.check()) == (1, 24, [])
+
+
+def test_an_engine_for_asyncio_makes_the_step_of_a_prefetch():
+    async def main():
+        async with AsyncEngine(tiny_model(64), block_size=4, **WITH_HOST) as engine:
+            await engine._call(lambda: send_to_the_host(engine.engine))
+            outcome = await engine.hint(Hint(action="prefetch", tokens=PROMPT))
+            found = [(await engine.explain_prefix(PROMPT)).device_tokens for _ in range(4)]
+            return outcome.status, found[-1]
+
+    assert asyncio.run(main()) == ("accepted", 24)
+
+
+def send_to_the_host(engine):
+    """Compute PROMPT, push it to the host, and leave blocks of the device free."""
+    turn(engine, session=None)
+    engine.add_request([9] * 95, SamplingParams(max_tokens=1), writes_cache=False)
+    driven(engine)
+
+
 def test_an_engine_for_asyncio_takes_the_same():
     async def main():
         async with AsyncEngine(tiny_model(64), block_size=4, num_blocks=32) as engine:

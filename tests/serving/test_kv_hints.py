@@ -78,7 +78,7 @@ def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
     assert one(OF_TURN, "kv.evict", of_blocks).hints == [Planned(Hint(action="demote", session=AGENT), True)]
     assert one(OF_REQUEST, "kv.evict", of_blocks).hints == [Planned(Hint(action="demote", request="cmpl-1-0"), False)]
     by_hash_alone = one(OF_REQUEST, "kv.evict", {"block_hashes": ["11"]})
-    assert "include_current_request names neither" in by_hash_alone.rejected
+    assert "without include_current_request it names neither" in by_hash_alone.rejected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
         ("kv.demote", {"session_id": "b"}, Planned(Hint(action="demote", session=scoped("research", "b")), False)),
         ("kv.prefetch", {}, Planned(Hint(action="prefetch", request="cmpl-1-0"), False)),
         ("kv.pin", {"ttl_seconds": 9}, Planned(Hint(action="pin", session=AGENT, lasts=9, tenant="research"), True)),
-        ("kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT), True)),
+        ("kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT, tenant="research"), True)),
     ],
 )
 def test_other_actions_become_hints_of_ours(kind, payload, expected):
@@ -180,3 +180,13 @@ def test_an_outcome_of_several_hints_is_clipped_if_one_is_not_done_and_names_no_
     none = found.concluded([missing, missing], "research")
     assert (none.status, none.num_tokens) == ("missing", 0)
     assert none.reason.endswith('No session "agent" is known.')
+
+
+def test_of_a_request_that_was_not_finished_what_was_to_come_with_its_end_is_rejected():
+    at_end, by_scheduler = one(OF_TURN, "kv.pin", {}), one(OF_REQUEST, "kv.evict", {"include_current_request": True})
+    deferred = [HintOutcome("deferred", "it is carried out when it finishes.")]
+    for action, begun in ((at_end, []), (by_scheduler, deferred)):
+        outcome = action.undone(begun, "research")
+        assert (outcome.status, outcome.reason) == ("rejected", "The request was not finished.")
+    elsewhere = one(OF_TURN, "kv.pin", {"session_id": "b"})
+    assert elsewhere.undone([DONE], "research").status == "accepted"

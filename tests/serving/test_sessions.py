@@ -49,7 +49,7 @@ def told(server, method, path):
 
 @pytest.fixture(scope="module")
 def server():
-    with served(max_sequences=4, blocks=64, max_pinned=20, host_blocks=8, host_caching=True) as found:
+    with served(max_sequences=4, blocks=64, max_pinned=20, host_blocks=64, host_caching=True) as found:
         yield found
         assert got(found, "/debug/check").body == []
 
@@ -96,6 +96,17 @@ def test_a_session_is_pinned_retained_and_ended_outside_of_a_request(server):
     status, outcome = told(server, "DELETE", "/sessions/outside")
     assert (status, outcome["status"]) == (200, "accepted")
     assert told(server, "DELETE", "/sessions/outside")[0] == got(server, "/sessions/outside").status == 404
+
+
+def test_a_prefetch_brings_content_to_the_device_while_no_request_runs(server):
+    waits = {"prompt": "While an agent waits for its tool, what it left is pushed out. " * 2}
+    asked(server, waits)
+    # Four answers take all blocks, and each leaves its last one free.
+    asked(server, {"prompt": "A", "max_tokens": 250, "n": 4, "seed": 1, "temperature": 1, "ignore_eos": True})
+    before = asked(server, waits, "/explain").body
+    assert (before["device_tokens"], before["host_tokens"]) == (0, 48)
+    assert asked(server, {"action": "prefetch", **waits}, HINTS).body["status"] == "accepted"
+    server.wait_until(lambda: asked(server, waits, "/explain").body["device_tokens"] == 48)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +222,19 @@ def test_why_a_prompt_is_in_the_cache_no_further_is_told(server):
     assert "was never computed here" in never.body["says"]
     assert asked(server, {"messages": [{"role": "user", "content": "a"}]}, "/explain").status == 200
     assert asked(server, {}, "/explain").error["param"] == "prompt"
+
+
+@pytest.mark.parametrize("prompt", ["a " * 400_000, "a " * 3000, [1] * 1025])
+@pytest.mark.parametrize(("path", "more"), [(HINTS, {"action": "prefetch"}), ("/explain", {})])
+def test_a_prompt_that_no_request_can_have_is_hinted_of_and_explained_as_little(server, path, more, prompt):
+    heard = asked(server, {"prompt": prompt, **more}, path)
+    told = (heard.status, heard.error["param"], heard.error["code"])
+    assert told == (400, "prompt", "context_length_exceeded")
+
+
+def test_a_conversation_that_no_request_can_have_is_not_explained(server):
+    heard = asked(server, {"messages": [{"role": "user", "content": "a " * 3000}]}, "/explain")
+    assert (heard.status, heard.error["param"]) == (400, "messages")
 
 
 def test_tenants_see_pin_and_end_their_own_sessions_alone(tmp_path):

@@ -1,4 +1,4 @@
-"""What a memory of so many blocks can hit of sessions' prompts: everything kept, and an offline order as a bound.
+"""What a memory of so many blocks can hit of sessions' prompts: everything kept, and an offline order.
 
 Both look at one prompt after another, as they came; decoding, and what a scheduler needs memory for, are left out.
 """
@@ -24,8 +24,8 @@ def blocks_if_all_kept(prompts: Prompts, num_ids: int) -> int:
 
 
 def blocks_offline(prompts: Prompts, capacity: int) -> int:
-    """Blocks that hit where the end of the session goes first whose next turn comes last. That is known beforehand here: a bound that is good,
-    and not proven to be the best. Of a session only its last prompt is kept."""
+    """Blocks that hit where the end of the session goes first whose next turn comes last. That is known beforehand here; it is not
+    proven to be the best. Of a session only its last prompt is kept, so it is no bound where sub-agents' prompts stand between its own."""
     following: dict[int, int] = {}
     after = [0] * len(prompts)
     for place in range(len(prompts) - 1, -1, -1):
