@@ -408,7 +408,9 @@ class Scheduler(Uncopyable):
         state = self._state
         hint, now = checked_hint(hint), latest_time(now, state.now)
         request = None
-        if hint.request is not None and hint.action != "unpin" and (request := self._known(hint.request)) is None:
+        if hint.request is not None and hint.action == "unpin":
+            request = state.requests.get(hint.request)
+        elif hint.request is not None and (request := self._known(hint.request)) is None:
             return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
         state.set_now(now)
         state.end_due()

@@ -117,11 +117,12 @@ class NaiveHints:
         return batch_oracles.paths(self._rig, turn.namespace, turn.tokens, num_blocks)
 
     def expire(self, now: float) -> None:
-        """A step begins, and what ends by now ends."""
+        """A step or a hint comes, and what ends by now ends."""
         self.pins = {key: pin for key, pin in self.pins.items() if now < pin.until}
 
     def before(self, hint: Any) -> tuple[int, int, int]:
         """Blocks of what a hint names, in full; and those of it that are on the device, and behind these on the host, now."""
+        self.expire(self._rig.now)
         rig, size = self._rig, self._rig.world.block_size
         if hint.session is not None:
             if hint.session not in self.sessions:

@@ -301,7 +301,9 @@ class SchedulerMachine(RigMachine):
     @property
     def takes_hints(self) -> bool:
         """Whether the subject keeps what sessions leave, and takes hints."""
-        return self.capabilities.hints and hasattr(self.rig.scheduler, "hint")
+        # In some worlds, so that all else is as frequent as before in the others.
+        has_any = self.capabilities.hints and hasattr(self.rig.scheduler, "hint")
+        return has_any and self.rig.world.max_pinned > 0
 
     @where(lambda self: self.takes_hints)
     @rule(what=knowledge())

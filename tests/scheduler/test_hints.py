@@ -205,11 +205,40 @@ def test_a_pin_of_a_live_request_holds_what_it_leaves_until_it_is_unpinned_by_th
     desk = desk(8, max_pinned=3)
     id = desk.add([1, 1, 1])
     assert desk.hint("pin", request=id).status == "deferred"
-    assert desk.hint("unpin", request=id).status == "missing"
     desk.run()
     assert desk.manager.device.num_used == 3
     assert said(desk.hint("unpin", request=id)) == ("accepted", 3)
     assert desk.manager.device.num_used == 0
+
+
+def test_a_pin_that_waits_for_a_request_can_be_taken_back(desk):
+    desk = desk(8, max_pinned=3)
+    id = desk.add([1, 1, 1])
+    desk.hint("pin", request=id)
+    assert [desk.hint("unpin", request=id).status for _ in range(2)] == ["accepted", "missing"]
+    desk.run()
+    assert desk.manager.device.num_used == 0
+
+
+def test_pins_of_two_tenants_end_apart(desk):
+    desk = desk(12, max_pinned=6)
+    desk.serve([1, 1, 1])
+    for tenant in ("a", "b"):
+        assert said(desk.hint("pin", tokens=[1, 1, 1], tenant=tenant)) == ("accepted", 3)
+    assert said(desk.hint("unpin", tokens=[1, 1, 1], tenant="a")) == ("accepted", 3)
+    assert desk.manager.device.num_used == 3
+    assert desk.hint("unpin", tokens=[1, 1, 1], tenant="c").status == "missing"
+    assert said(desk.hint("unpin", tokens=[1, 1, 1], tenant="b")) == ("accepted", 3)
+    assert desk.manager.device.num_used == 0
+
+
+def test_a_prompt_that_is_retained_often_is_retained_once(desk):
+    desk = desk(8)
+    desk.serve([1, 1, 1])
+    for priority in (3, 2, 1):
+        desk.hint("retain", tokens=[1, 1, 1], priority=priority)
+    [run] = desk.manager._memory.index.runs.values()
+    assert list(run.retained.values()) == [(2, 1)]
 
 
 def test_what_may_be_pinned_counts_as_taken_from_the_start(desk):
