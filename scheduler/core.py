@@ -406,14 +406,14 @@ class Scheduler(Uncopyable):
         """Say what is known of content that is to come, or is not; see `Hint`. Return what became of it. `now` is as in
         `schedule`. Raises InvalidHint, UnknownRequest or InvalidRequest (`now`), changing nothing."""
         state = self._state
-        hint, now = checked_hint(hint), latest_time(now, state.now)
-        request = None
-        if hint.request is not None and hint.action == "unpin":
-            request = state.requests.get(hint.request)
-        elif hint.request is not None and (request := self._known(hint.request)) is None:
-            return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
+        hint, now, request = checked_hint(hint), latest_time(now, state.now), None
+        if hint.request is not None:
+            is_unpin = hint.action == "unpin"
+            request = state.requests.get(hint.request) if is_unpin else self._known(hint.request)
         state.set_now(now)
         state.end_due()
+        if hint.request is not None and request is None and hint.action != "unpin":
+            return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
         outcome = state.hints.carry_out(hint, request)
         state.queues.reopen()
         self._raise_violations()
