@@ -298,6 +298,19 @@ class SchedulerMachine(RigMachine):
         id = self.rig.live[pick % len(self.rig.live)]
         self.rig.fork(id, sequence % len(self.rig.books[id].sequences))
 
+    @where(lambda self: len(self.rig.live) < MAX_LIVE - 1)
+    @rule(wish=wishes(), is_served=st.booleans())
+    def add_twins(self, wish: Wish, is_served: bool) -> None:
+        """Two short prompts that are alike: the second one shares what a batch computes for the first, or follows it."""
+        twin = replace(
+            wish, share=0.3, output=0.1, num_sequences=1, num_computed=0, salt=None, adapter=None, extra_key=None, priority=-1,
+            reads_cache=True, writes_cache=True,
+        )  # fmt: skip
+        self.add(twin, again=False)
+        self.add(twin, again=False)
+        for _ in range(2 * is_served):
+            self.serve(1, ())
+
     @property
     def takes_hints(self) -> bool:
         """Whether the subject keeps what sessions leave, and takes hints."""
