@@ -162,7 +162,9 @@ def _lengthen(path: Path, drawn: random.Random) -> None:
 
 
 def _swap(path: Path, drawn: random.Random) -> None:
-    other = drawn.choice([each for each in path.parent.parent.glob("*/*") if each != path])
+    # Another one may have been given this one's content.
+    own = path.read_bytes()
+    other = drawn.choice([each for each in sorted(path.parent.parent.glob("*/*")) if each.read_bytes() != own])
     shutil.copyfile(other, path)
 
 

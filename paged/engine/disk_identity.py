@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 
 from paged import __version__
@@ -49,7 +49,7 @@ def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
         "device": model.device.type,
         "batch_invariant": batch_invariant,
         "processor": _processor(model.device),
-        "versions": {"paged": __version__, "torch": torch.__version__, "transformers": version("transformers")},
+        "versions": {"paged": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }
     digest = sha256(json.dumps(said, sort_keys=True, default=str).encode())
     tensors = list(_tensors(model.module))

@@ -20,7 +20,18 @@ from paged.errors import DuplicateRequest, NeverFits
 from paged.testing import Capabilities
 from paged.testing.world import World
 
-LACKS = ("fork", "host_tier", "host_content", "retention", "groups", "external_tokens", "cancel", "drafts", "reserve")
+LACKS = (
+    "fork",
+    "host_tier",
+    "host_content",
+    "retention",
+    "groups",
+    "external_tokens",
+    "cancel",
+    "drafts",
+    "reserve",
+    "hints",
+)
 CAPABILITIES = Capabilities(**dict.fromkeys(LACKS, False))
 Share = tuple[list[int], list[int], list[int]]
 """Tokens, positions and slots that a request computes in a step."""
@@ -96,7 +107,10 @@ class Runner:
         known, size = self.known[id], self.block_size
         tokens = known.prompt + known.outputs + output.scheduled_spec_decode_tokens.get(id, [])
         span = range(start, start + count)
-        return [tokens[p] for p in span], list(span), [(known.tables[0][p // size] - 1) * size + p % size for p in span]
+        table = known.tables[0]
+        # A state has one column.
+        slots = [(table[p // size] - 1) * size + p % size if p // size < len(table) else -1 for p in span]
+        return [tokens[p] for p in span], list(span), slots
 
 
 _SPECS = {

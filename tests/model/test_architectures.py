@@ -35,7 +35,7 @@ def test_a_family_answers_as_generate_does_and_with_too_little_memory_bit_by_bit
     assert (verdict.outcome, verdict.why) == ("equal", "")
     assert verdict.preempted == len(one.LENGTHS)
     # States are no content on the host.
-    assert set(verdict.left_out) == ({"content on the host"} if name == "lfm2" else set())
+    assert set(verdict.left_out) == set()
 
 
 def test_what_cannot_be_paged_is_refused_with_the_reason_alone(one):
