@@ -24,7 +24,7 @@ from paged.serving.kv_subscriber import KvSubscriber
 from .http_client import TEXT, Heard, ask, got  # noqa: TID252
 from .serving_process import free_port, served  # noqa: TID252
 
-NUM = int(os.environ.get("PAGED_SERVED", "200"))
+NUM = int(os.environ.get("PAGED_SERVED", "300"))
 
 TENANTS = ("big", "middle", "small")
 _BEGINNINGS = (
