@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -81,6 +82,8 @@ class VllmSchedulerMachine(SchedulerMachine):
     @initialize(data=st.data(), opening=st.lists(wishes(), min_size=1, max_size=4))
     def begin(self, data: st.DataObject, opening: list[Wish]) -> None:
         world = data.draw(type(self).worlds(self.policies, self.resumes_known))
+        # vLLM's interface has no hints, so nothing is pinned.
+        world = replace(world, max_pinned=0, max_pinned_per_tenant=None, max_cached_per_tenant=None)
         self.rig = self.rig_class(world, type(self).build)
         for wish in opening:
             self.add(wish, again=False)
