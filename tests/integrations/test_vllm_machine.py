@@ -11,6 +11,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from integrations.plugged import CAPABILITIES, Plugged, PluggedAhead
 
 from conformance.vllm.whole_machine import OneBatchRig, VllmClients, VllmSchedulerMachine
+from paged.integrations.vllm.groups import BETWEEN_STATES
 from paged.testing.machines import SchedulerMachine, settings_for
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.strategies import layer_worlds, where
@@ -68,6 +69,9 @@ def layered(draw, policies, resumes_known):
     most = 0 if resumes_known else 1
     world = draw(layer_worlds().filter(lambda world: [each.kind for each in world.groups].count("state") <= most))
     rest = {"host_blocks": 0, "drafts": 0, "steps_ahead": 0, "event_stride": 0, "max_outstanding": 4}
+    if all(group.kind == "state" for group in world.groups):
+        # Nothing gives a size, and the plug-in takes its own.
+        rest["block_size"] = BETWEEN_STATES
     rest |= dict.fromkeys(("preemption", "max_chunk", "max_waiting", "watermark", "max_preemptions", "known_outputs"))
     return replace(
         world,

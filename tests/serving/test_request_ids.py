@@ -59,6 +59,8 @@ def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(server_without_ad
             await asyncio.sleep(0.01)
         # It goes after a piece, which ends its own request.
         gone = await ask(server.port, TEXT, body, headers=key("key-b") | NAMED, leave_after=1)
+        while (await get(server.port, "/load")).body["server_load"] > 1:
+            await asyncio.sleep(0.01)
         hint = {"action": "retain", "request_id": "mine"}
         hinted = [(await ask(server.port, "/v1/kv_hints", hint, headers=key(f"key-{name}"))).body for name in "ab"]
         assert [each["status"] for each in hinted] == ["deferred", "missing"]

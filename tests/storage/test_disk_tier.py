@@ -394,7 +394,7 @@ def test_two_engines_share_a_folder(made, tmp_path):
     for engine in (one, other):
         engine.disk.store.flush()
     for _ in range(6000):
-        if other.disk.store.stats().held:
+        if other.disk.store.stats().held == one.disk.store.stats().held:
             break
         other.disk.wait()
     found = ask(other)

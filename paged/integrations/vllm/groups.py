@@ -42,7 +42,7 @@ _KINDS: dict[type, Callable[[Any], LayerGroup]] = {
 CARRIED = ", ".join(sorted(kind.__name__ for kind in _KINDS))
 """The kinds of groups that are carried, by the names of vLLM's specifications."""
 # Tokens of a block where all layers keep states, so that no group says how many.
-_BETWEEN_STATES = 16
+BETWEEN_STATES = 16
 # Block 0 is vLLM's null block.
 FIRST_BLOCK = 1
 
@@ -99,7 +99,7 @@ def groups_of(memory: Any) -> Groups:
     """The layer groups of a KVCacheConfig of which all groups are carried."""
     kinds = [(_KINDS[type(spec)](spec), spec.block_size) for spec in specs_of(memory)]
     sizes = [size for kind, size in kinds if kind != _STATES]
-    size = lcm(*sizes) if sizes else _BETWEEN_STATES
+    size = lcm(*sizes) if sizes else BETWEEN_STATES
     order, pages = list(dict.fromkeys(kind for kind, _ in kinds)), dict[LayerGroup, int]()
     parts = []
     for kind, its_size in kinds:
