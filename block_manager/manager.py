@@ -59,9 +59,9 @@ class BlockManager(Uncopyable):
     """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
-    `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. `row_ends`: of models with states, rows begin where
-    others ended within a block, too, which copies that block. `takes_ahead`: where a window or state ended a hit, rows
-    share full blocks behind it all the same, and write from `GroupTables.written_from` on.
+    `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. `row_ends`: of
+    models with states, rows begin where others ended within a block, too, which copies that block. `takes_ahead`: where a
+    window or state ended a hit, rows share full blocks behind it all the same, and write from `GroupTables.written_from` on.
     Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
     between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
     of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not

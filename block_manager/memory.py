@@ -343,7 +343,7 @@ class Memory:
         self.growth.draw_promised()
         self.content.retentions.reach(now)
         flight, changes = self.flights.composed, NO_CHANGES
-        if self.sides is not None and flight.is_used:
+        if flight.is_used:
             # First: what this evicts is copied before the batch writes there.
             self.keep_states()
         number, moves = self.batch, self.take_moves()

@@ -300,7 +300,7 @@ class Content:
         match, has_host = self._match(tokens, root), self._offload is not None
         if self._sides is not None:
             found = self._sides.find(Path(root), tokens, match)
-            both = self._sides.find(Path(root), tokens, match, tiers=1 + has_host)
+            both = self._sides.find(Path(root), tokens, match, tiers=2) if has_host else found
             on_host = self._sides.length_of(both) - self._sides.length_of(found)
             *_, match, end = found
         elif has_host and match.first_pending < 0:

@@ -254,7 +254,7 @@ class SideContent:
         return end if uid == self._tables.uid[row] else None
 
     def cached_pages(self, tier: int) -> list[int]:
-        """Pages of a tier with content that nobody holds, of the full group and each side."""
+        """Pages of a tier with content that none holds, of the full group and each side."""
         pool = self._index.pools[NUM_PLACES + tier]
         assert pool.place is not None, "windows and states have places of their own"
         counts = np.bincount(pool.place[pool.state < 0], minlength=len(self._index.pools)).tolist()

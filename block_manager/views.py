@@ -176,11 +176,11 @@ class GroupStats:
     """A layer group at one moment, in pages.
 
     used         held by rows and batches
-    cached       with content, and free
+    cached       with content, and held by no row or batch
     passed       given back in front so far by a window or chunk, from the table of each row by itself
     lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
     wasted       of those used, by rounding: parts of blocks without a computed token that the group has to keep
-    on_host      of the host, with content, and nobody's
+    on_host      of the host, with content, and held by none
     """
 
     group: LayerGroup

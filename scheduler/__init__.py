@@ -17,7 +17,7 @@ from .views import Explanation, Outlook, PrefixExplanation, RequestView
 
 __all__ = [
     "FINISH_REASONS", "POLICIES", "UNKNOWN_DRAFT", "Admission", "Batch", "Composition", "Costs", "Drafts",
-    "Explanation", "Hint", "HintOutcome", "Limits", "Order", "Outlook", "Output", "Outputs", "Policy", "PrefixExplanation", "Request", "RequestUsage",
-    "RequestView", "Reservation", "Retention", "Scheduler", "SchedulerStats", "SessionView", "Status", "Strategies", "Victims",
-    "register_policy",
+    "Explanation", "Hint", "HintOutcome", "Limits", "Order", "Outlook", "Output", "Outputs", "Policy",
+    "PrefixExplanation", "Request", "RequestUsage", "RequestView", "Reservation", "Retention", "Scheduler",
+    "SchedulerStats", "SessionView", "Status", "Strategies", "Victims", "register_policy",
 ]  # fmt: skip

@@ -72,10 +72,6 @@ def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
-def _pinned(limits: Limits) -> str:
-    return f" without {limits.max_pinned:,} that may be pinned" if limits.max_pinned else ""
-
-
 class Scheduler(Uncopyable):
     """Decides what each step runs on the memory of `manager`, which no other scheduler may use.
 
@@ -625,10 +621,12 @@ class Scheduler(Uncopyable):
             error = no_place
         elif needed > num_blocks:
             fits = state.manager.layout.tokens_in(num_blocks) - 1
+            most = state.limits.max_pinned
+            pinned = f" without {most:,} that may be pinned" if most else ""
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
             message = (
                 f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
-                f"{num_blocks:,}{_pinned(state.limits)}. Raise num_blocks to {needed + state.limits.max_pinned:,}{advice}."
+                f"{num_blocks:,}{pinned}. Raise num_blocks to {needed + most:,}{advice}."
             )
             error = errors.NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")
         if error is not None:

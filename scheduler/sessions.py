@@ -99,7 +99,7 @@ class Session:
         self.way: list[Node] = []
         self.num_blocks = 0
         self.retained: Retained | None = None
-        self.until = math.inf
+        self.until = 0.0
 
     @property
     def kind(self) -> Kind:
@@ -160,11 +160,9 @@ class Sessions:
         """Retain what the session's last turn left from now on, and what it had retained no longer."""
         before, retention, session.retained = session.retained, session.retention, None
         session.until = self.now + (self._gaps.latest(session.kind) if retention.lasts is None else retention.lasts)
-        for place in (DEVICE, HOST):
-            self._empty[place].discard(session)
+        self._look_again(session)
         if way := self._content.way_to(self._content.spans_of(session.way)):
-            until = session.until if session.until < math.inf else None
-            session.retained = self._content.retain_node(way[0], int(retention.priority), until)
+            session.retained = self._content.retain_node(way[0], int(retention.priority), session.until)
         if before is not None:
             self._content.retentions.end(before)
 
@@ -177,6 +175,9 @@ class Sessions:
 
     def forget(self, session: Session) -> None:
         del self.by_id[session.id]
+        self._look_again(session)
+
+    def _look_again(self, session: Session) -> None:
         for place in (DEVICE, HOST):
             self._empty[place].discard(session)
 

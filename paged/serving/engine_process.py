@@ -231,7 +231,7 @@ class EngineServer:
         return outcomes
 
     def _conclude_hints(self, last: EngineOutput) -> None:
-        """A request's last output is about to be told: what came with it is done, and told before that. Of one that did not
+        """Carry out the hints of a request that has ended, and send their outcomes before its last output. Of one that did not
         finish nothing more is done."""
         asked, outcomes = self._hinted.pop(last.id)
         assert asked.actions is not None, "it was looked"

@@ -1,6 +1,6 @@
 """Sessions and hints as they look from outside: what each hint has to be answered, what is pinned, what a session's last turn left.
 
-Beside a scheduler that has `hint`, `session` and `sessions`. Requests are told to it as the rig sees them: added, live, ended.
+Beside a scheduler that has `hint`, `session` and `sessions`. The rig passes it each request: added, live, ended.
 """
 
 from __future__ import annotations

@@ -369,8 +369,8 @@ class SchedulerMachine(RigMachine):
     def take_turn(
         self, wish: Wish, pick: int, length: int, more: list[int], hints: list[Knowledge], is_pressed: bool
     ) -> None:
-        """A session goes on where it ended, or where it was a few tokens before. Something is said of what it left, and somebody else's
-        prompt comes."""
+        """A session goes on where it ended, or where it was a few tokens before. Hints of what it left come, and then another
+        prompt."""
         id = SESSIONS[pick % len(SESSIONS)]
         turn = replace(wish, session=id, priority=-1, output=0.1, num_computed=0, num_sequences=1, writes_cache=True)
         session = self.rig.hints.sessions.get(id)

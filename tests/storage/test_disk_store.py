@@ -164,10 +164,16 @@ def test_a_full_queue_takes_no_more_and_copies_nothing_for_it(open_store):
     assert copied == [0, 1, 2, 3]
 
 
-def test_an_object_of_which_the_index_was_not_told_is_found_again(open_store, folder):
-    store, keys = open_store(), keys_of("a", 3)
-    write(store, keys)
+@pytest.fixture
+def keys(open_store):
+    """Of three objects in a store that was closed."""
+    store, found = open_store(), keys_of("a", 3)
+    write(store, found)
     store.close()
+    return found
+
+
+def test_an_object_of_which_the_index_was_not_told_is_found_again(open_store, folder, keys):
     with sqlite3.connect(folder / "index.sqlite") as index:
         index.execute("DELETE FROM objects")
     index.close()
@@ -178,10 +184,7 @@ def test_an_object_of_which_the_index_was_not_told_is_found_again(open_store, fo
 
 
 @pytest.mark.parametrize("data", [b"", b"no database at all" * 100])
-def test_a_lost_or_broken_index_is_made_anew_of_the_objects(open_store, folder, data):
-    store, keys = open_store(), keys_of("a", 3)
-    write(store, keys)
-    store.close()
+def test_a_lost_or_broken_index_is_made_anew_of_the_objects(open_store, folder, keys, data):
     (folder / "index.sqlite").write_bytes(data)
     again = open_store()
     again.flush()
@@ -189,10 +192,7 @@ def test_a_lost_or_broken_index_is_made_anew_of_the_objects(open_store, folder, 
 
 
 @pytest.mark.parametrize("page", range(8))
-def test_an_index_of_which_one_page_is_broken_is_made_anew(open_store, folder, page):
-    store, keys = open_store(), keys_of("a", 3)
-    write(store, keys)
-    store.close()
+def test_an_index_of_which_one_page_is_broken_is_made_anew(open_store, folder, keys, page):
     index = folder / "index.sqlite"
     data = bytearray(index.read_bytes())
     assert len(data) == 8 * 4096
@@ -206,10 +206,7 @@ def test_an_index_of_which_one_page_is_broken_is_made_anew(open_store, folder, p
     assert (again.stats().written, again.stats().failed) == (1, 0)
 
 
-def test_an_index_without_tables_is_made_anew(open_store, folder):
-    store, keys = open_store(), keys_of("a", 3)
-    write(store, keys)
-    store.close()
+def test_an_index_without_tables_is_made_anew(open_store, folder, keys):
     with sqlite3.connect(folder / "index.sqlite") as index:
         index.execute("DROP TABLE objects")
     index.close()

@@ -1,12 +1,12 @@
 """vLLM's KV connectors: what one loads are loads of our scheduler, what it saves are saves.
 
     get_num_new_matched_tokens   asked before a request is handed to our scheduler, and as it is admitted if its hit has changed
-    update_state_after_alloc     told with the step that admits it
+    update_state_after_alloc     with the step that admits it
     finished_recving             `loaded`, with the next step; as many tokens as arrived
     request_finished             when it has ended; its blocks stay held until `saved`: at once, or when the connector has finished
 
 A load that comes with its step is computed behind in that very step. If it fails, the step is taken back: what else it
-computed is computed again, and nobody else has seen what did not arrive.
+computed is computed again, and no other request has seen what did not arrive.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def counting_connectors(vllm_config: Any) -> str:
 
 
 class Transfers:
-    """Asks and tells one connector; knows which loads and saves of our scheduler are its.
+    """Calls one connector, and keeps which loads and saves of our scheduler are for it.
 
     lives       the requests that have not ended, by id, as the plug-in keeps them
     recomputes  what did not arrive is computed; else its request ends with an error
-    arrived     ids of requests whose load has ended, until our scheduler is told so
+    arrived     ids of requests whose load has ended, until `deliver`
     ended       ids of requests that have ended, or were withdrawn, before the connector has finished with them, and whether blocks are held
     external    what was found elsewhere since the last statistics
     """
@@ -90,7 +90,7 @@ class Transfers:
         self.arrived: set[str] = set()
         self.ended: dict[str, bool] = {}
         self.external = PrefixCacheStats()
-        # Who loads: from which token on, and how many; of whose load not all arrives, up to which token it does.
+        # Requests that load: from which token on, and how many tokens. Of those whose load fails in part: up to which token it is right.
         self.loading: dict[str, tuple[int, int]] = {}
         self._valid_to: dict[str, int] = {}
         # Answers of this step: hit, tokens elsewhere, whether they come late; of those that were admitted, by what was asked then.
@@ -120,8 +120,8 @@ class Transfers:
         return True
 
     def elsewhere(self, id: str, hit: int) -> tuple[int, bool]:
-        """What our scheduler asks of a request that it admits. Behind another hit than was asked about, it is asked again; what is not
-        known then is computed."""
+        """Return `Scheduler.elsewhere` of a request that is admitted. The connector is asked again if the hit has changed; what it does
+        not know then is computed."""
         asked = self._asked.pop(id, None)
         if asked is None or asked[0] != hit:
             asked = (hit, *self.connector.get_num_new_matched_tokens(self.lives[id].request, hit))
@@ -130,7 +130,7 @@ class Transfers:
         return num_more, is_late
 
     def deliver(self) -> list[str]:
-        """Tell our scheduler which loads have ended. Return who goes on."""
+        """Pass loads that have ended to our scheduler. Return the ids of the requests that go on."""
         goes_on = []
         for id in sorted(self.arrived & self.loading.keys()):
             hit, num = self.loading[id]
@@ -150,7 +150,7 @@ class Transfers:
         self.loading.pop(id, None)
 
     def note_admitted(self, batch: Batch) -> dict[str, tuple[int, int]]:
-        """Tell the connector where requests that came in with this step have their blocks. Return their hits here and elsewhere."""
+        """Give the connector the blocks of requests that this step admitted. Return their hits here and elsewhere."""
         admitted: dict[str, tuple[int, int]] = {}
         loads = set(batch.loads[:, 0].tolist())
         for id in batch.admitted:
@@ -188,7 +188,7 @@ class Transfers:
             )
 
     def tell(self, output: Any, batch: Batch | None) -> None:
-        """Put into the step what the connector's other side has to do with it."""
+        """Put the connector's work of this step into the runner's output."""
         lost = self.withdrawn | ({id for id, _ in batch.preempted} if batch is not None else set())
         self.withdrawn = set()
         if lost:
@@ -218,8 +218,8 @@ class Transfers:
     # What became of it.
 
     def lost_in(self, told: Any, batch: Batch | None) -> tuple[list[Live], bool]:
-        """Whose loads failed, as a step's KVConnectorOutput says, and whether the step computed behind any of them, so that it has to be
-        taken back. Raises WrongAnswer for a block of tokens that have been confirmed."""
+        """Return the requests whose loads failed, by a step's KVConnectorOutput, and whether the step computed behind any of them, so
+        that it has to be taken back. Raises WrongAnswer for a block of tokens that have been confirmed."""
         invalid = np.array(sorted(told.invalid_block_ids), np.int64) - FIRST_BLOCK
         found, is_void = dict[str, Live](), False
         came_now = () if batch is None else batch.loads[:, 2]
@@ -259,7 +259,7 @@ class Transfers:
                 live.request.num_computed_tokens = min(live.request.num_computed_tokens, live.request.num_tokens - 1)
 
     def loading_in(self, batch: Batch) -> list[Live]:
-        """Who loads late since this step."""
+        """Return the requests whose late load begins with this step."""
         rows = set(batch.loads[:, 0].tolist())
         return [self.lives[id] for id in self.loading if rows & set(self._decisions.rows_of(id))]
 
@@ -271,7 +271,7 @@ class Transfers:
                 live.request.num_computed_tokens = int(self._manager.rows.num_computed[row])
 
     def take(self, told: Any) -> None:
-        """Take in which transfers have ended."""
+        """Note the transfers that have ended."""
         self.connector.update_connector_output(told)
         for id in told.finished_recving or ():
             if id in self.ended:
@@ -291,8 +291,8 @@ class Transfers:
             self._decisions.saved(id)
 
     def finish(self, live: Live, *, was_loading: bool) -> Any:
-        """The request has ended. Its blocks go, or stay held until the connector has finished. Return what its last output has to say of
-        transfers. `was_loading`: it ended before its load did, whatever our scheduler knows of it."""
+        """End a request: its blocks go, or stay held until the connector has finished. Return the connector's parameters for its last
+        output. `was_loading`: it ended before its load did."""
         is_loading = was_loading or (live.id in self.loading and live.id not in self.arrived)
         self._stop_loading(live.id)
         size, request = self._manager.block_size, live.request
@@ -309,7 +309,7 @@ class Transfers:
         return params
 
     def withdraw(self, live: Live) -> None:
-        """The request was taken back from our scheduler, and comes again, when its load has ended. Nothing is held of it then."""
+        """Note a request that was taken back from our scheduler. It comes again when its load has ended, and holds nothing then."""
         self.ended[live.id] = True
         if live.id not in self.loading or live.id in self.arrived:
             self._let_go(live.id)
@@ -318,7 +318,7 @@ class Transfers:
         live.request.status = RequestStatus.PREEMPTED
 
     def statistics(self, told: Any) -> Any:
-        """Both sides' statistics of the connector in a step, as one; None: there are none."""
+        """Return both sides' statistics of the connector in a step, as one; None: there are none."""
         worker = None if told is None else told.kv_connector_stats
         own = self.connector.get_kv_connector_stats()
         if own is None or own.is_empty():
@@ -326,7 +326,7 @@ class Transfers:
         return own if worker is None else worker.aggregate(own)
 
     def take_external(self) -> Any:
-        """What was found elsewhere since this was asked last."""
+        """Return the statistics of what was found elsewhere since the last call."""
         external, self.external = self.external, PrefixCacheStats()
         return external
 

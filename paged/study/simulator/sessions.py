@@ -332,8 +332,8 @@ class SessionRun:
         """The figures so far, of the turns that got a first token; who waits for it counts for its time to first token as long as it has."""
         lines, size, num_ids = self._lines, self._size, int(self._lines.base[-1])
         figures, stats, run = self.scheduler.manager.stats(), self.scheduler.stats(), self._simulation.result()
-        ttft = self.ttft_of_each()
-        seen = [turn for turn in self._order if np.isfinite(self._simulation.latencies.first_of_each()[turn])]
+        ttft, has_first = self.ttft_of_each(), np.isfinite(self._simulation.latencies.first_of_each())
+        seen = [turn for turn in self._order if has_first[turn]]
         prompts = [(lines.session[lines.line_of[turn]], lines.blocks(turn)) for turn in seen]
         whole = max(1, sum(len(blocks) for _, blocks in prompts))
         device = (figures.device_hit_tokens + figures.pending_hit_tokens) // size

@@ -31,6 +31,11 @@ class Excerpt(msgspec.Struct, frozen=True):
     source: str
     licence: str
 
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(__file__).parent / "data" / self.file
+
 
 EXCERPTS = {
     "azure": Excerpt(
@@ -54,7 +59,7 @@ EXCERPTS = {
 
 def excerpt_path(name: str) -> Path:
     """Where an excerpt lies. Raises KeyError for a name that is not in EXCERPTS."""
-    return Path(__file__).parent / "data" / EXCERPTS[name].file
+    return EXCERPTS[name].path
 
 
 def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:

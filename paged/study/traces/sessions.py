@@ -98,7 +98,7 @@ def open_sessions(name: str | Path) -> list[Session]:
     """The sessions in a file, or those that ship with the package by their name, `agents`; a file comes first. Raises TraceError or OSError."""
     path = Path(name)
     if str(name) == SESSIONS_EXCERPT.name and not path.exists():
-        path = Path(__file__).parent / "data" / SESSIONS_EXCERPT.file
+        path = SESSIONS_EXCERPT.path
     return read_sessions(path)
 
 
