@@ -30,6 +30,8 @@ from paged.study.traces import Begun, draw_sessions, read_sessions
 BLOCKS, SPREAD_S, LONGEST_PAUSE_S = 6_700, 1_800.0, 1_800.0
 MODEL, DEVICE, BUDGET = "llama-3.1-8b", "h100", 8_192
 COLOURS = {"lru": "#59636e", "sessions": "#b36b00", "hints": "#0072b2"}
+CACHED_FIRST = "hints, paged-cached"
+"""Hints, under the policy that admits first who finds most cached; of the closed loop alone."""
 NAMES = {"lru": "use alone", "sessions": "session ids", "hints": "hints"}
 LINES = {
     "kept": ("", "everything kept"),
@@ -142,7 +144,8 @@ def simulated(path: str, seed: int, row: Row, keeps: Any, until_s: float | None)
         drawn(path, seed)[row.sessions],
         row.tiers(),
         cost_model,
-        keeps=keeps,
+        keeps="hints" if keeps == CACHED_FIRST else keeps,
+        policy="paged-cached" if keeps == CACHED_FIRST else "paged",
         longest_pause_s=LONGEST_PAUSE_S,
         max_tokens_per_step=BUDGET,
         until_s=until_s or float("inf"),
@@ -170,8 +173,9 @@ def main() -> None:
     for seed in arguments.seeds:
         for row in (ROWS[place] for place in arguments.rows):
             asked[f"{row.name} | {seed} | bounds"] = (bounds, arguments.trace, seed, row)
-            for keeps in KEEPS:
-                asked[f"{row.name} | {seed} | {keeps}"] = (simulated, arguments.trace, seed, row, keeps, None)
+            for keeps in (*KEEPS, CACHED_FIRST):
+                if keeps != CACHED_FIRST:
+                    asked[f"{row.name} | {seed} | {keeps}"] = (simulated, arguments.trace, seed, row, keeps, None)
                 if seed in arguments.timed_seeds:
                     name = f"{row.name} | {seed} | {keeps} timed"
                     asked[name] = (simulated, arguments.trace, seed, row, keeps, arguments.until)
@@ -251,7 +255,7 @@ def page(figures: dict[str, Any], about: dict[str, Any]) -> str:
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in ROWS:
-        for keeps in KEEPS:
+        for keeps in (*KEEPS, CACHED_FIRST):
             of = [
                 each
                 for name, each in figures.items()

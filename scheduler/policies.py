@@ -3,6 +3,7 @@ from, strategies.py has the class of each word, and `paged.study` registers more
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -35,7 +36,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     name             how it is called
     summary          one sentence for people
     order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by
-                     priority, then the tenant (Request.tenant) that was given least for its weight
+                     priority, then the tenant (Request.tenant) that was given least for its weight; "cached": by
+                     priority, then the request that finds most of its tokens cached
+    max_lead         with order cached, and needed there: seconds by which one may have come later and still pass another
     reservation      what each sequence asks for before it enters: "prompt": blocks of its prompt; "max": of prompt and
                      max_tokens; "expected": of prompt and expected_tokens, or max_tokens if unknown or reached
     foresight        what room admission asks for: "none": today's use; "predicted": the peak if outputs become as long
@@ -66,7 +69,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str = ""
-    order: Literal["priority", "fcfs", "fair"] = "priority"
+    order: Literal["priority", "fcfs", "fair", "cached"] = "priority"
+    max_lead: float | None = None
     reservation: Literal["prompt", "max", "expected"] = "prompt"
     foresight: Literal["none", "predicted", "expected"] = "none"
     known_outputs: int = 64
@@ -97,12 +101,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         for field, strategies, other, needed in _GOES_WITH:
             if (strategy := getattr(self, field)) in strategies and (got := getattr(self, other)) not in needed:
                 raise self._wrong(f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {got}.")
-        span, waste, stall = self.quantile_range, self.waste_target, self.stall_target
+        if (self.order == "cached") != (self.max_lead is not None):
+            raise self._wrong(
+                f"order cached needs max_lead, and no other order takes it; got {self.max_lead!r} with order {self.order}."
+            )
+        span, lead, waste, stall = self.quantile_range, self.max_lead, self.waste_target, self.stall_target
         is_span = isinstance(span, (tuple, list)) and len(span) == 2 and all(map(_is_share, span))
         for field, is_right, wanted in (
             ("chunked", isinstance(self.chunked, bool), "True or False"),
             ("watermark", _is_share(self.watermark) and self.watermark < 1, "a share of the pool in [0, 1)"),
             ("quantile_range", is_span and span[0] <= span[1], "two shares from 0 to 1, rising"),
+            (
+                "max_lead",
+                lead is None or (is_number(lead) and 0 <= lead < math.inf),
+                "a number of seconds of at least 0",
+            ),
             ("waste_target", waste is None or (_is_share(waste) and waste > 0), "in (0, 1], or None"),
             ("stall_target", stall is None or (_is_share(stall) and 0 < stall < 1), "in (0, 1), or None"),
             ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
@@ -135,6 +148,7 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="sarathi", summary="stall-free: decodes, then prompts that were begun, then new ones in small chunks; vLLM's memory", watermark=0.01, default_budget=512),
     _PAGED,
     msgspec.structs.replace(_PAGED, name="paged-fair", summary="the same, and tenants get shares of the tokens by their weights when they compete", order="fair"),
+    msgspec.structs.replace(_PAGED, name="paged-cached", summary="the same, and who finds most of its prompt cached comes first, before those that came up to ten minutes earlier", order="cached", max_lead=600.0),
 )}
 # fmt: on
 

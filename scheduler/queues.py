@@ -83,7 +83,7 @@ class OrderedQueue:
         """Keep no books of those that were admitted."""
 
     def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]:
-        orders = [state.order for state in self]
+        orders = [state.order for state in self._states[self._head :]]
         return [] if orders == sorted(orders) else ["11: the waiting queue is out of order."]
 
 

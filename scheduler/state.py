@@ -147,7 +147,7 @@ class State:
         max_total = capacity if limits.max_model_len is None else min(capacity, limits.max_model_len)
         looks_ahead = policy.foresight != "none"
         self.lengths = OutputLengths(max_total, policy.known_outputs if looks_ahead else 0)
-        self.queues = queues = Queues(self.order.queue(self.lengths))
+        self.queues = queues = Queues(self.order.queue(self.lengths, manager))
         self.waiting, self.running, self.away, self.idle = queues.waiting, queues.running, queues.away, queues.idle
         self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None

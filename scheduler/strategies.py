@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from paged.block_manager import Memory
 from paged.errors import InvalidConfig
 
 from .admission import Admission
+from .cached_queue import CachedQueue
 from .composition import Composition, DecodesFirst
 from .fair_queue import FairQueue
 from .foresight import OutputLengths
@@ -33,7 +35,7 @@ class Order:
         """Return the key of the `number`-th request, which came at `arrival`; smaller is sooner."""
         return (0, arrival, number)
 
-    def queue(self, lengths: OutputLengths) -> Queue:
+    def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
         """Return an empty queue for waiting requests, given the `lengths` of ended outputs."""
         return OrderedQueue()
 
@@ -51,8 +53,18 @@ class Fair(ByPriority):
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
 
-    def queue(self, lengths: OutputLengths) -> Queue:
+    def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
         return FairQueue(self._weights, lengths)
+
+
+class CachedFirst(ByPriority):
+    """Within a priority, the request first that finds most of its tokens cached; it came at most `lead` seconds later."""
+
+    def __init__(self, lead: float) -> None:
+        self._lead = lead
+
+    def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
+        return CachedQueue(memory, self._lead)
 
 
 class Strategies(NamedTuple):
@@ -66,6 +78,7 @@ class Strategies(NamedTuple):
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
     """Return the strategies of a policy, for a pool of so many blocks. Raises InvalidConfig."""
     orders = {"fcfs": Order(), "priority": ByPriority(), "fair": Fair(tenant_weights)}
+    orders["cached"] = CachedFirst(policy.max_lead or 0.0)
     drawn = Drawn(expected if policy.reservation == "expected" else most, is_counted=policy.layout == "counted")
     usual = Strategies(
         Reservation() if policy.reservation == "prompt" else drawn,

@@ -40,6 +40,7 @@ HostUs = Annotated[float, Option(min=0, metavar="µS", help="Of a step's copies 
 DiskBlocks = Annotated[int, Option(min=0, help="Blocks on a disk, which holds what was computed; 0: no disk.")]
 DiskGbps = Annotated[float, Option(metavar="GB/S", help="Gigabytes a second that the disk reads.")]
 DiskUs = Annotated[float, Option(min=0, metavar="µS", help="Of a read, before the first byte.")]
+PolicyName = Annotated[str, Option("--policy", metavar="POLICY", help="`paged policies` lists them.")]
 MaxTokens = Annotated[int, Option("--max-tokens-per-step", min=1, help="Token budget of a step.")]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.")]
 Html = Annotated[Path | None, Option("--html", help="Also write a page with plots.", show_default="none")]
@@ -63,6 +64,7 @@ def sessions(
     disk_blocks: DiskBlocks = 0,
     disk_gbps: DiskGbps = _TIERS.disk_bytes_per_s / 1e9,
     disk_us: DiskUs = _TIERS.disk_latency_s * 1e6,
+    policy: PolicyName = "paged",
     max_tokens_per_step: MaxTokens = 8192,
     max_sequences: MaxSequences = 64,
     check: Check = False,
@@ -109,6 +111,7 @@ def sessions(
             longest_pause_s=longest_pause,
             until_s=math.inf if until is None else until,
             token_bytes=roofline.kv_bytes_per_token,
+            policy=policy,
             max_tokens_per_step=max_tokens_per_step,
             max_sequences=max_sequences,
             check=check,

@@ -52,8 +52,23 @@ def waiting_order(rig: SchedulerRig) -> list[str]:
     """11: those who wait stand by priority, then by arrival; one that waits for tokens from the caller may stand anywhere."""
     arrival = {id: number for number, id in enumerate(rig.books)}
     waiting = [id for id in rig.scheduler.waiting_ids() if not rig.books[id].is_idle]
+    if getattr(getattr(rig.scheduler, "policy", None), "order", None) == "cached":
+        return beyond_lead(rig, waiting)
     expected = sorted(waiting, key=lambda id: (rig.books[id].request.priority, arrival[id]))
     return [f"11: the waiting stand as {waiting}, by priority and arrival {expected}"] if waiting != expected else []
+
+
+def beyond_lead(rig: SchedulerRig, standing: list[str]) -> list[str]:
+    """11, where the cached come first: they stand by priority, and in each none came more than the lead after one behind it."""
+    place = {id: (rig.books[id].request.priority, rig.arrivals[id]) for id in standing}
+    lead = rig.scheduler.policy.max_lead
+    wrong = [
+        (id, other)
+        for number, id in enumerate(standing)
+        for other in standing[number + 1 :]
+        if place[id][0] > place[other][0] or (place[id][0] == place[other][0] and place[id][1] > place[other][1] + lead)
+    ]
+    return [f"11: {wrong[0][0]} stands before {wrong[0][1]}: {place}, a lead of {lead}"] if wrong else []
 
 
 def states(rig: SchedulerRig) -> list[str]:

@@ -68,6 +68,8 @@ class SchedulerRig:
         self.past: set[str] = set()
         # How often each request was preempted: some policies reserve more for those that were.
         self.preempted: Counter[str] = Counter()
+        # When each request came.
+        self.arrivals: dict[str, float] = {}
         # How often one behind it came in before it.
         self.passed: Counter[str] = Counter()
         # What was guessed to come next of each sequence, for the batch that was scheduled last.
@@ -172,6 +174,7 @@ class SchedulerRig:
             self._fail_on(
                 [f"{request.id} was taken, and {waiting_to_run} waited already: no more may"] if is_over else []
             )
+            self.arrivals[request.id] = self.now
             # A used id comes last again: the order of the books is the order of arrival.
             self.books.pop(request.id, None)
             self.statuses.pop(request.id, None)

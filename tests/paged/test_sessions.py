@@ -229,6 +229,17 @@ def test_what_waits_at_the_end_counts_for_as_long_as_it_has(begun_of):
     assert (found.turns, run.ttft_of_each().tolist()) == (1, [13.0, 12.0])
 
 
+def test_who_finds_most_cached_may_come_first(begun_of):
+    # Two sessions, of which the device holds one. In order of arrival each turn evicts the other's.
+    turns = [request(5 * n, [[0, 3]], think=0.0) for n in range(3)]
+    begun = begun_of({0: turns, 1: turns})
+    found = {
+        policy: SessionRun(begun, Tiers(device_blocks=6), SECOND_A_TOKEN, keeps="lru", policy=policy).run()
+        for policy in ("paged", "paged-cached")
+    }
+    assert found["paged"].hit < found["paged-cached"].hit
+
+
 @pytest.mark.parametrize("keeps", KEEPS)
 def test_sessions_that_ship_break_no_rule_in_three_tiers(keeps):
     begun = draw_sessions(open_sessions("agents"), 3, random.Random(2), spread_s=30)

@@ -131,6 +131,8 @@ def policies(draw):
         fields["reservation"] = "prompt"
     if fields["reservation"] == "prompt" or fields["layout"] == "region":
         fields["layout"] = "blocks"
+    if fields["order"] == "cached":
+        fields["max_lead"] = draw(st.sampled_from([0.0, 3.0, 100.0]))
     usual = Policy(
         name="any",
         chunked=draw(st.booleans()),

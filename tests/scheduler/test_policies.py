@@ -13,7 +13,8 @@ from paged.scheduler import POLICIES, Costs, Policy, Scheduler
 from paged.scheduler.policies import _STRATEGIES, policy_named
 
 NAMES = (
-    *("vllm", "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi", "paged", "paged-fair"),
+    *("vllm", "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi"),
+    *("paged", "paged-fair", "paged-cached"),
     *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi"),
 )
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from paged import Batch, BlockManager, Costs, Request, Scheduler
 from paged.errors import InvalidConfig, SimulationStuck
-from paged.scheduler import Hint
+from paged.scheduler import Hint, Policy
 from paged.study.hardware import CostModel, Spans, StepWork, Tiling
 from paged.study.simulator.arrivals import Arrivals
 from paged.study.simulator.result import Percentiles
@@ -245,6 +245,7 @@ class SessionRun:
         longest_pause_s: float = 1800.0,
         until_s: float = math.inf,
         token_bytes: int = 131_072,
+        policy: str | Policy = "paged",
         max_tokens_per_step: int = 2048,
         max_sequences: int = 64,
         seed: int = 0,
@@ -275,6 +276,7 @@ class SessionRun:
         )
         self.scheduler = Scheduler(
             manager,
+            policy=policy,
             max_tokens_per_step=max(prompts) if self._is_bound else max_tokens_per_step,
             max_sequences=max_sequences,
             costs=step.costs(self._size),
