@@ -10,7 +10,7 @@ import numpy as np
 
 from .flights import Flights
 from .layout import Layout
-from .pool import NO_BLOCKS, Pool
+from .pool import NO_BLOCKS, Pool, Retentions
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Run
 from .tables import Tables
@@ -30,17 +30,17 @@ def violations_of(
 
 
 def _free_lists(pool: Pool) -> Iterator[str]:
-    plain, by_level = pool.free_blocks(), [queue.blocks() for queue in pool.queues]
-    cached = np.concatenate(by_level)
+    plain, by_level = pool.free_blocks(), {level: queue.blocks() for level, queue in pool.queues.items()}
+    cached = np.concatenate(list(by_level.values()))
     listed = np.concatenate([plain, cached])
     if len(set(listed.tolist())) != len(listed):
         yield f"1: a {pool.tier} block is in the free list twice."
-    for level, blocks in enumerate(by_level):
+    for level, blocks in by_level.items():
         kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
         if (kept != level).any():
             yield f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}."
     num_cached = len(pool.all_pages_of(cached))
-    if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues):
+    if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues.values()):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
     used = (pool.refs() > 0).nonzero()[0]
     pages = np.concatenate([plain, pool.all_pages_of(cached), pool.all_pages_of(used)])
@@ -165,7 +165,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield from _closed_run(run)
     num_nodes = Counter[int]()
     for place, pool in enumerate(index.pools):
-        yield from _residence(all_runs, place, pool)
+        yield from _residence(all_runs, place, pool, index.retentions)
         held = [blocks for run in all_runs if (blocks := run.blocks[place]) is not None]
         num_nodes[id(pool)] += sum(int(np.count_nonzero(blocks >= 0)) for blocks in held)
     for pool in index.pools:
@@ -174,7 +174,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield f"4: {carrying} {pool.tier} blocks carry a node; {num_nodes[id(pool)]} nodes say that they reside there."
 
 
-def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
+def _residence(runs: list[Run], place: int, pool: Pool, retentions: Retentions) -> Iterator[str]:
     holder: dict[int, Run] = {}
     for run in runs:
         blocks = run.blocks[place]
@@ -191,10 +191,10 @@ def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
             holder[block] = run
         if run.row < 0:
             kept = 0 * offsets if pool.level is None else pool.level[blocks[offsets]]
-            wanted = run.levels_of(offsets).tolist()
+            wanted = retentions.levels_of(place, run, offsets).tolist()
             if kept.tolist() != wanted:
                 yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}."
-    spans = [(blocks, nodes) for queue in pool.queues for blocks, nodes in queue.live() if nodes is not None]
+    spans = [(blocks, nodes) for queue in pool.queues.values() for blocks, nodes in queue.live() if nodes is not None]
     # Only those of the full group are queued as nodes.
     for listed, (run, first, stop) in spans if place < NUM_PLACES else ():
         there = run.blocks[place]

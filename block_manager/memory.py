@@ -71,9 +71,8 @@ class Memory:
         self.flights = Flights()
         # Without prefix caching no row reads or writes, and it stays empty.
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
-        self.index = PrefixIndex(
-            self.tables, self.flights, self.blocks, of_host, *(self.device, self.host) * len(layout.sides)
-        )
+        places = self.blocks, of_host, *(self.device, self.host) * len(layout.sides)
+        self.index = PrefixIndex(self.tables, self.flights, *places, host_gives_way=host_caching)
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
         # What windows, chunks and states keep; None without any.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged.base.arguments import logical_time
 from paged.errors import InvalidConfig, OutOfBlocks
 
-from .runs import DEVICE, Blocks, Run, Span, upwards
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Run, Span, upwards
 
 # Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
 Segment = tuple[int, Blocks, Span | None, int]
@@ -31,8 +31,9 @@ _REFERENCES = _CONTENT - 1
 _PATTERN = 1024
 _SOLE_WITH_CONTENT = np.full(_PATTERN, _CONTENT + 1, np.int64).tobytes()
 _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
-# Levels of retention, 0 for content that is not retained.
-_NUM_LEVELS = 4
+# In the order in which they go: of host blocks whose content the device has, too, and of retention, 0 for content without any.
+DOUBLED = -1
+_LEVELS = (DOUBLED, 0, 1, 2, 3)
 # A retention's number, and the runs that it is of, last one first.
 Retained = tuple[int, list[Run]]
 _Number = TypeVar("_Number", bound=np.integer)
@@ -65,7 +66,7 @@ class Pool:
         self.level: NDArray[np.int8] | None = None
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         numbers = itertools.count(1)
-        self.queues = [CachedQueue(self, numbers) for _ in range(_NUM_LEVELS)]
+        self.queues = {level: CachedQueue(self, numbers) for level in _LEVELS}
         self.num_free, self.num_cached = num_blocks, 0
         self._step = 0
         # Blocks evicted so far, and the sum of the steps that each was unused.
@@ -168,13 +169,13 @@ class Pool:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
         taken: list[Taken] = []
         gone = NO_BLOCKS
-        for queue in self.queues:
+        for level, queue in self.queues.items():
             if num_pages > 0 and queue.num_cached:
-                if queue is not self.queues[0] and self._choose is not None:
+                if level > 0 and self._choose is not None:
                     if taken:
                         # What goes already hangs off nothing any more.
                         gone, taken = np.concatenate([gone, self._forgotten(taken)]), []
-                    self._choose(self.queues.index(queue), num_pages)
+                    self._choose(level, num_pages)
                 parts, num, released = queue.take(num_pages, self._width)
                 taken += parts
                 num_pages -= num
@@ -242,7 +243,7 @@ class Pool:
             if self.level is None:
                 self.queues[0].num_cached -= num_cached
             else:
-                for level, count in enumerate(np.bincount(self.level[blocks[is_cached]]).tolist()):
+                for level, count in enumerate(np.bincount(self.level[blocks[is_cached]] - DOUBLED).tolist(), DOUBLED):
                     self.queues[level].num_cached -= count
         self.state[blocks] = state + 1
 
@@ -375,7 +376,7 @@ class Pool:
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks; none may be used."""
-        taken = [part for queue in self.queues for part in queue.take(self.num_blocks, self._width)[0]]
+        taken = [part for queue in self.queues.values() for part in queue.take(self.num_blocks, self._width)[0]]
         cached, self.num_cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _ in taken)]), 0
         self.state[cached] = 0
         self._put_free(cached[::-1])
@@ -483,10 +484,11 @@ class CachedQueue:
 
 class Retentions:
     """Content that is evicted later than the rest, for good or until a logical time. A retention raises the level, 0 to 3, of
-    a node and of all before it: no child is kept longer than its parent."""
+    a node and of all before it: no child is kept longer than its parent. If the `host_gives_way`, a host block is at the
+    lowest level while the device has its node, too, and back at the node's own when the device lets go of it."""
 
-    def __init__(self, pools: Sequence[Pool]) -> None:
-        self._pools = pools
+    def __init__(self, pools: Sequence[Pool], *, host_gives_way: bool = False) -> None:
+        self._pools, self.host_gives_way = pools, host_gives_way
         self.now = -np.inf
         self._next = 1
         # Of the retentions that end: a heap of when, and their number; and by number, their runs, last one first. What has
@@ -562,15 +564,23 @@ class Retentions:
         self._runs.clear()
         self.next_end = np.inf
 
+    def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
+        """int8 [n]: the level of each node's block in a place."""
+        levels = run.levels_of(offsets)
+        if self.host_gives_way and place % NUM_PLACES == HOST and len(offsets):
+            is_here = run.blocks_in(place - HOST, 0, offsets.item(-1) + 1)[offsets] >= 0
+            levels[is_here | (run.row >= 0)] = DOUBLED
+        return levels
+
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it
         closes. `renewed`, (last node, level): blocks up to it at this level become newest, so that no child outlives
         its parent. Windows and states are older than the full blocks that they are of no use without."""
-        for pool, there in reversed(list(zip(self._pools, run.blocks, strict=True))):
+        for place, (pool, there) in reversed(list(enumerate(zip(self._pools, run.blocks, strict=True)))):
             if there is None:
                 continue
             offsets = (there >= 0).nonzero()[0]
-            blocks, levels = there[offsets], run.levels_of(offsets)
+            blocks, levels = there[offsets], self.levels_of(place, run, offsets)
             changed = levels != (0 if pool.level is None else pool.level[blocks])
             if renewed is not None:
                 changed |= (offsets <= renewed[0]) & (levels == renewed[1])

@@ -40,13 +40,15 @@ NOTHING = Match([], 0, -1)
 
 
 class PrefixIndex:
-    def __init__(self, tables: Tables, flights: Flights, device: Pool, host: Pool, *sides: Pool) -> None:
-        """`sides`: device and host of each. They lie in one pool a tier."""
+    def __init__(
+        self, tables: Tables, flights: Flights, device: Pool, host: Pool, *sides: Pool, host_gives_way: bool = False
+    ) -> None:
+        """`sides`: device and host of each. They lie in one pool a tier. `host_gives_way`: see `Retentions`."""
         self._tables = tables
         self._flights = flights
         # By place.
         self.pools = (device, host, *sides)
-        self.retentions = Retentions(self.pools)
+        self.retentions = Retentions(self.pools, host_gives_way=host_gives_way)
         self._block_size = tables.block_size
         self.block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
@@ -397,10 +399,17 @@ class PrefixIndex:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run, place)
         run.put(place, first, blocks)
-        if run.retained:
-            self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
+        if run.retained or self.retentions.host_gives_way:
+            offsets = np.arange(first, first + len(blocks))
+            self.pools[place].set_levels(blocks, self.retentions.levels_of(place, run, offsets))
+            self._set_host_levels(place, run)
         if self.log is not None and not run.is_end:
             self.log.changed([run])
+
+    def _set_host_levels(self, place: int, run: Run) -> None:
+        """Set levels on the host after a change of what this place, if it is one of the device, has of the run."""
+        if place % NUM_PLACES == DEVICE and run.blocks[place + HOST] is not None:
+            self.retentions.apply_to(run)
 
     def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
         """Draw a block in a place for each of these nodes, int64 [n], the last node first."""
@@ -636,6 +645,8 @@ class PrefixIndex:
             if is_main:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
             run.drop(place, first, stop)
+            if self.retentions.host_gives_way:
+                self._set_host_levels(place, run)
             if are_sides:
                 run.note_evicted(place - place % NUM_PLACES, first, stop)
             elif self.has_sides:

@@ -76,17 +76,15 @@ class Offload:
         start, there = 0, place + HOST
         for run, first, stop in leaving:
             its, start = sources[start : start + stop - first], start + stop - first
-            if run.num_there(there, first, stop) == stop - first:
-                self._hold(there, self._index.blocks_of(there, [(run, first, stop)]))
-            elif not run.is_any_there(there, first, stop):
-                self._copy_out(place, run, first, stop, its)
-            else:
-                # One by one, because room for one may be made by evicting another.
-                for at in range(stop - 1, first - 1, -1):
-                    if (block := run.block(there, at)) >= 0:
-                        self._hold(there, np.array([block]))
-                    else:
-                        self._copy_out(place, run, at, at + 1, its[stop - 1 - at : stop - at])
+            while stop > first:
+                # Stretch by stretch from the end, because room for one may be made by evicting another.
+                blocks = run.blocks_in(there, first, stop)
+                begin, _ = stretches((blocks >= 0) == (blocks[-1] >= 0))[-1]
+                if blocks[-1] >= 0:
+                    self._hold(there, blocks[begin:])
+                else:
+                    self._copy_out(place, run, first + begin, stop, its[: stop - first - begin])
+                its, stop = its[stop - first - begin :], first + begin
 
     def _hold(self, place: int, blocks: Blocks) -> None:
         self._index.pools[place].hold(blocks)

@@ -42,6 +42,9 @@ class NaiveContent:
         self.device.level = self.host.level = self.level
         if host_caching:
             self.device.leave = self._offload
+            # What the device has, too, goes first on the host; what it has no more counts as used then.
+            self.host.level = lambda node: -1 if node in self.device.resident else self.level(node)
+            self.device.moved = self.host.touch
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -124,7 +127,8 @@ class NaiveContent:
     def _touch(self, nodes: list[Node]) -> None:
         for node in reversed(nodes):
             self.device.touch(node)
-            self.host.touch(node)
+            if not self.host_caching or node not in self.device.resident:
+                self.host.touch(node)
 
     def living_nodes(self) -> set[Node]:
         """Nodes that reside in a tier, pending or not, or have one below them that does."""

@@ -33,8 +33,9 @@ class NaivePool:
         # Residences that are not confirmed, with the batch that computes them.
         self.pending: dict[Node, int] = {}
         self.evicted = self.evicted_pending = 0
-        # Called with each block whose content is forgotten here.
+        # Called with each block whose content is forgotten here; and with each node that begins or ceases to reside here.
         self.leave: Callable[[Block], None] | None = None
+        self.moved: Callable[[Node], None] = lambda node: None
         # How long content is to be kept: the lowest goes first.
         self.level: Callable[[Node | None], int] = lambda node: 0
 
@@ -67,11 +68,14 @@ class NaivePool:
             self.cached.remove(oldest)
             del self.resident[oldest.node]
             self.pending.pop(oldest.node, None)
+            self.moved(oldest.node)
         return Block(refs=1)
 
     def carry(self, node: Node, block: Block, batch: int | None) -> None:
         """The node resides in the block, pending on a batch that is out, or confirmed (None)."""
-        self.resident[node], block.node = block, node
+        is_new, self.resident[node], block.node = node not in self.resident, block, node
+        if is_new:
+            self.moved(node)
         if batch is not None:
             self.pending[node] = batch
 

@@ -19,7 +19,11 @@ def snapshot(manager: Any) -> Any:
         "rows": {row: _row(memory, row) for row in memory.tables.live_rows.tolist()},
         "contents": [manager.cached_contents("device"), manager.cached_contents("host")],
         "tiers": [
-            (pool.refs().tolist(), pool.free_blocks().tolist(), [queue.blocks().tolist() for queue in pool.queues])
+            (
+                pool.refs().tolist(),
+                pool.free_blocks().tolist(),
+                [queue.blocks().tolist() for queue in pool.queues.values()],
+            )
             for pool in (memory.device, memory.host)
         ],
         "figures": manager.stats(),

@@ -138,3 +138,71 @@ def test_what_left_in_a_call_and_comes_back_in_the_next_is_copied_from_where_it_
     assert sorted(moves.device_to_host[:, 0].tolist()) == sorted(before[0] + before[1])
     assert moves.host_to_device[:, 1].tolist() == [block for row in rows for block in manager.table(row).tolist()]
     manager.free(rows)
+
+
+@pytest.fixture
+def sixfold():
+    """Six prompts of three blocks, which share nothing."""
+    return [[first + at for at in range(12)] for first in range(100, 700, 100)]
+
+
+def there(manager, tokens):
+    hit = manager.lookup([*tokens, 1])
+    return hit.num_tokens, hit.host_tokens
+
+
+def load(manager, tokens):
+    """Bring these tokens back from the host, and let them go."""
+    row = manager.add([*tokens, 1])
+    moves = manager.take_moves()
+    manager.free([row])
+    return moves
+
+
+def test_device_and_host_together_hold_as_many_different_blocks_as_they_have(make_manager, serve, sixfold):
+    manager = make_manager(6, 4, host_blocks=9, host_caching=True)
+    a, b, c, d, e, _ = sixfold
+    for tokens in (a, b, c, d):
+        serve(manager, tokens)
+    load(manager, a)
+    # The device has A and D, the host A, B and C. D goes there now, in place of A, which was used last.
+    serve(manager, e)
+    assert [there(manager, tokens) for tokens in (a, b, c, d, e)] == [(12, 0), (0, 12), (0, 12), (0, 12), (12, 0)]
+
+
+def test_what_the_device_lets_go_is_not_copied_again_and_counts_as_used_then(make_manager, serve, sixfold):
+    manager = make_manager(3, 4, host_blocks=9, host_caching=True)
+    a, b, c, d, e, _ = sixfold
+    for tokens in (a, b, c):
+        serve(manager, tokens)
+    load(manager, a)
+    assert len(serve(manager, d).device_to_host) == 0
+    serve(manager, e)
+    assert [there(manager, tokens) for tokens in (a, b, c, d, e)] == [(0, 12), (0, 0), (0, 12), (0, 12), (12, 0)]
+
+
+def test_raised_content_whose_copy_has_left_the_host_is_raised_there_when_it_comes_back(make_manager, serve, sixfold):
+    manager = make_manager(6, 4, host_blocks=9, host_caching=True)
+    a, b, c, d, e, f = sixfold
+    for tokens in (a, b, c, d):
+        serve(manager, tokens)
+    manager.retain(a, priority=2)
+    load(manager, a)
+    assert manager.host.levels.max() == 0
+    serve(manager, e)
+    serve(manager, [*f, *range(12)])
+    assert (there(manager, a), np.count_nonzero(manager.host.levels == 2)) == ((0, 12), 3)
+    for first in range(1_000, 1_700, 100):
+        serve(manager, [first + at for at in range(12)])
+    assert there(manager, a) == (0, 12)
+
+
+def test_content_that_is_computed_again_goes_first_on_the_host_from_then_on(make_manager, serve, sixfold):
+    manager = make_manager(6, 4, host_blocks=9, host_caching=True)
+    a, b, c, d, e, _ = sixfold
+    manager.load_where(lambda start, stop: False)
+    for tokens in (a, b, c, d, b):
+        serve(manager, tokens)
+    # The device has D and B, the host A, B and C.
+    serve(manager, e)
+    assert [there(manager, tokens) for tokens in (a, b, c, d, e)] == [(0, 12), (12, 0), (0, 12), (0, 12), (12, 0)]

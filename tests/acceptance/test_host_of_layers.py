@@ -71,6 +71,16 @@ def test_a_window_brings_only_the_blocks_that_it_reaches_back_to(make, serve):
     assert (start, copies["host_to_device"]) == (12, 5)
 
 
+def test_pages_of_full_blocks_and_windows_that_the_device_has_too_go_first_on_the_host(make, serve):
+    scheduler = make(10, [FULL, WINDOW], host_blocks=16)
+    a, b, c, d = (list(range(first, first + 12)) for first in (0, 100, 200, 300))
+    for prompt in (a, b, c, [*a, 9], d):
+        serve(scheduler, prompt)
+    # For what D drives out pages of A made room on the host, which the device had; B, which was used before, is whole.
+    found = [scheduler.manager.lookup([*prompt, 9]) for prompt in (a, b, c, d)]
+    assert [(hit.num_tokens, hit.host_tokens) for hit in found] == [(0, 12), (0, 12), (0, 12), (12, 0)]
+
+
 def test_what_a_window_passed_and_kept_while_pages_were_free_does_not_go_to_the_host(make, serve):
     scheduler = make(10, [FULL, WINDOW])
     serve(scheduler, [*A, 8, 9, 10, 11])
