@@ -29,9 +29,9 @@ SCHEDULER_SHARES = {
     0.1: "preempted by recompute, cancel with full blocks, abort in flight, several outstanding, several sampled, none sampled, "
     "cancel behind another, drafts accepted, drafts rejected, load",
     0.05: "became paused, several tokens refused, finish, fork",
-    0.02: "a cancel without moves refused, too many outstanding",
+    0.02: "too many outstanding",
     0.01: "preempted by swap, swapped in, shared in flight, follow",
-    0.005: "preempted in flight, delivered elsewhere",
+    0.005: "preempted in flight, delivered elsewhere, a cancel without moves refused",
 }
 MACHINES = {"manager": (ManagerMachine, 240, MANAGER_SHARES), "scheduler": (SchedulerMachine, 180, SCHEDULER_SHARES)}
 
