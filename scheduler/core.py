@@ -4,26 +4,23 @@ one that begins while another runs is refused."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import chain, islice
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from paged import errors
 from paged.base.arguments import (
     UNLIMITED,
     Tokens,
-    checked_flag,
     checked_integer,
-    count_of,
     finite_time,
     is_integer,
-    is_real,
     latest_time,
     token_array,
     vocabulary_error,
@@ -36,7 +33,8 @@ from . import admission, ending
 from .batch import Batch, Output, Outputs, SchedulerStats
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated_drafts
-from .hints import Hint, HintOutcome, checked_cap, checked_hint
+from .fields import Finite, checked_fields, converted
+from .hints import Hint, HintOutcome, checked_hint
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
@@ -48,28 +46,19 @@ from .strategies import strategies_of
 from .views import Explanation, Outlook, PrefixExplanation, RequestView, explain, explain_prefix, outlook, view_of
 
 
-def _checked_count(name: str, value: Any) -> int:
-    return count_of(checked_integer(name, value, 1))
-
-
 def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
-    if weights is None:
-        return {}
+    weights = {} if weights is None else weights
     if not isinstance(weights, Mapping):
         raise errors.InvalidConfig(f"tenant_weights has to map names to numbers, or None; got {weights!r}.")
-    for name, weight in weights.items():
-        if not isinstance(name, str):
-            raise errors.InvalidConfig(f"tenant_weights: a tenant's name has to be a string; got {name!r}.")
-        if not is_real(weight) or not 0 < weight < math.inf:
-            raise errors.InvalidConfig(
-                f'tenant_weights: tenant "{name}" needs a finite weight above 0; got {weight!r}.'
-            )
     if weights and policy.order != "fair":
         raise errors.InvalidConfig(
             f'tenant_weights have no effect under policy {policy.name}, whose order is "{policy.order}"; take one whose order is "fair", such as '
             "paged-fair."
         )
-    return {name: float(weight) for name, weight in weights.items()}
+    return {
+        converted("a tenant of tenant_weights", name, str): converted(f'the weight of tenant "{name}"', weight, Finite)
+        for name, weight in weights.items()
+    }
 
 
 class Scheduler(Uncopyable):
@@ -123,21 +112,11 @@ class Scheduler(Uncopyable):
     ) -> None:
         if not isinstance(manager, BlockManager):
             raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
-        most = manager.num_blocks - 1
-        limits = Limits(
-            max_tokens_per_step=_checked_count("max_tokens_per_step", max_tokens_per_step),
-            max_sequences=_checked_count("max_sequences", max_sequences),
-            max_model_len=None if max_model_len is None else _checked_count("max_model_len", max_model_len),
-            max_waiting=None if max_waiting is None else _checked_count("max_waiting", max_waiting),
-            max_chunk=UNLIMITED if max_chunk is None else _checked_count("max_chunk", max_chunk),
-            vocabulary_size=None if vocabulary_size is None else _checked_count("vocabulary_size", vocabulary_size),
-            max_outstanding=_checked_count("max_outstanding", max_outstanding),
-            resumes_known=checked_flag("resumes_known", resumes_known),
-            max_pinned=checked_cap("max_pinned", max_pinned, most),
-            max_pinned_per_tenant=checked_cap("max_pinned_per_tenant", max_pinned_per_tenant, most),
-            max_cached_per_tenant=checked_cap("max_cached_per_tenant", max_cached_per_tenant, UNLIMITED),
-            remember_evicted=checked_integer("remember_evicted", remember_evicted, 0, UNLIMITED),
-        )
+        max_chunk = UNLIMITED if max_chunk is None else max_chunk
+        limits = Limits(**checked_fields(Limits, locals()))
+        most = Annotated[int, Meta(ge=0, le=manager.num_blocks - 1)]
+        converted("max_pinned", limits.max_pinned, most)
+        converted("max_pinned_per_tenant", limits.max_pinned_per_tenant, most | None)
         if costs is not None and not isinstance(costs, Costs):
             raise errors.InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
         chosen = policy_named(policy)
@@ -433,7 +412,7 @@ class Scheduler(Uncopyable):
     def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
         """Return up to `limit` sessions whose ids begin with `prefix`: those that began, or whose turns ended, last first. Raises
         InvalidConfig."""
-        most, found = checked_integer("limit", limit, 0, 2**62), reversed(self._state.hints.sessions.by_id)
+        most, found = checked_integer("limit", limit, 0, UNLIMITED), reversed(self._state.hints.sessions.by_id)
         return [self.session(each) for each in islice((each for each in found if each.startswith(prefix)), most)]
 
     @property
@@ -478,7 +457,7 @@ class Scheduler(Uncopyable):
 
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
-        most, queues = checked_integer("limit", limit, 0, 2**62), self._state.queues
+        most, queues = checked_integer("limit", limit, 0, UNLIMITED), self._state.queues
         every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
         return [view_of(self._state, request) for request in islice(every, most)]
 
