@@ -477,22 +477,13 @@ class Scheduler(Uncopyable):
         return (self._state.ended[request_id][0] if request is None else request.status).value
 
     def counts(self) -> dict[str, int]:
-        """Return requests by state, those that wait for append() as waiting; submitted is the sum of the others."""
+        """Return requests by state: waiting ones with those that wait for append(), running ones with followers. `submitted` is
+        the sum of the others."""
         state, stats = self._state, self._state.stats
         num = Counter(request.status.value for request in state.away)
-        num.update(waiting=self.num_waiting, running=self.num_running)
+        num.update(waiting=state.waiting.num + len(state.idle), running=state.running.num)
         num.update(finished=stats.finished, rejected=stats.rejected, aborted=stats.aborted)
         return {"submitted": self._num_added} | {status.value: num[status.value] for status in Status}
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without a row, those that wait for append() included."""
-        return self._state.waiting.num + len(self._state.idle)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that run, followers included."""
-        return self._state.running.num
 
     @property
     def num_reserved(self) -> int:

@@ -28,7 +28,8 @@ def test_every_request_that_is_alive_is_listed_once_and_in_order(policy):
     has_been_away = False
     for scheduler in run(policy, 3):
         views = scheduler.requests(100)
-        running, away = scheduler.num_running, len(views) - scheduler.num_running - scheduler.num_waiting
+        counts = scheduler.counts()
+        running, away = counts["running"], len(views) - counts["running"] - counts["waiting"]
         has_been_away = has_been_away or away > 0
         assert [view.id for view in views[:running]] == scheduler.running_ids()
         assert [view.id for view in views[running + away :]] == scheduler.waiting_ids()

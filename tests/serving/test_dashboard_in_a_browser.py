@@ -35,7 +35,7 @@ def load():
     while True:
         found.step()
         alive = found.watcher.snapshot().requests
-        if any(each.preemptions for each in alive) and found.engine.scheduler.num_waiting > 3:
+        if any(each.preemptions for each in alive) and found.engine.scheduler.counts()["waiting"] > 3:
             return found
 
 

@@ -24,7 +24,7 @@ from .watched import Load, WatchedServer  # noqa: TID252
 def load():
     """A load in which some wait and some were preempted."""
     found = Load(seed=3, num_blocks=96, num_clients=20, longest=120, host_blocks=16)
-    while not (found.engine.scheduler.num_waiting and found.engine.scheduler.stats().preemptions):
+    while not (found.engine.scheduler.counts()["waiting"] and found.engine.scheduler.stats().preemptions):
         found.step()
     return found
 
