@@ -14,7 +14,6 @@ from .composition import place_chunk
 from .ending import end_request
 from .policies import Policy
 from .preemption import preempt
-from .queues import Queues
 from .request import LENGTH, RequestState, Status, wrong
 from .state import Limits, State, Step
 
@@ -70,10 +69,6 @@ class Admission:
 
     def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
         """Prepare for the admission of these waiting requests while nothing runs."""
-
-    def reason(self, queues: Queues) -> str | None:
-        """Return why requests wait though there is room for them; None if they do not."""
-        return None
 
 
 def shut(state: State, step: Step, request: RequestState | None = None) -> None:

@@ -11,7 +11,6 @@ from itertools import chain, islice
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from paged import errors
@@ -270,11 +269,10 @@ class Scheduler(Uncopyable):
         BatchError (a later batch has moved) or InvalidRequest, changing nothing."""
         if not self._is_out(batch, -1, "cancelled"):
             return
-        if not isinstance(moved, (bool, np.bool_)):
-            raise errors.InvalidRequest(f"moved has to be True or False; got {moved!r}.")
-        self._state.carried.check_cancel(batch, bool(moved))
+        has_moved = converted("moved", moved, bool, errors.InvalidRequest)
+        self._state.carried.check_cancel(batch, has_moved)
         self._state.outstanding.end(batch)
-        ending.cancel(self._state, batch, bool(moved))
+        ending.cancel(self._state, batch, has_moved)
         self._raise_violations()
 
     @alone

@@ -14,7 +14,7 @@ from .fair_queue import FairQueue
 from .foresight import OutputLengths
 from .policies import Policy
 from .preemption import FewestBlocks, Swaps, Victims
-from .queues import Key, OrderedQueue, Queue
+from .queues import Key, Queue
 from .request import Request
 from .reservations import Drawn, Reservation, expected, most
 
@@ -35,7 +35,7 @@ class Order:
 
     def queue(self, lengths: OutputLengths) -> Queue:
         """Return an empty queue for waiting requests, given the `lengths` of ended outputs."""
-        return OrderedQueue()
+        return Queue()
 
 
 class ByPriority(Order):
