@@ -25,6 +25,7 @@ from paged.base.arguments import (
     vocabulary_error,
 )
 from paged.base.copying import Uncopyable
+from paged.base.fields import Finite, checked_fields, converted
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
 
@@ -32,7 +33,6 @@ from . import admission, ending
 from .batch import Batch, Output, Outputs, SchedulerStats
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated_drafts
-from .fields import Finite, checked_fields, converted
 from .hints import Hint, HintOutcome, checked_hint
 from .packing import Packer
 from .policies import Costs, Policy, policy_named

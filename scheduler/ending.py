@@ -20,7 +20,6 @@ from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage
 from .rows import Counts, Rows, kept_of
 from .state import State
 
-_NO_TOKENS: Tokens = np.empty(0, np.int32)
 _INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
@@ -29,9 +28,7 @@ _FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
     """Return the new tokens of a batch, int32 [sum]. Raises WrongTokens."""
     try:
-        return tokens_below(token_ids, vocabulary_size) if len(token_ids) else _NO_TOKENS
-    except TypeError:
-        raise _wrong(batch, f"token_ids has to be a sequence; got {token_ids!r}.") from None
+        return tokens_below(token_ids, vocabulary_size)
     except InvalidTokens as error:
         raise _wrong(batch, str(error)) from None
 

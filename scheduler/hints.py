@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from paged.base.arguments import token_array
+from paged.base.fields import Finite, Level, Name, checked_fields
 from paged.base.words import counted
 from paged.block_manager import Blocks, Memory, Node, Retained, Run, Span, first_of, num_nodes
 from paged.errors import InvalidHint, InvalidNamespace, InvalidTokens
 
-from .fields import Finite, Level, Name, checked_fields
 from .request import RequestState, Retention, request_root
 from .sessions import REMEMBERED, Session, Sessions, WaitsFor
 

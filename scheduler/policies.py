@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from paged.base.fields import AtLeast0, AtLeast1, Name, checked_fields
 from paged.errors import InvalidConfig, UnknownPolicy
-
-from .fields import AtLeast0, AtLeast1, Name, checked_fields
 
 # Words that need one of certain words in another field. A region is released whole.
 _GOES_WITH = (

@@ -11,10 +11,9 @@ import numpy as np
 from msgspec import Meta
 
 from paged.base.arguments import UNLIMITED, Tokens, keep_at_error, tokens_below
+from paged.base.fields import AtLeast0, AtLeast1, Level, Name, checked_fields
 from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidNamespace, InvalidRequest, InvalidTokens
-
-from .fields import AtLeast0, AtLeast1, Level, Name, checked_fields
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 _NO_NAMESPACE = root_prefix(None)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paged.base.arguments import Tokens
+from paged.base.fields import AtLeast0, AtLeast1
 from paged.block_manager import Memory, Moves
 from paged.block_manager.moves import NO_MOVES
 
 from .batch import Output, SchedulerStats
-from .fields import AtLeast0, AtLeast1
 from .foresight import Foresight, OutputLengths
 from .hints import Hints, Quotas
 from .outstanding import CarriedCopies, Outstanding

@@ -1,4 +1,4 @@
-"""Checks of what callers give by the annotations of structs, where a field's type and limits stand, and once."""
+"""Checks of what callers give by the annotations of structs, where a field's type and limits stand. No part of block_manager imports it."""
 
 from __future__ import annotations
 
