@@ -26,11 +26,6 @@ class Left(NamedTuple):
     sequence: int
     is_void: bool
 
-    @property
-    def row(self) -> int:
-        """Its row now; -1: it has none, or is void."""
-        return -1 if self.is_void else self.request.rows[self.sequence]
-
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The scheduler's own record of a batch, which no engine can change. owner identifies the scheduler. rows int64 [n],

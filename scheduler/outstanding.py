@@ -34,18 +34,18 @@ class Awaited:
         self.is_undecided = np.zeros(num_rows, np.bool_)
         for batch in batches:
             ticket, places = batch.ticket, batch.ticket.places_sampled()
-            rows = ticket.rows[places]
-            if ticket.gone:
-                # Samples of sequences that have another row by now.
-                left = [
-                    (place, left.row) for place, left in ticket.gone.items() if ticket.samples[place] and left.row >= 0
-                ]
-                places, rows = np.concatenate([np.array([places, rows]).T, np.array(left, np.int64).reshape(-1, 2)]).T
-            self.num[rows] += 1
-            self.batch[rows] = batch.number
-            self.place[rows] = places
-            if ticket.draft_counts is not None:
-                self.is_undecided[rows] |= ticket.draft_counts[places] > 0
+            self._note(batch, ticket.rows[places], places)
+            for place, left in ticket.gone.items():
+                row = left.request.rows[left.sequence]
+                if not left.is_void and ticket.samples[place] and row >= 0:
+                    self._note(batch, np.array([row]), np.array([place]))
+
+    def _note(self, batch: Batch, rows: Rows, places: Counts) -> None:
+        self.num[rows] += 1
+        self.batch[rows] = batch.number
+        self.place[rows] = places
+        if batch.ticket.draft_counts is not None:
+            self.is_undecided[rows] |= batch.ticket.draft_counts[places] > 0
 
 
 class Outstanding:
