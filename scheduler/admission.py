@@ -141,7 +141,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
-        state.queues.run(request)
+        state.queues.run(request, state.stats.steps)
         is_whole = found + count == len(known)
         step.note_chunk(request, row, found, count, is_whole=is_whole)
         if not is_whole:
@@ -188,7 +188,7 @@ def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
     """Run a request that has rows, and place those that are not placed yet."""
-    state.start_running(request)
+    state.queues.run(request, state.stats.steps)
     manager, rows = state.manager, request.live_rows
     follows, is_whole = None, not (request in state.books.bounded or state.reservation.is_counted)
     for row in rows:

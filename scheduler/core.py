@@ -333,7 +333,7 @@ class Scheduler(Uncopyable):
         else:
             request.extend(sequence, array)
             request.note_first_key(state.manager.content.first_key(request.first_tokens, request.root))
-        state.running.unsettle()
+        state.running.take_steady()
         state.columns.advance_unevenly()
         state.queues.reopen()
         state.columns.note_sampled(request, sequence, has_sampled=False)
@@ -372,7 +372,7 @@ class Scheduler(Uncopyable):
         request.await_load(0)
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.reservation.blocks_drawn(state.books, request, 0))
-        state.start_running(request)
+        state.queues.run(request, state.stats.steps)
 
     @alone
     def hint(self, hint: Hint, now: float = 0.0) -> HintOutcome:
@@ -405,7 +405,7 @@ class Scheduler(Uncopyable):
         sessions = self._state.hints.sessions
         if not isinstance(session_id, str) or session_id not in sessions.by_id:
             raise errors.UnknownSession(session_id)
-        return sessions.view_of(sessions.by_id[session_id], self._state.hints.pinned_of(session_id))
+        return sessions.view_of(sessions.by_id[session_id], self._state.hints.num_pinned(session_id))
 
     def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
         """Return up to `limit` sessions whose ids begin with `prefix`: those that began, or whose turns ended, last first. Raises
@@ -421,7 +421,7 @@ class Scheduler(Uncopyable):
     @property
     def num_pinned(self) -> int:
         """Blocks that hints have pinned."""
-        return self._state.hints.num_pinned
+        return self._state.hints.num_pinned()
 
     @alone
     def saved(self, request_id: str) -> None:
@@ -441,17 +441,14 @@ class Scheduler(Uncopyable):
             self._known(request_id)
         return saving.get(request_id, NO_ROWS).copy()
 
-    def explain(self, request_id: str) -> Explanation:
-        """Return why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
-        return explain(self._state, request_id, self._known(request_id))
+    def explain(self, request_id: str, *, with_holders: bool = True) -> Explanation:
+        """Return why the request is not running: blocks needed and free, and, which costs most, who holds blocks and what
+        its layers hold. Raises UnknownRequest."""
+        return explain(self._state, request_id, self._known(request_id), with_holders=with_holders)
 
     def outlook(self) -> Outlook:
         """Return who runs and who waits, without requests that wait for append(); input of `paged.engine.forecast`."""
         return outlook(self._state)
-
-    def reason(self, request_id: str) -> str:
-        """Return the sentence of `explain` alone, at less cost. Raises UnknownRequest."""
-        return explain(self._state, request_id, self._known(request_id), with_holders=False).reason
 
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""

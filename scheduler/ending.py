@@ -226,7 +226,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     state.stats.count("output_tokens", count)
     if row >= 0:
         state.manager.append_row(row, new)
-        state.running.unsettle()
+        state.running.take_steady()
     else:
         request.extend(sequence, new)
         state.columns.note_sampled(request, sequence, has_sampled=False)
@@ -245,7 +245,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     state.queues.reopen()
-    state.running.unsettle()
+    state.running.take_steady()
     for row, lost in rolled_back.items():
         request = state.columns.owner[row]
         request.count("hit_tokens", -lost)

@@ -122,7 +122,8 @@ class Foresight:
         self._knows = policy.foresight == "expected"
         # The quantile adapted to all that has ended, and what it is without waste at its target.
         self.quantile = self._base = policy.quantile
-        self._next_look = 0
+        # The step from which it is looked again who fits.
+        self.next_look = 0
         self._moment: tuple[int, int, int, int, float] | None = None
         self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0
         self._seen = (0, 0)
@@ -165,17 +166,12 @@ class Foresight:
         # A result from between two steps is stale.
         self._moment = None
         steps, num_running = self._stats.steps, self._books.queues.running.num_rows
-        if not num_placed or steps >= self._next_look:
+        if not num_placed or steps >= self.next_look:
             return True
-        return not was_shut and steps >= self._next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
+        return not was_shut and steps >= self.next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
 
     def note_none_fits(self) -> None:
-        self._next_look = self._stats.steps + STRIDE
-
-    @property
-    def steps_left(self) -> int:
-        """Steps until the next look."""
-        return max(0, self._next_look - self._stats.steps)
+        self.next_look = self._stats.steps + STRIDE
 
     def fits(self, request: RequestState) -> bool:
         """Whether the pool holds it and all admitted requests at their peak; True for the first few requests."""

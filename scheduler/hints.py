@@ -222,19 +222,17 @@ class Hints:
             self._unpin(pin.target, pin.tenant)
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
-    @property
-    def num_pinned(self) -> int:
-        return sum(len(pin.blocks) for pin in self.pins)
-
-    def pinned_of(self, session_id: str) -> int:
-        return sum(len(pin.blocks) for pin in self.pins if pin.target == ("session", session_id))
+    def num_pinned(self, *sessions: str) -> int:
+        """Return the blocks that hints have pinned, or those of hints that name these sessions."""
+        wanted = [("session", each) for each in sessions]
+        return sum(len(pin.blocks) for pin in self.pins if not sessions or pin.target in wanted)
 
     def _until(self, hint: Hint) -> float:
-        return math.inf if hint.lasts is None else self.sessions.now + hint.lasts
+        return math.inf if hint.lasts is None else self.sessions.now() + hint.lasts
 
     def violations(self, sessions: list[str]) -> list[str]:
         """What is wrong, with the sessions of live requests."""
-        num = self.num_pinned
+        num = self.num_pinned()
         found = [f"8: {num} blocks are pinned; {self._max_pinned} may be."] if num > self._max_pinned else []
         return found + self.sessions.violations(sessions)
 

@@ -98,7 +98,8 @@ class Queues:
         """A request ended, came, or may need less."""
         self.is_shut = False
 
-    def run(self, request: RequestState) -> None:
+    def run(self, request: RequestState, step: int) -> None:
+        request.resume(step)
         self.running.add(request)
         request.become(Status.RUNNING)
 

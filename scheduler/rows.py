@@ -285,12 +285,8 @@ class Running:
         if rows is self._rows and not (self._joined or self._is_stale) and len(self._left) == len(rows) - len(stay):
             self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 
-    def unsettle(self) -> None:
-        """Forget what `settle` remembers: a row has other tokens."""
-        self.steady = None
-
     def take_steady(self) -> tuple[Rows, Counts, Counts] | None:
-        """Return what `settle` remembers, once."""
+        """Return what `settle` remembers, and forget it: a row may have other tokens."""
         steady, self.steady = self.steady, None
         return steady
 

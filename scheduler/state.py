@@ -151,10 +151,6 @@ class State:
         self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
-    def start_running(self, state: RequestState) -> None:
-        state.resume(self.stats.steps)
-        self.queues.run(state)
-
     def set_now(self, now: float) -> None:
         self.now = now
 

@@ -131,7 +131,7 @@ def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
     return held, sum(map(manager.tiers.pages_on_host, rows))
 
 
-def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool = True) -> Explanation:
+def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool) -> Explanation:
     """Return why the request, None if it has ended, is where it is, and which others hold blocks, which costs most."""
     if request is None:
         status, sentence = state.ended[request_id]
