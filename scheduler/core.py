@@ -45,21 +45,6 @@ from .strategies import strategies_of
 from .views import Explanation, Outlook, PrefixExplanation, RequestView, explain, explain_prefix, outlook, view_of
 
 
-def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
-    weights = {} if weights is None else weights
-    if not isinstance(weights, Mapping):
-        raise errors.InvalidConfig(f"tenant_weights has to map names to numbers, or None; got {weights!r}.")
-    if weights and policy.order != "fair":
-        raise errors.InvalidConfig(
-            f'tenant_weights have no effect under policy {policy.name}, whose order is "{policy.order}"; take one whose order is "fair", such as '
-            "paged-fair."
-        )
-    return {
-        converted("a tenant of tenant_weights", name, str): converted(f'the weight of tenant "{name}"', weight, Finite)
-        for name, weight in weights.items()
-    }
-
-
 class Scheduler(Uncopyable):
     """Decides what each step runs on the memory of `manager`, which no other scheduler may use.
 
@@ -119,7 +104,12 @@ class Scheduler(Uncopyable):
         if costs is not None and not isinstance(costs, Costs):
             raise errors.InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
         chosen = policy_named(policy)
-        weights = _checked_weights(tenant_weights, chosen)
+        weights = converted("tenant_weights", tenant_weights, dict[str, Finite] | None) or {}
+        if weights and chosen.order != "fair":
+            raise errors.InvalidConfig(
+                f'tenant_weights have no effect under policy {chosen.name}, whose order is "{chosen.order}"; take one whose order is "fair", such as '
+                "paged-fair."
+            )
         memory = manager.claim()
         memory.spare(limits.max_pinned)
         memory.index.remember_evicted(limits.remember_evicted)
@@ -571,20 +561,18 @@ class Scheduler(Uncopyable):
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
-        state, books, error = self._state, self._state.books, None
+        state, books = self._state, self._state.books
         model, num_blocks = state.limits.max_model_len, state.manager.capacity
-        needed = books.blocks_for(num_tokens + 1) * new.num_live
-        needed += state.manager.layout.spare_pages * new.num_live
+        needed = (books.blocks_for(num_tokens + 1) + state.manager.layout.spare_pages) * new.num_live
         needed -= state.reservation.blocks_shared(books, new.num_live, num_tokens)
+        error = state.reservation.refusal(books, new)
         if model is not None and num_tokens + 1 > model:
             message = (
                 f'request "{new.id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             error = errors.NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens")
-        elif (no_place := state.reservation.refusal(books, new)) is not None:
-            error = no_place
-        elif needed > num_blocks:
+        elif error is None and needed > num_blocks:
             fits = state.manager.layout.tokens_in(num_blocks) - 1
             most = state.limits.max_pinned
             pinned = f" without {most:,} that may be pinned" if most else ""

@@ -60,10 +60,10 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         if len(rests := places[array[places] > 1]):
             got = f"row {rows[rests[0]]} got {array[rests[0]]} tokens"
             raise _wrong(batch, f"{got}, and batch {other.number} rests on one.")
-    if ticket.draft_counts is not None:
-        _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != num:
         raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
+    if ticket.draft_counts is not None:
+        _must_be_drafts(batch, tokens, array)
     # It may be the caller's.
     return array.copy()
 
@@ -78,8 +78,6 @@ def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
         place = int(many.argmax())
         got = f"row {ticket.rows[place]} got {counts[place]} tokens"
         raise _wrong(batch, f"{got}; it had {drafted[place]} drafts, and one token comes after them.")
-    if int(counts.sum()) != len(tokens):
-        return
     # All tokens of a row with drafts, except the last, are its first drafts.
     expected = draft_tokens.take(rising_from(drafted.cumsum() - drafted, counts), mode="clip")
     is_wrong = (tokens != expected) & (expected != UNKNOWN_DRAFT)

@@ -220,15 +220,11 @@ class RequestState(Counted, eq=False, gc=False):
     @property
     def first_tokens(self) -> Tokens:
         """Known tokens of the first live sequence of a waiting request."""
-        first = self.tokens[0]
-        return next(tokens for tokens in self.tokens if tokens is not None) if first is None else first
+        return next(tokens for tokens in self.tokens if tokens is not None)
 
     @property
     def live_rows(self) -> list[int]:
-        rows = self.rows
-        if len(rows) == 1:
-            return rows[:] if rows[0] >= 0 else []
-        return [row for row in rows if row >= 0]
+        return [row for row in self.rows if row >= 0]
 
     @property
     def live_sequences(self) -> list[int]:
@@ -301,13 +297,9 @@ class RequestState(Counted, eq=False, gc=False):
         before, self.hints = self.hints, tuple(hint for hint in self.hints if hint.action != action)
         return len(before) > len(self.hints)
 
-    def await_load(self, num_tokens: int | None) -> None:
-        """Wait for so many tokens from elsewhere; None: ask for them at the next admission."""
-        self.num_loading = num_tokens
-
-    def listed_in(self, number: int) -> None:
-        """Note the batch that lists the tokens that it asked for."""
-        self.load_batch = number
+    def await_load(self, num_tokens: int | None, batch: int = 0) -> None:
+        """Wait for so many tokens from elsewhere, which this batch lists; None: ask for them at the next admission."""
+        self.num_loading, self.load_batch = num_tokens, batch
 
     def note_preempted(self, step: int) -> None:
         self.preempted_at = step

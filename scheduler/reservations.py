@@ -127,16 +127,12 @@ class Books:
 
     def rows_in(self) -> Rows:
         """Return the running rows, and then those of loading, paused and swapped requests."""
-        running = self.queues.running.rows()
-        if not self.queues.away.num:
-            return running
         away = [row for request in self.queues.away for row in request.live_rows]
-        return np.concatenate([running, np.array(away, np.int64)])
+        return np.concatenate([self.queues.running.rows(), np.array(away, np.int64)])
 
     def max_total_of(self, num_sequences: int) -> int:
         """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""
-        largest = self.max_total
-        return largest if num_sequences == 1 else min(largest, self.reservation.capacity(self.manager, num_sequences))
+        return min(self.max_total, self.reservation.capacity(self.manager, num_sequences))
 
     def num_known(self, request: RequestState, sequence: int) -> int:
         """Return the known tokens of a live sequence; 0 if it has ended."""
@@ -234,11 +230,8 @@ class Books:
 
     def allowance(self, request: RequestState) -> int:
         """Return the blocks that the request may draw, without those that others have reserved."""
-        available = self.manager.device.num_available
-        if not self.bounded:
-            return available
         own = self.debt_at_worst(request) if request in self.bounded else 0
-        return available - self.owed_to_bounded() + own
+        return self.manager.device.num_available - self.owed_to_bounded() + own
 
     def debt_at_worst(self, request: RequestState) -> int:
         """Return the blocks that the request's rows may still draw up to their full length."""

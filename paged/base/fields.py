@@ -34,7 +34,11 @@ _LIMITS = {"ge": "of at least", "gt": "above", "le": "up to", "lt": "below", "mi
 def converted(name: str, value: Any, hint: Any, error: Callable[[str], Exception] = InvalidConfig) -> Any:
     """Return a value as `hint` wants it, numpy's numbers as Python's, and integers of at most UNLIMITED. Raises `error`,
     which names field, value and limit."""
-    own = [*map(_plain, value)] if isinstance(value, (tuple, list)) else _plain(value)
+    own = _plain(value)
+    if isinstance(value, (tuple, list)):
+        own = [*map(_plain, value)]
+    elif isinstance(value, Mapping):
+        own = {key: _plain(each) for key, each in value.items()}
     try:
         found = value if hint is Any else msgspec.convert(own, hint)
     except msgspec.ValidationError:
@@ -69,7 +73,10 @@ def _words(info: Any) -> str:
         return f"a tuple: {', '.join(map(_words, info.item_types))}"
     if kind == "VarTuple":
         return f"a tuple, each {_words(info.item_type)}"
+    if kind == "Dict":
+        return f"a mapping from {_words(info.key_type)} to {_words(info.value_type)}"
     found = [(words, getattr(info, field, None)) for field, words in _LIMITS.items()]
     limits = [f"{words} {limit:,}" for words, limit in found if limit not in (None, sys.float_info.max)]
-    what = _KINDS.get(kind) or f"a {getattr(info, 'cls', type(info)).__name__}"
+    is_finite = getattr(info, "le", None) == sys.float_info.max
+    what = "a finite number" if is_finite else _KINDS.get(kind) or f"a {getattr(info, 'cls', type(info)).__name__}"
     return f"{what} {' and '.join(limits)}".rstrip()
