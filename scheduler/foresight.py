@@ -120,8 +120,8 @@ class Foresight:
     def __init__(self, policy: Policy, books: Books, lengths: OutputLengths, stats: SchedulerStats) -> None:
         self._policy, self._books, self._lengths, self._stats = policy, books, lengths, stats
         self._knows = policy.foresight == "expected"
-        # The quantile adapted to all that has ended, and what it is without waste at its target.
-        self.quantile = self._base = policy.quantile
+        # The quantile where the waste is at its target, and by what share of the target the waste exceeds it.
+        self._base, self._excess = policy.quantile, 0.0
         # The step from which it is looked again who fits.
         self.next_look = 0
         self._moment: tuple[int, int, int, int, float] | None = None
@@ -139,23 +139,26 @@ class Foresight:
 
     def finished(self, *, pause: int) -> None:
         """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
-        policy, stats, (least, most) = self._policy, self._stats, self._policy.quantile_range
+        policy, stats, (was_computed, was_wasted) = self._policy, self._stats, self._seen
         if (share := policy.stall_target) is not None:
             change = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
-            self._base = min(most, max(least, self._base + change))
-        excess = 0.0
+            self._base = self._within(self._base + change)
+        computed, wasted = stats.computed_tokens, stats.recomputed_tokens
+        if swapped := stats.swapped_in_blocks:
+            wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)
+        # Otherwise another sequence has ended in the same step. What came before fades.
+        if computed != was_computed or wasted != was_wasted:
+            kept = math.exp((was_computed - computed) / MEMORY)
+            self._computed = self._computed * kept + (computed - was_computed)
+            self._wasted = self._wasted * kept + (wasted - was_wasted)
+            self._seen = computed, wasted
         if (target := policy.waste_target) is not None:
-            computed, wasted = stats.computed_tokens, stats.recomputed_tokens
-            wasted += 2 * (stats.swapped_in_blocks * self._books.manager.block_size // self._full_pages)
-            was_computed, was_wasted = self._seen
-            # Otherwise another sequence has ended in the same step. What came before fades.
-            if computed != was_computed or wasted != was_wasted:
-                kept = math.exp((was_computed - computed) / MEMORY)
-                self._computed = self._computed * kept + (computed - was_computed)
-                self._wasted = self._wasted * kept + (wasted - was_wasted)
-                self._seen = computed, wasted
-            excess = self._wasted / max(1.0, self._computed) / target - 1.0
-        self.quantile = self._within(self._base + GAIN * excess)
+            self._excess = self._wasted / max(1.0, self._computed) / target - 1.0
+
+    @property
+    def quantile(self) -> float:
+        """The quantile, adapted to all that has ended."""
+        return self._within(self._base + GAIN * self._excess)
 
     def _within(self, quantile: float) -> float:
         least, most = self._policy.quantile_range

@@ -172,6 +172,8 @@ class Outstanding:
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
+        if not self.batches and not self._loading:
+            return False
         gone = [left for batch in self.batches for left in batch.ticket.gone.values()]
         loads = any(request_id == other for _, other, _ in self._loading)
         return loads or any(left.is_void and left.request.id == request_id for left in gone)

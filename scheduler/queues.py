@@ -62,9 +62,8 @@ class Queue:
         assert states[place] is state, "a request stands where its order says"
         del states[place]
 
-    def let_in(self, state: RequestState) -> None:
-        """Remove an admitted request."""
-        self.remove(state)
+    # Called for a request that is admitted.
+    let_in = remove
 
     def ended(self, state: RequestState) -> None:
         """Note that a request has ended."""

@@ -220,7 +220,8 @@ class RequestState(Counted, eq=False, gc=False):
     @property
     def first_tokens(self) -> Tokens:
         """Known tokens of the first live sequence of a waiting request."""
-        return next(tokens for tokens in self.tokens if tokens is not None)
+        first = self.tokens[0]
+        return next(tokens for tokens in self.tokens if tokens is not None) if first is None else first
 
     @property
     def live_rows(self) -> list[int]:

@@ -132,7 +132,8 @@ class Books:
 
     def max_total_of(self, num_sequences: int) -> int:
         """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""
-        return min(self.max_total, self.reservation.capacity(self.manager, num_sequences))
+        largest = self.max_total
+        return largest if num_sequences == 1 else min(largest, self.reservation.capacity(self.manager, num_sequences))
 
     def num_known(self, request: RequestState, sequence: int) -> int:
         """Return the known tokens of a live sequence; 0 if it has ended."""
