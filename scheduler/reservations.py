@@ -127,8 +127,11 @@ class Books:
 
     def rows_in(self) -> Rows:
         """Return the running rows, and then those of loading, paused and swapped requests."""
+        running = self.queues.running.rows()
+        if not self.queues.away.num:
+            return running
         away = [row for request in self.queues.away for row in request.live_rows]
-        return np.concatenate([self.queues.running.rows(), np.array(away, np.int64)])
+        return np.concatenate([running, np.array(away, np.int64)])
 
     def max_total_of(self, num_sequences: int) -> int:
         """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""
