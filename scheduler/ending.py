@@ -17,12 +17,11 @@ from .batch import Batch, Left, Output, Outputs, Ticket
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
 from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage, Status
-from .rows import Counts, Rows, kept_of
+from .rows import Counts, RowColumns, Rows
 from .state import State
 
 _INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
-_FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
 
 def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
@@ -219,7 +218,11 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
             state.queues.leave(request)
             state.queues.wait(request, is_idle=True)
         return Output(request.id, sequence, [])
-    count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
+    # It may have no row.
+    columns, place, known = RowColumns(1), np.zeros(1, np.int64), np.array([state.books.num_known(request, sequence)])
+    columns.bind(0, request, sequence)
+    kept, codes = columns.kept_counts(place, (np.array(sampled, np.int32), place, np.array([len(sampled)])), known)
+    count, code = kept.item(0), codes.item(0)
     new = np.array(sampled[:count], np.int32)
     state.stats.count("output_tokens", count)
     if row >= 0:
@@ -332,7 +335,7 @@ def end_sequences(
     if not is_last:
         return None
     state.books.lift_bound(request)
-    state.end(request, _STATUS.get(code, Status.FINISHED), sentence or _FINISHED[code])
+    state.end(request, _STATUS.get(code, Status.FINISHED), sentence or f"has finished ({FINISH_REASONS[code]}).")
     return request.usage()
 
 
