@@ -5,7 +5,6 @@ one that begins while another runs is refused."""
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import chain, islice
 from typing import Annotated, Any
@@ -43,6 +42,8 @@ from .sessions import SessionView
 from .state import Limits, State, Step
 from .strategies import strategies_of
 from .views import Explanation, Outlook, PrefixExplanation, RequestView, explain, explain_prefix, outlook, view_of
+
+_STATUSES = [status.value for status in Status]
 
 
 class Scheduler(Uncopyable):
@@ -465,10 +466,12 @@ class Scheduler(Uncopyable):
         """Return requests by state: waiting ones with those that wait for append(), running ones with followers. `submitted` is
         the sum of the others."""
         state, stats = self._state, self._state.stats
-        num = Counter(request.status.value for request in state.away)
-        num.update(waiting=state.waiting.num + len(state.idle), running=state.running.num)
-        num.update(finished=stats.finished, rejected=stats.rejected, aborted=stats.aborted)
-        return {"submitted": self._num_added} | {status.value: num[status.value] for status in Status}
+        num = dict.fromkeys(_STATUSES, 0)
+        for request in state.away:
+            num[request.status] += 1
+        num |= {"waiting": state.waiting.num + len(state.idle), "running": state.running.num}
+        num |= {"finished": stats.finished, "rejected": stats.rejected, "aborted": stats.aborted}
+        return {"submitted": self._num_added} | num
 
     @property
     def num_reserved(self) -> int:

@@ -148,13 +148,13 @@ class Foresight:
         if swapped := stats.swapped_in_blocks:
             wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)
         # Otherwise another sequence has ended in the same step. What came before fades.
-        if computed != was_computed or wasted != was_wasted:
+        if computed != was_computed or wasted != was_wasted or not self._excess:
             kept = math.exp((was_computed - computed) / MEMORY)
             self._computed = self._computed * kept + (computed - was_computed)
             self._wasted = self._wasted * kept + (wasted - was_wasted)
             self._seen = computed, wasted
-        if (target := policy.waste_target) is not None:
-            self._excess = self._wasted / max(1.0, self._computed) / target - 1.0
+            if (target := policy.waste_target) is not None:
+                self._excess = self._wasted / max(1.0, self._computed) / target - 1.0
 
     @property
     def quantile(self) -> float:
