@@ -55,7 +55,7 @@ class Stream:
         num_added = 0
         while num_added < len(requests) or scheduler.has_unfinished:
             began = time.process_time()
-            while num_added < len(requests) and scheduler.num_waiting < 16:
+            while num_added < len(requests) and scheduler.counts()["waiting"] < 16:
                 scheduler.add(requests[num_added])
                 num_added += 1
             batch = scheduler.schedule()

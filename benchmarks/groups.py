@@ -97,7 +97,7 @@ def decoding(groups: tuple[LayerGroup, ...], evicts: bool, rows: int = ROWS) -> 
         scheduler.update(batch, sampled(int(batch.samples.sum())), now=0.0)
         if len(batch.rows) == batch.num_scheduled_tokens == rows:
             return scheduler
-    raise RuntimeError(f"{scheduler.num_running} of {rows} sequences run; all of them should decode")
+    raise RuntimeError(f"{scheduler.counts()['running']} of {rows} sequences run; all of them should decode")
 
 
 def read_tables(groups: tuple[LayerGroup, ...], batch: Batch) -> None:

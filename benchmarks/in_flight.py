@@ -57,7 +57,7 @@ def _mean_running(plan: LayerPlan, num_bytes: int) -> float:
     random, num_added, running = np.random.default_rng(0), 0, []
     prompts, outputs = trace.prompt_tokens * FACTOR, trace.output_tokens * FACTOR
     for step in range(SKIPPED + MEASURED):
-        while scheduler.num_waiting < 64:
+        while scheduler.counts()["waiting"] < 64:
             place = num_added % len(prompts)
             prompt = random.integers(0, 50_000, int(prompts[place]), np.int32)
             scheduler.add(Request(id=str(num_added), prompt=prompt, max_tokens=int(outputs[place])))

@@ -35,7 +35,7 @@ def steps(num_steps: int = 4_000) -> None:
         sub.subscribe(b"")
         sub.connect(publisher.endpoint)
         for _ in range(num_steps):
-            while scheduler.num_waiting < 4:
+            while scheduler.counts()["waiting"] < 4:
                 prompt = rng.integers(0, 30_000, 200).astype(np.int32)
                 scheduler.add(Request(id=str(next(ids)), prompt=prompt, max_tokens=int(rng.integers(100, 400))))
             began = time.perf_counter()

@@ -14,7 +14,6 @@ from .composition import place_chunk
 from .ending import end_request
 from .policies import Policy
 from .preemption import preempt
-from .queues import Queues
 from .request import LENGTH, RequestState, Status, wrong
 from .state import Limits, State, Step
 
@@ -70,10 +69,6 @@ class Admission:
 
     def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
         """Prepare for the admission of these waiting requests while nothing runs."""
-
-    def reason(self, queues: Queues) -> str | None:
-        """Return why requests wait though there is room for them; None if they do not."""
-        return None
 
 
 def shut(state: State, step: Step, request: RequestState | None = None) -> None:
@@ -146,7 +141,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
-        state.queues.run(request)
+        state.queues.run(request, state.stats.steps)
         is_whole = found + count == len(known)
         step.note_chunk(request, row, found, count, is_whole=is_whole)
         if not is_whole:
@@ -193,7 +188,7 @@ def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
     """Run a request that has rows, and place those that are not placed yet."""
-    state.start_running(request)
+    state.queues.run(request, state.stats.steps)
     manager, rows = state.manager, request.live_rows
     follows, is_whole = None, not (request in state.books.bounded or state.reservation.is_counted)
     for row in rows:

@@ -19,12 +19,12 @@ from itertools import islice
 
 from paged.block_manager import Memory
 
-from .queues import OrderedQueue
+from .queues import Queue
 from .request import RequestState
 
 
-class CachedQueue(OrderedQueue):
-    """A `Queue`. In a priority, requests admitted before come first, then the one with most cached tokens."""
+class CachedQueue(Queue):
+    """In a priority, requests admitted before come first, then the one with most cached tokens."""
 
     def __init__(self, memory: Memory, lead: float) -> None:
         """`lead`: seconds by which a later request may have come and still pass an earlier one."""

@@ -4,31 +4,27 @@ one that begins while another runs is refused."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import chain, islice
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-import numpy as np
+from msgspec import Meta
 
 from paged import errors
 from paged.base.arguments import (
     UNLIMITED,
     Tokens,
-    checked_flag,
     checked_integer,
-    count_of,
     finite_time,
     is_integer,
-    is_real,
     latest_time,
     token_array,
     vocabulary_error,
 )
 from paged.base.copying import Uncopyable
+from paged.base.fields import Finite, checked_fields, converted
 from paged.base.turns import Turns, alone
 from paged.block_manager import BlockManager
 
@@ -36,7 +32,7 @@ from . import admission, ending
 from .batch import Batch, Output, Outputs, SchedulerStats
 from .check import violations_of
 from .drafts import Drafts, place_drafts, validated_drafts
-from .hints import Hint, HintOutcome, checked_cap, checked_hint
+from .hints import Hint, HintOutcome, checked_hint
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
 from .preemption import report_preempted_late
@@ -47,29 +43,7 @@ from .state import Limits, State, Step
 from .strategies import strategies_of
 from .views import Explanation, Outlook, PrefixExplanation, RequestView, explain, explain_prefix, outlook, view_of
 
-
-def _checked_count(name: str, value: Any) -> int:
-    return count_of(checked_integer(name, value, 1))
-
-
-def _checked_weights(weights: object, policy: Policy) -> dict[str, float]:
-    if weights is None:
-        return {}
-    if not isinstance(weights, Mapping):
-        raise errors.InvalidConfig(f"tenant_weights has to map names to numbers, or None; got {weights!r}.")
-    for name, weight in weights.items():
-        if not isinstance(name, str):
-            raise errors.InvalidConfig(f"tenant_weights: a tenant's name has to be a string; got {name!r}.")
-        if not is_real(weight) or not 0 < weight < math.inf:
-            raise errors.InvalidConfig(
-                f'tenant_weights: tenant "{name}" needs a finite weight above 0; got {weight!r}.'
-            )
-    if weights and policy.order != "fair":
-        raise errors.InvalidConfig(
-            f'tenant_weights have no effect under policy {policy.name}, whose order is "{policy.order}"; take one whose order is "fair", such as '
-            "paged-fair."
-        )
-    return {name: float(weight) for name, weight in weights.items()}
+_STATUSES = [status.value for status in Status]
 
 
 class Scheduler(Uncopyable):
@@ -123,25 +97,20 @@ class Scheduler(Uncopyable):
     ) -> None:
         if not isinstance(manager, BlockManager):
             raise errors.InvalidConfig(f"a scheduler needs a BlockManager; got {manager!r}.")
-        most = manager.num_blocks - 1
-        limits = Limits(
-            max_tokens_per_step=_checked_count("max_tokens_per_step", max_tokens_per_step),
-            max_sequences=_checked_count("max_sequences", max_sequences),
-            max_model_len=None if max_model_len is None else _checked_count("max_model_len", max_model_len),
-            max_waiting=None if max_waiting is None else _checked_count("max_waiting", max_waiting),
-            max_chunk=UNLIMITED if max_chunk is None else _checked_count("max_chunk", max_chunk),
-            vocabulary_size=None if vocabulary_size is None else _checked_count("vocabulary_size", vocabulary_size),
-            max_outstanding=_checked_count("max_outstanding", max_outstanding),
-            resumes_known=checked_flag("resumes_known", resumes_known),
-            max_pinned=checked_cap("max_pinned", max_pinned, most),
-            max_pinned_per_tenant=checked_cap("max_pinned_per_tenant", max_pinned_per_tenant, most),
-            max_cached_per_tenant=checked_cap("max_cached_per_tenant", max_cached_per_tenant, UNLIMITED),
-            remember_evicted=checked_integer("remember_evicted", remember_evicted, 0, UNLIMITED),
-        )
+        max_chunk = UNLIMITED if max_chunk is None else max_chunk
+        limits = Limits(**checked_fields(Limits, locals()))
+        most = Annotated[int, Meta(ge=0, le=manager.num_blocks - 1)]
+        converted("max_pinned", limits.max_pinned, most)
+        converted("max_pinned_per_tenant", limits.max_pinned_per_tenant, most | None)
         if costs is not None and not isinstance(costs, Costs):
             raise errors.InvalidConfig(f"costs has to be a Costs; got {costs!r}.")
         chosen = policy_named(policy)
-        weights = _checked_weights(tenant_weights, chosen)
+        weights = converted("tenant_weights", tenant_weights, dict[str, Finite] | None) or {}
+        if weights and chosen.order != "fair":
+            raise errors.InvalidConfig(
+                f'tenant_weights have no effect under policy {chosen.name}, whose order is "{chosen.order}"; take one whose order is "fair", such as '
+                "paged-fair."
+            )
         memory = manager.claim()
         memory.spare(limits.max_pinned)
         memory.index.remember_evicted(limits.remember_evicted)
@@ -291,11 +260,10 @@ class Scheduler(Uncopyable):
         BatchError (a later batch has moved) or InvalidRequest, changing nothing."""
         if not self._is_out(batch, -1, "cancelled"):
             return
-        if not isinstance(moved, (bool, np.bool_)):
-            raise errors.InvalidRequest(f"moved has to be True or False; got {moved!r}.")
-        self._state.carried.check_cancel(batch, bool(moved))
+        has_moved = converted("moved", moved, bool, errors.InvalidRequest)
+        self._state.carried.check_cancel(batch, has_moved)
         self._state.outstanding.end(batch)
-        ending.cancel(self._state, batch, bool(moved))
+        ending.cancel(self._state, batch, has_moved)
         self._raise_violations()
 
     @alone
@@ -356,7 +324,7 @@ class Scheduler(Uncopyable):
         else:
             request.extend(sequence, array)
             request.note_first_key(state.manager.content.first_key(request.first_tokens, request.root))
-        state.running.unsettle()
+        state.running.take_steady()
         state.columns.advance_unevenly()
         state.queues.reopen()
         state.columns.note_sampled(request, sequence, has_sampled=False)
@@ -395,7 +363,7 @@ class Scheduler(Uncopyable):
         request.await_load(0)
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.reservation.blocks_drawn(state.books, request, 0))
-        state.start_running(request)
+        state.queues.run(request, state.stats.steps)
 
     @alone
     def hint(self, hint: Hint, now: float = 0.0) -> HintOutcome:
@@ -428,12 +396,12 @@ class Scheduler(Uncopyable):
         sessions = self._state.hints.sessions
         if not isinstance(session_id, str) or session_id not in sessions.by_id:
             raise errors.UnknownSession(session_id)
-        return sessions.view_of(sessions.by_id[session_id], self._state.hints.pinned_of(session_id))
+        return sessions.view_of(sessions.by_id[session_id], self._state.hints.num_pinned(session_id))
 
     def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
         """Return up to `limit` sessions whose ids begin with `prefix`: those that began, or whose turns ended, last first. Raises
         InvalidConfig."""
-        most, found = checked_integer("limit", limit, 0, 2**62), reversed(self._state.hints.sessions.by_id)
+        most, found = checked_integer("limit", limit, 0, UNLIMITED), reversed(self._state.hints.sessions.by_id)
         return [self.session(each) for each in islice((each for each in found if each.startswith(prefix)), most)]
 
     @property
@@ -444,7 +412,7 @@ class Scheduler(Uncopyable):
     @property
     def num_pinned(self) -> int:
         """Blocks that hints have pinned."""
-        return self._state.hints.num_pinned
+        return self._state.hints.num_pinned()
 
     @alone
     def saved(self, request_id: str) -> None:
@@ -464,21 +432,18 @@ class Scheduler(Uncopyable):
             self._known(request_id)
         return saving.get(request_id, NO_ROWS).copy()
 
-    def explain(self, request_id: str) -> Explanation:
-        """Return why the request is not running: blocks needed, free, held, by whom. Raises UnknownRequest."""
-        return explain(self._state, request_id, self._known(request_id))
+    def explain(self, request_id: str, *, with_holders: bool = True) -> Explanation:
+        """Return why the request is not running: blocks needed and free, and, which costs most, who holds blocks and what
+        its layers hold. Raises UnknownRequest."""
+        return explain(self._state, request_id, self._known(request_id), with_holders=with_holders)
 
     def outlook(self) -> Outlook:
         """Return who runs and who waits, without requests that wait for append(); input of `paged.engine.forecast`."""
         return outlook(self._state)
 
-    def reason(self, request_id: str) -> str:
-        """Return the sentence of `explain` alone, at less cost. Raises UnknownRequest."""
-        return explain(self._state, request_id, self._known(request_id), with_holders=False).reason
-
     def requests(self, limit: int) -> list[RequestView]:
         """Return up to `limit` live requests: running, then suspended, then waiting ones. Raises InvalidConfig."""
-        most, queues = checked_integer("limit", limit, 0, 2**62), self._state.queues
+        most, queues = checked_integer("limit", limit, 0, UNLIMITED), self._state.queues
         every = chain(queues.running, queues.away, queues.waiting, queues.idle.values())
         return [view_of(self._state, request) for request in islice(every, most)]
 
@@ -498,22 +463,15 @@ class Scheduler(Uncopyable):
         return (self._state.ended[request_id][0] if request is None else request.status).value
 
     def counts(self) -> dict[str, int]:
-        """Return requests by state, those that wait for append() as waiting; submitted is the sum of the others."""
+        """Return requests by state: waiting ones with those that wait for append(), running ones with followers. `submitted` is
+        the sum of the others."""
         state, stats = self._state, self._state.stats
-        num = Counter(request.status.value for request in state.away)
-        num.update(waiting=self.num_waiting, running=self.num_running)
-        num.update(finished=stats.finished, rejected=stats.rejected, aborted=stats.aborted)
-        return {"submitted": self._num_added} | {status.value: num[status.value] for status in Status}
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without a row, those that wait for append() included."""
-        return self._state.waiting.num + len(self._state.idle)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that run, followers included."""
-        return self._state.running.num
+        num = dict.fromkeys(_STATUSES, 0)
+        for request in state.away:
+            num[request.status] += 1
+        num |= {"waiting": state.waiting.num + len(state.idle), "running": state.running.num}
+        num |= {"finished": stats.finished, "rejected": stats.rejected, "aborted": stats.aborted}
+        return {"submitted": self._num_added} | num
 
     @property
     def num_reserved(self) -> int:
@@ -606,20 +564,18 @@ class Scheduler(Uncopyable):
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
         """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
-        state, books, error = self._state, self._state.books, None
+        state, books = self._state, self._state.books
         model, num_blocks = state.limits.max_model_len, state.manager.capacity
-        needed = books.blocks_for(num_tokens + 1) * new.num_live
-        needed += state.manager.layout.spare_pages * new.num_live
+        needed = (books.blocks_for(num_tokens + 1) + state.manager.layout.spare_pages) * new.num_live
         needed -= state.reservation.blocks_shared(books, new.num_live, num_tokens)
+        error = state.reservation.refusal(books, new)
         if model is not None and num_tokens + 1 > model:
             message = (
                 f'request "{new.id}" needs {num_tokens + 1:,} tokens for its prompt and a first output; the model takes {model:,}. '
                 f"Shorten the prompt to {model - 1:,} tokens."
             )
             error = errors.NeverFits(message, needed=num_tokens + 1, limit=model, unit="tokens")
-        elif (no_place := state.reservation.refusal(books, new)) is not None:
-            error = no_place
-        elif needed > num_blocks:
+        elif error is None and needed > num_blocks:
             fits = state.manager.layout.tokens_in(num_blocks) - 1
             most = state.limits.max_pinned
             pinned = f" without {most:,} that may be pinned" if most else ""

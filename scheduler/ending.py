@@ -17,21 +17,17 @@ from .batch import Batch, Left, Output, Outputs, Ticket
 from .drafts import UNKNOWN_DRAFT
 from .preemption import drop_rows
 from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage, Status
-from .rows import Counts, Rows, kept_of
+from .rows import Counts, RowColumns, Rows
 from .state import State
 
-_NO_TOKENS: Tokens = np.empty(0, np.int32)
 _INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
-_FINISHED = tuple(f"has finished ({reason})." for reason in FINISH_REASONS)
 
 
 def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
     """Return the new tokens of a batch, int32 [sum]. Raises WrongTokens."""
     try:
-        return tokens_below(token_ids, vocabulary_size) if len(token_ids) else _NO_TOKENS
-    except TypeError:
-        raise _wrong(batch, f"token_ids has to be a sequence; got {token_ids!r}.") from None
+        return tokens_below(token_ids, vocabulary_size)
     except InvalidTokens as error:
         raise _wrong(batch, str(error)) from None
 
@@ -63,10 +59,10 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         if len(rests := places[array[places] > 1]):
             got = f"row {rows[rests[0]]} got {array[rests[0]]} tokens"
             raise _wrong(batch, f"{got}, and batch {other.number} rests on one.")
-    if ticket.draft_counts is not None:
-        _must_be_drafts(batch, tokens, array)
     if int(array.sum()) != num:
         raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
+    if ticket.draft_counts is not None:
+        _must_be_drafts(batch, tokens, array)
     # It may be the caller's.
     return array.copy()
 
@@ -81,8 +77,6 @@ def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
         place = int(many.argmax())
         got = f"row {ticket.rows[place]} got {counts[place]} tokens"
         raise _wrong(batch, f"{got}; it had {drafted[place]} drafts, and one token comes after them.")
-    if int(counts.sum()) != len(tokens):
-        return
     # All tokens of a row with drafts, except the last, are its first drafts.
     expected = draft_tokens.take(rising_from(drafted.cumsum() - drafted, counts), mode="clip")
     is_wrong = (tokens != expected) & (expected != UNKNOWN_DRAFT)
@@ -224,12 +218,16 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
             state.queues.leave(request)
             state.queues.wait(request, is_idle=True)
         return Output(request.id, sequence, [])
-    count, code = kept_of(request, sequence, sampled, state.books.num_known(request, sequence))
+    # It may have no row.
+    columns, place, known = RowColumns(1), np.zeros(1, np.int64), np.array([state.books.num_known(request, sequence)])
+    columns.bind(0, request, sequence)
+    kept, codes = columns.kept_counts(place, (np.array(sampled, np.int32), place, np.array([len(sampled)])), known)
+    count, code = kept.item(0), codes.item(0)
     new = np.array(sampled[:count], np.int32)
     state.stats.count("output_tokens", count)
     if row >= 0:
         state.manager.append_row(row, new)
-        state.running.unsettle()
+        state.running.take_steady()
     else:
         request.extend(sequence, new)
         state.columns.note_sampled(request, sequence, has_sampled=False)
@@ -248,7 +246,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     state.queues.reopen()
-    state.running.unsettle()
+    state.running.take_steady()
     for row, lost in rolled_back.items():
         request = state.columns.owner[row]
         request.count("hit_tokens", -lost)
@@ -337,7 +335,7 @@ def end_sequences(
     if not is_last:
         return None
     state.books.lift_bound(request)
-    state.end(request, _STATUS.get(code, Status.FINISHED), sentence or _FINISHED[code])
+    state.end(request, _STATUS.get(code, Status.FINISHED), sentence or f"has finished ({FINISH_REASONS[code]}).")
     return request.usage()
 
 

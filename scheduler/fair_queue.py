@@ -22,7 +22,7 @@ from itertools import islice
 import msgspec
 
 from .foresight import OutputLengths
-from .queues import Key, OrderedQueue
+from .queues import Key, Queue
 from .request import RequestState, Status
 
 MOST_IDLE = 1000
@@ -32,14 +32,14 @@ MOST_IDLE = 1000
 class Tenant(msgspec.Struct, eq=False):
     name: str | None
     weight: float
-    lane: OrderedQueue  # its waiting requests that were never admitted, by priority and arrival
+    lane: Queue  # its waiting requests that were never admitted, by priority and arrival
     start: float = 0.0  # virtual time at which its next request starts: tokens per weight
     entry: Key | None = None  # (priority, start, number) of the first of them, the key of the tenant's place
     num_in: int = 0  # its requests that were admitted and have not ended
 
 
-class FairQueue:
-    """A `Queue`. In a priority, requests admitted before come first, in order; then tenants by virtual start."""
+class FairQueue(Queue):
+    """In a priority, requests admitted before come first, in order; then tenants by virtual start."""
 
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
         """`weights` of tenants, 1 for tenants not named; `lengths` of ended outputs."""
@@ -48,7 +48,7 @@ class FairQueue:
         self._tenants: dict[str | None, Tenant] = {}
         self._idle: OrderedDict[str | None, Tenant] = OrderedDict()
         self._entries: list[tuple[Key, Tenant]] = []
-        self._returned = OrderedQueue()
+        self._returned = Queue()
         # The largest virtual start of admitted requests, and their number.
         self._virtual_time = 0.0
         self._turn = 0
@@ -67,7 +67,7 @@ class FairQueue:
         tenant = self._tenants.get(name)
         if tenant is None:
             weight = 1.0 if name is None else self._weights.get(name, 1.0)
-            tenant = self._idle.pop(name, None) or Tenant(name, weight, OrderedQueue())
+            tenant = self._idle.pop(name, None) or Tenant(name, weight, Queue())
             self._tenants[name] = tenant
         if not tenant.lane.num:
             # A tenant gains no credit while it has nothing waiting.

@@ -61,9 +61,8 @@ class OutputLengths:
 
     def __init__(self, cap: int, assumed: int = 0) -> None:
         """`cap`: most tokens of an output. `assumed`: log-uniform guesses; each ended output replaces one."""
-        # Lengths noted so far, those that are not in place yet, and the sum of the last ones in place.
+        # Lengths noted so far, and the sum of the last ones.
         self.num_noted = self._sum = 0
-        self._new: list[int] = []
         # An unknown length is 0, below any other.
         self._ring = [0] * WINDOW
         assumed = min(assumed, WINDOW)
@@ -72,33 +71,23 @@ class OutputLengths:
         self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
-        """Remember a length. It takes its place when lengths are read, or when many wait."""
-        self._new.append(length)
+        """Remember a length."""
+        place, rising = self.num_noted % WINDOW, self._rising
+        before, self._ring[place] = self._ring[place], length
+        self._sum += length - (before if self.num_noted >= WINDOW else 0)
+        rising.pop(bisect_left(rising, -before))
+        insort(rising, -length)
         self.num_noted += 1
-        if len(self._new) == WINDOW:
-            self._put_in_place()
-
-    def _put_in_place(self) -> None:
-        rising, first = self._rising, self.num_noted - len(self._new)
-        for number, length in enumerate(self._new, first):
-            before = self._ring[number % WINDOW]
-            self._sum += length - (before if number >= WINDOW else 0)
-            rising.pop(bisect_left(rising, -before))
-            insort(rising, -length)
-            self._ring[number % WINDOW] = length
-        self._new = []
 
     @property
     def mean(self) -> float | None:
         """Mean length of the ended ones, assumed ones excluded; None before the first has ended."""
-        self._put_in_place()
         return self._sum / min(self.num_noted, WINDOW) if self.num_noted else None
 
     def mean_remaining(self, written: Counts, going: Counts) -> NDArray[np.float64]:
         """Return the mean of tokens to come after `written`, float64 [n], assumed lengths excluded; NaN if none is
         known. Sequences still `going`, int64 [k] tokens so far, count as longer: ended ones are the short part of what
         came (Kaplan and Meier, 1958). Beyond the longest that ended, outputs end at a constant rate."""
-        self._put_in_place()
         ended = np.sort(np.array(self._ring[: min(self.num_noted, WINDOW)], np.int64))
         if not len(ended):
             return np.full(len(written), np.nan)
@@ -119,8 +108,6 @@ class OutputLengths:
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
         """Return the tokens to come after `written`, int64 [n]; below 1 if only an immediate end is known."""
-        if self._new:
-            self._put_in_place()
         unwritten = -written
         rising = np.frombuffer(self._rising, np.int64)
         # The first length that at most the share 1 - quantile of the lengths above `written` exceed.
@@ -133,10 +120,10 @@ class Foresight:
     def __init__(self, policy: Policy, books: Books, lengths: OutputLengths, stats: SchedulerStats) -> None:
         self._policy, self._books, self._lengths, self._stats = policy, books, lengths, stats
         self._knows = policy.foresight == "expected"
-        self._quantile = self._base = policy.quantile
-        # Ends since the quantile was read: the longest pause, and tokens computed, computed again, and blocks swapped in.
-        self._ends: list[tuple[int, int, int, int]] = []
-        self._next_look = 0
+        # The quantile where the waste is at its target, and by what share of the target the waste exceeds it.
+        self._base, self._excess = policy.quantile, 0.0
+        # The step from which it is looked again who fits.
+        self.next_look = 0
         self._moment: tuple[int, int, int, int, float] | None = None
         self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0
         self._seen = (0, 0)
@@ -151,38 +138,28 @@ class Foresight:
         self._num_slots = manager.capacity * manager.block_size // self._full_pages
 
     def finished(self, *, pause: int) -> None:
-        """Note that a sequence has ended that stood still for at most `pause` steps at a time."""
-        stats = self._stats
-        self._ends.append((pause, stats.computed_tokens, stats.recomputed_tokens, stats.swapped_in_blocks))
-        if len(self._ends) == WINDOW:
-            self._adapt()
+        """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
+        policy, stats, (was_computed, was_wasted) = self._policy, self._stats, self._seen
+        if (share := policy.stall_target) is not None:
+            least, most = policy.quantile_range
+            change = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
+            self._base = min(most, max(least, self._base + change))
+        computed, wasted = stats.computed_tokens, stats.recomputed_tokens
+        if swapped := stats.swapped_in_blocks:
+            wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)
+        # Otherwise another sequence has ended in the same step. What came before fades.
+        if computed != was_computed or wasted != was_wasted or not self._excess:
+            kept = math.exp((was_computed - computed) / MEMORY)
+            self._computed = self._computed * kept + (computed - was_computed)
+            self._wasted = self._wasted * kept + (wasted - was_wasted)
+            self._seen = computed, wasted
+            if (target := policy.waste_target) is not None:
+                self._excess = self._wasted / max(1.0, self._computed) / target - 1.0
 
     @property
     def quantile(self) -> float:
         """The quantile, adapted to all that has ended."""
-        if self._ends:
-            self._adapt()
-        return self._quantile
-
-    def _adapt(self) -> None:
-        policy, base, (least, most) = self._policy, self._base, self._policy.quantile_range
-        share, limit, target = policy.stall_target, policy.stall_limit, policy.waste_target
-        fall = None if share is None else RISE * share / (1.0 - share)
-        for pause, computed, wasted, swapped in self._ends:
-            if fall is not None:
-                base = min(most, max(least, base + (RISE if pause > limit else -fall)))
-            if swapped:
-                wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)
-            was_computed, was_wasted = self._seen
-            # Otherwise another sequence has ended in the same step. What came before fades.
-            if target is not None and (computed != was_computed or wasted != was_wasted):
-                kept = math.exp((was_computed - computed) / MEMORY)
-                self._computed = self._computed * kept + (computed - was_computed)
-                self._wasted = self._wasted * kept + (wasted - was_wasted)
-                self._seen = computed, wasted
-        excess = 0.0 if target is None else self._wasted / max(1.0, self._computed) / target - 1.0
-        self._base, self._ends = base, []
-        self._quantile = self._within(base + GAIN * excess)
+        return self._within(self._base + GAIN * self._excess)
 
     def _within(self, quantile: float) -> float:
         least, most = self._policy.quantile_range
@@ -193,17 +170,12 @@ class Foresight:
         # A result from between two steps is stale.
         self._moment = None
         steps, num_running = self._stats.steps, self._books.queues.running.num_rows
-        if not num_placed or steps >= self._next_look:
+        if not num_placed or steps >= self.next_look:
             return True
-        return not was_shut and steps >= self._next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
+        return not was_shut and steps >= self.next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
 
     def note_none_fits(self) -> None:
-        self._next_look = self._stats.steps + STRIDE
-
-    @property
-    def steps_left(self) -> int:
-        """Steps until the next look."""
-        return max(0, self._next_look - self._stats.steps)
+        self.next_look = self._stats.steps + STRIDE
 
     def fits(self, request: RequestState) -> bool:
         """Whether the pool holds it and all admitted requests at their peak; True for the first few requests."""

@@ -7,21 +7,19 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
-from paged.base.arguments import is_integer, token_array
+from paged.base.arguments import token_array
+from paged.base.fields import Finite, Level, Name, checked_fields
 from paged.base.words import counted
 from paged.block_manager import Blocks, Memory, Node, Retained, Run, Span, first_of, num_nodes
-from paged.errors import InvalidConfig, InvalidHint, InvalidNamespace, InvalidTokens
+from paged.errors import InvalidHint, InvalidNamespace, InvalidTokens
 
 from .request import RequestState, Retention, request_root
 from .sessions import REMEMBERED, Session, Sessions, WaitsFor
-
-Name = Annotated[str, Meta(min_length=1)]
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +44,8 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     salt: Name | None = None
     adapter: Name | None = None
     extra_key: Any = None
-    priority: Annotated[int, Meta(ge=1, le=3)] = 1
-    lasts: Annotated[float, Meta(gt=0)] | None = None
+    priority: Level = 1
+    lasts: Finite | None = None
     waits_for: WaitsFor = None
     tenant: str | None = None
 
@@ -224,19 +222,17 @@ class Hints:
             self._unpin(pin.target, pin.tenant)
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
-    @property
-    def num_pinned(self) -> int:
-        return sum(len(pin.blocks) for pin in self.pins)
-
-    def pinned_of(self, session_id: str) -> int:
-        return sum(len(pin.blocks) for pin in self.pins if pin.target == ("session", session_id))
+    def num_pinned(self, *sessions: str) -> int:
+        """Return the blocks that hints have pinned, or those of hints that name these sessions."""
+        wanted = [("session", each) for each in sessions]
+        return sum(len(pin.blocks) for pin in self.pins if not sessions or pin.target in wanted)
 
     def _until(self, hint: Hint) -> float:
-        return math.inf if hint.lasts is None else self.sessions.now + hint.lasts
+        return math.inf if hint.lasts is None else self.sessions.now() + hint.lasts
 
     def violations(self, sessions: list[str]) -> list[str]:
         """What is wrong, with the sessions of live requests."""
-        num = self.num_pinned
+        num = self.num_pinned()
         found = [f"8: {num} blocks are pinned; {self._max_pinned} may be."] if num > self._max_pinned else []
         return found + self.sessions.violations(sessions)
 
@@ -288,14 +284,10 @@ def checked_hint(hint: Any) -> Hint:
     """Return the hint with its tokens as int32 [n]. Raises InvalidHint."""
     if not isinstance(hint, Hint):
         raise InvalidHint(f"a Hint is needed; got {hint!r}.")
-    fields = {name: getattr(hint, name) for name in hint.__struct_fields__}
+    own = Hint(**checked_fields(Hint, msgspec.structs.asdict(hint), InvalidHint))
     try:
-        own = msgspec.convert({n: v.item() if isinstance(v, np.generic) else v for n, v in fields.items()}, Hint)
         tokens = None if own.tokens is None else token_array(own.tokens).copy()
         _ = own.root
-    except msgspec.ValidationError as error:
-        what, _, name = str(error).partition(" - at `$.")
-        raise InvalidHint(f"{name[:-1]}: {what[0].lower()}{what[1:]}; got {fields[name[:-1]]!r}.") from None
     except (InvalidNamespace, InvalidTokens) as error:
         raise InvalidHint(str(error)) from None
     targets = [name for name in ("session", "request", "tokens") if getattr(own, name) is not None]
@@ -305,13 +297,4 @@ def checked_hint(hint: Any) -> Hint:
         raise InvalidHint("tokens are empty; at least one is needed.")
     if own.action == "end" and own.session is None:
         raise InvalidHint(f"end is of a session; got {targets[0]}.")
-    if own.lasts is not None and not math.isfinite(own.lasts):
-        raise InvalidHint(f"lasts has to be a finite time above 0, or None; got {own.lasts!r}.")
     return msgspec.structs.replace(own, tokens=tokens)
-
-
-def checked_cap(name: str, value: Any, most: int) -> Any:
-    """Return a number of blocks from 0 to `most`, or None. Raises InvalidConfig."""
-    if value is not None and (not is_integer(value) or not 0 <= value <= most):
-        raise InvalidConfig(f"{name} has to be from 0 to {most:,} blocks; got {value!r}.")
-    return None if value is None else int(value)

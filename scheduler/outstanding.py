@@ -174,9 +174,9 @@ class Outstanding:
         """Whether a batch has a void share of a request of this id, or loads into its blocks."""
         if not self.batches and not self._loading:
             return False
-        every = [left for batch in self.batches for left in batch.ticket.gone.values()]
+        gone = [left for batch in self.batches for left in batch.ticket.gone.values()]
         loads = any(request_id == other for _, other, _ in self._loading)
-        return loads or any(left.is_void and left.request.id == request_id for left in every)
+        return loads or any(left.is_void and left.request.id == request_id for left in gone)
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
         """Keep the shares of a sequence that gives its row back, or void them if it has ended."""

@@ -98,7 +98,8 @@ class Packer:
         composed = self._manager.commit(step.decodes, positions, counts, state.now, has_more=has_more)
         step.move(composed.moves)
         for row, _, _ in step.loads:
-            state.columns.owner[row].listed_in(composed.number)
+            request = state.columns.owner[row]
+            request.await_load(request.num_loading, composed.number)
         return composed, positions
 
     def _name(self, rows: Rows) -> None:
@@ -190,8 +191,6 @@ def _copies_of(step: Step) -> tuple[Tokens, Moves]:
 def _samples(step: Step, rows: Rows, not_sampling: set[int]) -> tuple[NDArray[np.bool_], int]:
     """Return which rows sample, read-only, and how many: not in the middle of a prompt, and none of `not_sampling`."""
     partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
-    if not partial and not not_sampling:
-        return _ALL_TRUE.first(len(rows)), len(rows)
     samples = ~np.isin(rows, list(not_sampling)) if not_sampling else np.ones(len(rows), np.bool_)
     samples[partial] = False
     samples.setflags(write=False)

@@ -3,13 +3,14 @@ from, strategies.py has the class of each word, and `paged.study` registers more
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from paged.base.arguments import is_number
+from paged.base.fields import AtLeast0, AtLeast1, Name, checked_fields
 from paged.errors import InvalidConfig, UnknownPolicy
 
 # Words that need one of certain words in another field. A region is released whole.
@@ -19,15 +20,7 @@ _GOES_WITH = (
     ("layout", ("region",), "preemption", ("recompute",)),
     ("foresight", ("predicted", "expected"), "reservation", ("prompt",)),
 )
-_COUNTS, _LIMITS = ("known_outputs", "max_passes", "stall_limit"), ("max_preemptions", "default_budget")
-
-
-def _is_share(value: Any) -> bool:
-    return is_number(value) and 0 <= value <= 1
-
-
-def _is_count(value: Any, least: int = 0, *, or_none: bool = False) -> bool:
-    return (or_none and value is None) or (type(value) is int and value >= least)
+_Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,37 +60,32 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
                      returns the Strategies to use, such as `usual._replace(order=Mine())`. None: those of its words
     """
 
-    name: str
+    name: Name
     summary: str = ""
     order: Literal["priority", "fcfs", "fair", "cached"] = "priority"
-    max_lead: float | None = None
+    max_lead: Annotated[float, Meta(ge=0, le=sys.float_info.max)] | None = None
     reservation: Literal["prompt", "max", "expected"] = "prompt"
     foresight: Literal["none", "predicted", "expected"] = "none"
-    known_outputs: int = 64
-    quantile: float = 0.5
-    waste_target: float | None = None
-    stall_target: float | None = None
-    stall_limit: int = 5
-    quantile_range: tuple[float, float] = (0.1, 0.8)
-    max_passes: int = 0
+    known_outputs: AtLeast0 = 64
+    quantile: _Share = 0.5
+    waste_target: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stall_target: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    stall_limit: AtLeast0 = 5
+    quantile_range: tuple[_Share, _Share] = (0.1, 0.8)
+    max_passes: AtLeast0 = 0
     layout: Literal["blocks", "counted", "region"] = "blocks"
     composition: Literal["decodes_first", "in_order"] = "decodes_first"
     chunked: bool = True
-    watermark: float = 0.0
+    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     victim: Literal["latest", "fewest_blocks"] = "latest"
     take: Literal["tail", "whole"] = "whole"
     preemption: Literal["recompute", "swap", "cheapest"] = "recompute"
-    max_preemptions: int | None = None
-    default_budget: int | None = None
+    max_preemptions: AtLeast1 | None = None
+    default_budget: AtLeast1 | None = None
     strategies: Callable[[Policy, Any, int], Any] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise InvalidConfig(f"a policy's name has to be a non-empty string; got {self.name!r}.")
-        for field, known in _STRATEGIES.items():
-            strategy = getattr(self, field)
-            if not isinstance(strategy, str) or strategy not in known:
-                raise self._wrong(f"{field} has to be one of {', '.join(known)}; got {strategy!r}.")
+        checked_fields(Policy, msgspec.structs.asdict(self), self._wrong)
         for field, strategies, other, needed in _GOES_WITH:
             if (strategy := getattr(self, field)) in strategies and (got := getattr(self, other)) not in needed:
                 raise self._wrong(f"{field} {strategy} goes with {other} {' or '.join(needed)}; got {got}.")
@@ -105,27 +93,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             raise self._wrong(
                 f"order cached needs max_lead, and no other order takes it; got {self.max_lead!r} with order {self.order}."
             )
-        span, lead, waste, stall = self.quantile_range, self.max_lead, self.waste_target, self.stall_target
-        is_span = isinstance(span, (tuple, list)) and len(span) == 2 and all(map(_is_share, span))
-        for field, is_right, wanted in (
-            ("chunked", isinstance(self.chunked, bool), "True or False"),
-            ("watermark", _is_share(self.watermark) and self.watermark < 1, "a share of the pool in [0, 1)"),
-            ("quantile_range", is_span and span[0] <= span[1], "two shares from 0 to 1, rising"),
-            (
-                "max_lead",
-                lead is None or (is_number(lead) and 0 <= lead < math.inf),
-                "a number of seconds of at least 0",
-            ),
-            ("waste_target", waste is None or (_is_share(waste) and waste > 0), "in (0, 1], or None"),
-            ("stall_target", stall is None or (_is_share(stall) and 0 < stall < 1), "in (0, 1), or None"),
-            ("strategies", self.strategies is None or callable(self.strategies), "a function, or None"),
-            *((name, _is_count(getattr(self, name)), "at least 0") for name in _COUNTS),
-            *((name, _is_count(getattr(self, name), 1, or_none=True), "at least 1, or None") for name in _LIMITS),
-        ):
-            if not is_right:
-                raise self._wrong(f"{field} has to be {wanted}; got {getattr(self, field)!r}.")
-        least, most = span
-        if not (_is_share(self.quantile) and least <= self.quantile <= most):
+        least, most = self.quantile_range
+        if least > most:
+            raise self._wrong(f"quantile_range has to rise; got {self.quantile_range}.")
+        if not least <= self.quantile <= most:
             raise self._wrong(f"quantile has to be in quantile_range {self.quantile_range}; got {self.quantile!r}.")
         if self.layout == "region" and self.strategies is None:
             raise self._wrong("layout region needs strategies that hand out regions, such as those of paged.study.")
@@ -133,9 +104,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def _wrong(self, what: str) -> InvalidConfig:
         return InvalidConfig(f"policy {self.name}: {what}")
 
-
-_STRATEGIES = {name: get_args(hint) for name, hint in get_type_hints(Policy).items() if get_origin(hint) is Literal}
-"""The words of each field that names a strategy."""
 
 # fmt: off
 _PAGED = Policy(name="paged", summary="Dynamic SplitFuse; admission looks ahead by what outputs became; only the missing blocks off the latest tail by the cheaper way, bounded preemptions", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3)
@@ -178,17 +146,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     attention outweighs the linear layers. The defaults resemble an 8B model on one A100: 2 MiB a block over 25 GB/s,
     8,000 prompt tokens a second."""
 
-    seconds_per_swapped_block: float = 84e-6
-    seconds_per_token: float = 125e-6
-    attention_knee: float = 16_384.0
+    seconds_per_swapped_block: Annotated[float, Meta(ge=0)] = 84e-6
+    seconds_per_token: Annotated[float, Meta(ge=0)] = 125e-6
+    attention_knee: Annotated[float, Meta(gt=0)] = 16_384.0
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not is_number(value) or value < 0:
-                raise InvalidConfig(f"costs: {name} has to be a number of at least 0; got {value!r}.")
-        if self.attention_knee == 0:
-            raise InvalidConfig("costs: attention_knee has to be above 0 tokens; infinity leaves attention out.")
+        checked_fields(Costs, msgspec.structs.asdict(self), lambda what: InvalidConfig(f"costs: {what}"))
 
     def swap(self, num_blocks: int) -> float:
         """Seconds to swap so many blocks out and in again."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
-from typing import Protocol
 
 from .request import RequestState, Status
 from .rows import Running
@@ -20,25 +19,9 @@ Key = tuple[int, float, int]
 """(priority, arrival, number) of a request, or what else stands for the arrival."""
 
 
-class Queue(Protocol):
-    """Waiting requests, in the order in which they are to be admitted. `head` is the first, if there is one, `behind` up
-    to `count` that come after it; `let_in` removes an admitted one. `ended` is called for each request that ends.
-    `violations`: what is wrong in the queue or its books, given all requests and the `idle` ones."""
-
-    num: int
-
-    def __iter__(self) -> Iterator[RequestState]: ...
-    def add(self, state: RequestState) -> object: ...
-    def head(self) -> RequestState: ...
-    def behind(self, count: int) -> list[RequestState]: ...
-    def remove(self, state: RequestState) -> None: ...
-    def let_in(self, state: RequestState) -> None: ...
-    def ended(self, state: RequestState) -> None: ...
-    def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]: ...
-
-
-class OrderedQueue:
-    """A `Queue` sorted by `RequestState.order`, which is unique. In arrival order, add and head removal are O(1)."""
+class Queue:
+    """Waiting requests, in the order in which they are to be admitted: by `RequestState.order`, which is unique. In
+    arrival order, add and head removal are O(1). Other orders are subclasses."""
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
@@ -59,9 +42,11 @@ class OrderedQueue:
             states.insert(bisect_left(states, state.order, self._head, key=_order_of), state)
 
     def head(self) -> RequestState:
+        """Return the first request; there is one."""
         return self._states[self._head]
 
     def behind(self, count: int) -> list[RequestState]:
+        """Return up to `count` requests that come after the first."""
         return self._states[self._head + 1 : self._head + 1 + count]
 
     def remove(self, state: RequestState) -> None:
@@ -77,12 +62,14 @@ class OrderedQueue:
         assert states[place] is state, "a request stands where its order says"
         del states[place]
 
+    # Called for a request that is admitted.
     let_in = remove
 
     def ended(self, state: RequestState) -> None:
-        """Keep no books of those that were admitted."""
+        """Note that a request has ended."""
 
     def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]:
+        """Return what is wrong in the queue or its books, given all requests and the `idle` ones."""
         orders = [state.order for state in self._states[self._head :]]
         return [] if orders == sorted(orders) else ["11: the waiting queue is out of order."]
 
@@ -92,7 +79,7 @@ class Queues:
         self.waiting = waiting
         self.running = Running()
         # Loading, paused and swapped requests.
-        self.away = OrderedQueue()
+        self.away = Queue()
         # Requests that gave their blocks up and compute nothing until the caller appends tokens.
         self.idle: dict[str, RequestState] = {}
         # No request can be admitted or return before one ends or comes: decodes make no room.
@@ -110,7 +97,8 @@ class Queues:
         """A request ended, came, or may need less."""
         self.is_shut = False
 
-    def run(self, request: RequestState) -> None:
+    def run(self, request: RequestState, step: int) -> None:
+        request.resume(step)
         self.running.add(request)
         request.become(Status.RUNNING)
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from operator import attrgetter
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from paged.base.arguments import (
-    UNLIMITED,
-    Tokens,
-    checked_level,
-    count_of,
-    is_integer,
-    is_number,
-    keep_at_error,
-    tokens_below,
-)
+from paged.base.arguments import UNLIMITED, Tokens, keep_at_error, tokens_below
+from paged.base.fields import AtLeast0, AtLeast1, Level, Name, checked_fields
 from paged.block_manager.content_key import root_prefix
-from paged.errors import InvalidConfig, InvalidNamespace, InvalidRequest, InvalidTokens
+from paged.errors import InvalidNamespace, InvalidRequest, InvalidTokens
 
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 _NO_NAMESPACE = root_prefix(None)
 
 
@@ -57,13 +51,11 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a finished sequence's content is kept: evicted after all of lower priority. `priority`: from 1 to 3; other
     content has 0. `lasts`: time from its end on, in the unit of `now`; None or infinity: no limit."""
 
-    priority: int = 1
-    lasts: float | None = None
+    priority: Level = 1
+    lasts: Annotated[float, Meta(gt=0)] | None = None
 
     def __post_init__(self) -> None:
-        checked_level(self.priority)
-        if self.lasts is not None and not (is_number(self.lasts) and self.lasts > 0):
-            raise InvalidConfig(f"lasts has to be a time above 0, or None; got {self.lasts!r}.")
+        checked_fields(Retention, msgspec.structs.asdict(self))
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -91,18 +83,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     session_id       the session that it is a turn of: what it leaves is kept for the next turn, see `Hint`; None: of none
     """
 
-    id: str
+    id: Name
     prompt: Any
-    max_tokens: int = 16
-    min_tokens: int = 0
-    eos_token_id: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: AtLeast1 = 16
+    min_tokens: AtLeast0 = 0
+    eos_token_id: TokenId | None = None
+    stop_token_ids: tuple[TokenId, ...] = ()
     priority: int = 0
-    num_sequences: int = 1
-    num_computed: int = 0
+    num_sequences: AtLeast1 = 1
+    num_computed: AtLeast0 = 0
     saves: bool = False
-    expected_tokens: int | None = None
-    keep_at: tuple[int, ...] = ()
+    expected_tokens: AtLeast1 | None = None
+    keep_at: Any = ()
     salt: str | None = None
     adapter: str | None = None
     extra_key: Any = None
@@ -110,7 +102,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     writes_cache: bool = True
     retention: Retention | None = None
     tenant: str | None = None
-    session_id: str | None = None
+    session_id: Name | None = None
 
     @property
     def is_private(self) -> bool:
@@ -118,30 +110,28 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return not (self.reads_cache and self.writes_cache)
 
 
-_INTEGERS = ("max_tokens", "min_tokens", "num_sequences", "num_computed", "priority", "eos_token_id", "expected_tokens")
-# What most requests leave as it is.
-_rare_of = attrgetter(
-    "min_tokens", "priority", "num_sequences", "num_computed", "reads_cache", "writes_cache",
-    "expected_tokens", "retention", "tenant", "salt", "adapter", "stop_token_ids", "keep_at", "session_id", "saves",
-)  # fmt: skip
-_USUAL = _rare_of(Request(id="", prompt=()))
-_USUAL_TYPES = [*map(type, _USUAL)]
-
-
 def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
     """Return the request with Python integers, counts at most UNLIMITED, its prompt, int32 [n], and its encoded
     namespace. Raises InvalidRequest unless all fields are in range."""
-    if type(request.id) is not str or not request.id:
-        raise InvalidRequest(f"id has to be a non-empty string; got {request.id!r}.")
-    rare, most, eos = _rare_of(request), request.max_tokens, request.eos_token_id
-    # Types first: arrays refuse to be compared.
-    is_usual = [*map(type, rare)] == _USUAL_TYPES and rare == _USUAL and type(most) is int and 0 < most <= UNLIMITED
-    own = request
-    if not is_usual or not (eos is None or (type(eos) is int and 0 <= eos < 2**31)):
-        _check_fields(request)
-        numbers = {name: None if (n := getattr(request, name)) is None else count_of(n) for name in _INTEGERS}
-        numbers["priority"], stops = int(request.priority), tuple(map(int, request.stop_token_ids))
-        own = msgspec.structs.replace(request, **numbers, stop_token_ids=stops)
+    fields = msgspec.structs.asdict(request)
+    try:
+        own = msgspec.convert(fields, Request)
+    except msgspec.ValidationError:
+        # Numbers of numpy, or a wrong field.
+        own = Request(**checked_fields(Request, fields, partial(wrong, request.id)))
+    if own.max_tokens > UNLIMITED:
+        own = Request(**checked_fields(Request, msgspec.structs.asdict(own)))
+    most, num = own.max_tokens, own.num_sequences
+    if own.min_tokens > most:
+        raise wrong(request.id, f"min_tokens has to be from 0 to max_tokens ({most}); got {own.min_tokens}.")
+    if own.expected_tokens is not None and own.expected_tokens > most:
+        raise wrong(request.id, f"expected_tokens has to be from 1 to max_tokens ({most}); got {own.expected_tokens}.")
+    if num > 1 and (own.num_computed or own.saves):
+        field = "num_computed" if own.num_computed else "saves"
+        raise wrong(request.id, f"{field} goes with one sequence; got num_sequences {num}.")
+    if num > 1 and own.is_private:
+        shared = f"{num} sequences share their prompt through the cache"
+        raise wrong(request.id, f"{shared}; reads_cache and writes_cache have to be on.")
     try:
         prompt = tokens_below(request.prompt, vocabulary_size)
     except InvalidTokens as invalid:
@@ -150,12 +140,10 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
     if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
-    root = _NO_NAMESPACE
-    if not is_usual or request.extra_key is not None:
-        try:
-            root = request_root(request.salt, request.adapter, request.extra_key)
-        except InvalidNamespace as error:
-            raise wrong(request.id, f"extra_key: {error}") from None
+    try:
+        root = request_root(request.salt, request.adapter, request.extra_key)
+    except InvalidNamespace as error:
+        raise wrong(request.id, f"extra_key: {error}") from None
     # The array may be the caller's.
     return own, prompt.copy() if isinstance(request.prompt, np.ndarray) else prompt, root
 
@@ -167,54 +155,8 @@ def request_root(salt: str | None, adapter: str | None, extra_key: Any) -> bytes
     return root_prefix((salt, adapter, extra_key))
 
 
-def _check_fields(request: Request) -> None:
-    """Raise InvalidRequest unless the fields but the prompt, and their combinations, are right."""
-    most, hint, stops = request.max_tokens, request.expected_tokens, request.stop_token_ids
-    num_sequences, eos = request.num_sequences, request.eos_token_id
-    if not _is_count(most, 1):
-        raise wrong(request.id, f"max_tokens has to be an integer of at least 1; got {most!r}.")
-    are_tokens = isinstance(stops, (tuple, list)) and all(map(_is_token, stops))
-    for field, is_right, wanted in (
-        ("expected_tokens", hint is None or _is_count(hint, 1, most), f"from 1 to max_tokens ({most}), or None"),
-        ("min_tokens", _is_count(request.min_tokens, 0, most), f"from 0 to max_tokens ({most})"),
-        ("priority", is_integer(request.priority), "an integer"),
-        ("num_sequences", _is_count(num_sequences, 1), "an integer of at least 1"),
-        ("num_computed", _is_count(request.num_computed, 0), "an integer of at least 0"),
-        ("saves", isinstance(request.saves, bool), "True or False"),
-        ("reads_cache", isinstance(request.reads_cache, bool), "True or False"),
-        ("writes_cache", isinstance(request.writes_cache, bool), "True or False"),
-        ("retention", isinstance(request.retention, Retention | None), "a Retention or None"),
-        ("tenant", request.tenant is None or type(request.tenant) is str, "a string or None"),
-        (
-            "session_id",
-            request.session_id is None or (type(request.session_id) is str and request.session_id),
-            "a non-empty string or None",
-        ),
-        ("salt", isinstance(request.salt, str | None), "a string or None"),
-        ("adapter", isinstance(request.adapter, str | None), "a string or None"),
-        ("stop_token_ids", are_tokens, "a tuple of token ids, each from 0 to 2^31 - 1"),
-        ("eos_token_id", eos is None or _is_token(eos), "a token id or None"),
-    ):
-        if not is_right:
-            raise wrong(request.id, f"{field} has to be {wanted}; got {getattr(request, field)!r}.")
-    if (request.num_computed or request.saves) and num_sequences > 1:
-        field = "num_computed" if request.num_computed else "saves"
-        raise wrong(request.id, f"{field} goes with one sequence; got num_sequences {num_sequences}.")
-    if request.is_private and num_sequences > 1:
-        shared = f"{num_sequences} sequences share their prompt through the cache"
-        raise wrong(request.id, f"{shared}; reads_cache and writes_cache have to be on.")
-
-
 def wrong(request_id: str, what: str) -> InvalidRequest:
     return InvalidRequest(f'request "{request_id}": {what}')
-
-
-def _is_count(value: Any, least: int, most: int | None = None) -> bool:
-    return is_integer(value) and value >= least and (most is None or value <= most)
-
-
-def _is_token(value: Any) -> bool:
-    return _is_count(value, 0, 2**31 - 1)
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):
@@ -283,10 +225,7 @@ class RequestState(Counted, eq=False, gc=False):
 
     @property
     def live_rows(self) -> list[int]:
-        rows = self.rows
-        if len(rows) == 1:
-            return rows[:] if rows[0] >= 0 else []
-        return [row for row in rows if row >= 0]
+        return [row for row in self.rows if row >= 0]
 
     @property
     def live_sequences(self) -> list[int]:
@@ -359,13 +298,9 @@ class RequestState(Counted, eq=False, gc=False):
         before, self.hints = self.hints, tuple(hint for hint in self.hints if hint.action != action)
         return len(before) > len(self.hints)
 
-    def await_load(self, num_tokens: int | None) -> None:
-        """Wait for so many tokens from elsewhere; None: ask for them at the next admission."""
-        self.num_loading = num_tokens
-
-    def listed_in(self, number: int) -> None:
-        """Note the batch that lists the tokens that it asked for."""
-        self.load_batch = number
+    def await_load(self, num_tokens: int | None, batch: int = 0) -> None:
+        """Wait for so many tokens from elsewhere, which this batch lists; None: ask for them at the next admission."""
+        self.num_loading, self.load_batch = num_tokens, batch
 
     def note_preempted(self, step: int) -> None:
         self.preempted_at = step

@@ -206,7 +206,7 @@ class Books:
             # Its worst case is reserved; a new count is rare enough.
             self._owed = None
         elif self._owed is not None:
-            self._owed += self.debt_of(request)
+            self._owed += self.owed_to(request.live_rows)
 
     def num_free(self) -> int:
         """Return the blocks for newcomers: not promised, not owed to admitted requests, not in the watermark."""
@@ -234,15 +234,8 @@ class Books:
 
     def allowance(self, request: RequestState) -> int:
         """Return the blocks that the request may draw, without those that others have reserved."""
-        available = self.manager.device.num_available
-        if not self.bounded:
-            return available
         own = self.debt_at_worst(request) if request in self.bounded else 0
-        return available - self.owed_to_bounded() + own
-
-    def debt_of(self, request: RequestState) -> int:
-        """Return the blocks that a request with rows still needs for what it knows or has reserved by count."""
-        return self._owed_to(np.array(request.live_rows, np.int64))
+        return self.manager.device.num_available - self.owed_to_bounded() + own
 
     def debt_at_worst(self, request: RequestState) -> int:
         """Return the blocks that the request's rows may still draw up to their full length."""
@@ -251,23 +244,27 @@ class Books:
 
     def owed(self) -> int:
         """Return the blocks that admitted requests still need: for prompts in the middle, and reservations."""
-        loading = sum(self.debt_of(request) for request in self.queues.away if request.status is Status.LOADING)
-        return self._owed_to(self.queues.running.rows()) + loading + self._owed_beyond()
+        loading = sum(
+            self.owed_to(request.live_rows) for request in self.queues.away if request.status is Status.LOADING
+        )
+        return self.owed_to(self.queues.running.rows()) + loading + self._owed_beyond()
 
     def reserved(self) -> int:
         """Return the blocks kept by count for running requests, beyond those that they hold."""
-        counted = self._owed_to(self.queues.running.rows()) if self.reservation.is_counted else 0
+        counted = self.owed_to(self.queues.running.rows()) if self.reservation.is_counted else 0
         return counted + self._owed_beyond()
 
     def owed_to_bounded(self) -> int:
         return sum(self.debt_at_worst(request) for request in self.bounded)
 
-    def _owed_to(self, rows: Rows) -> int:
+    def owed_to(self, rows: Rows | list[int]) -> int:
+        """Return the blocks that rows still need for what they know or have reserved by count."""
+        rows = np.asarray(rows, np.int64)
         return int(self.manager.growth.owed(rows, self.kept(rows)).sum())
 
     def _owed_beyond(self) -> int:
         """Return the blocks for worst cases, without those that are kept anyway."""
-        return sum(max(0, self.debt_at_worst(request) - self.debt_of(request)) for request in self.bounded)
+        return sum(max(0, self.debt_at_worst(request) - self.owed_to(request.live_rows)) for request in self.bounded)
 
     def bound_if_due(self, request: RequestState) -> None:
         """Reserve the worst case of a request that is due, if it is available; otherwise it stays a victim."""

@@ -196,15 +196,6 @@ class RowColumns:
         self._num_rows = larger._num_rows
 
 
-def kept_of(request: RequestState, sequence: int, tokens: list[int], known: int) -> tuple[int, int]:
-    """Return `kept_counts` of one sequence with at least one new token; it may have no row."""
-    columns, place = RowColumns(1), np.zeros(1, np.int64)
-    columns.bind(0, request, sequence)
-    given = np.array(tokens, np.int32), place, np.array([len(tokens)])
-    kept, codes = columns.kept_counts(place, given, np.array([known]))
-    return kept.item(0), codes.item(0)
-
-
 class Running:
     """The running requests, in order, and their rows, int64 [n], kept as an array between steps. A batch with all of them
     gives its own array (`keep`), without rows that ended with it (`settle`). Otherwise rows that left are masked out once
@@ -285,12 +276,8 @@ class Running:
         if rows is self._rows and not (self._joined or self._is_stale) and len(self._left) == len(rows) - len(stay):
             self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 
-    def unsettle(self) -> None:
-        """Forget what `settle` remembers: a row has other tokens."""
-        self.steady = None
-
     def take_steady(self) -> tuple[Rows, Counts, Counts] | None:
-        """Return what `settle` remembers, once."""
+        """Return what `settle` remembers, and forget it: a row may have other tokens."""
         steady, self.steady = self.steady, None
         return steady
 

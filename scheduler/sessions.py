@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from paged.block_manager import DEVICE, HOST, NO_BLOCKS, Blocks, Memory, Node, Retained, num_nodes
+from paged.block_manager import HOST, NO_BLOCKS, Blocks, Memory, Node, Retained, num_nodes
 
 from .request import Retention
 
@@ -112,16 +112,12 @@ class Sessions:
     """All sessions, in the order in which they began or their last turns ended. `clock` tells the time of the last call."""
 
     def __init__(self, manager: Memory, clock: Callable[[], float]) -> None:
-        self._content, self._clock, self._gaps = manager.content, clock, Gaps()
+        self._content, self.now, self._gaps = manager.content, clock, Gaps()
         self.by_id: OrderedDict[str, Session] = OrderedDict()
         # By place and level, what was put first; and by place, sessions that have nothing there that could go.
         self._first: dict[tuple[int, int], tuple[Blocks, Blocks]] = {}
         self._empty: tuple[set[Session], set[Session]] = set(), set()
         self._content.on_raised(self._choose)
-
-    @property
-    def now(self) -> float:
-        return self._clock()
 
     def begin(self, session_id: str, now: float) -> None:
         """Note that a turn has arrived."""
@@ -143,7 +139,7 @@ class Sessions:
         session = self.by_id[session_id]
         session.live -= 1
         if row >= 0:
-            session.way, session.ended_at, session.num_output = self._content.way_of(row), self.now, num_output
+            session.way, session.ended_at, session.num_output = self._content.way_of(row), self.now(), num_output
             session.num_blocks = sum(at + 1 for _, at in session.way)
             self.by_id.move_to_end(session_id)
             self._retain(session)
@@ -159,8 +155,9 @@ class Sessions:
     def _retain(self, session: Session) -> None:
         """Retain what the session's last turn left from now on, and what it had retained no longer."""
         before, retention, session.retained = session.retained, session.retention, None
-        session.until = self.now + (self._gaps.latest(session.kind) if retention.lasts is None else retention.lasts)
-        self._look_again(session)
+        session.until = self.now() + (self._gaps.latest(session.kind) if retention.lasts is None else retention.lasts)
+        for empty in self._empty:
+            empty.discard(session)
         if way := self._content.way_to(self._content.spans_of(session.way)):
             session.retained = self._content.retain_node(way[0], int(retention.priority), session.until)
         if before is not None:
@@ -175,11 +172,8 @@ class Sessions:
 
     def forget(self, session: Session) -> None:
         del self.by_id[session.id]
-        self._look_again(session)
-
-    def _look_again(self, session: Session) -> None:
-        for place in (DEVICE, HOST):
-            self._empty[place].discard(session)
+        for empty in self._empty:
+            empty.discard(session)
 
     def _expected_in(self, session: Session, now: float) -> float:
         assert session.ended_at is not None, "a session between two turns"
@@ -198,8 +192,8 @@ class Sessions:
             host_blocks=num_nodes(there),
             pinned_blocks=pinned,
             ended_at=session.ended_at,
-            expected_at=None if is_over else self.now + self._expected_in(session, self.now),
-            retained_until=None if session.retained is None or session.until <= self.now else session.until,
+            expected_at=None if is_over else self.now() + self._expected_in(session, self.now()),
+            retained_until=None if session.retained is None or session.until <= self.now() else session.until,
         )
 
     def violations(self, live: list[str]) -> list[str]:
@@ -213,7 +207,7 @@ class Sessions:
         # Of many sessions at once for more blocks, because all of them are looked at.
         num_blocks = max(num_blocks, len(self.by_id) >> 6)
         idle = [s for s in self.by_id.values() if s.way and not s.live and s.retention.priority == level]
-        now = self.now
+        now = self.now()
         waits = [(self._expected_in(session, now), session) for session in idle if session not in self._empty[place]]
         chosen: list[Blocks] = []
         for _, session in sorted(waits, key=itemgetter(0), reverse=True):

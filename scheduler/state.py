@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from paged.base.arguments import Tokens
+from paged.base.fields import AtLeast0, AtLeast1
 from paged.block_manager import Memory, Moves
 from paged.block_manager.moves import NO_MOVES
 
@@ -31,22 +31,21 @@ if TYPE_CHECKING:
 _REMEMBERED = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller sets of each step, as in `Scheduler`."""
 
-    max_tokens_per_step: int
-    max_sequences: int
-    max_model_len: int | None
-    max_waiting: int | None
-    max_chunk: int
-    vocabulary_size: int | None
-    max_outstanding: int
+    max_tokens_per_step: AtLeast1
+    max_sequences: AtLeast1
+    max_model_len: AtLeast1 | None
+    max_waiting: AtLeast1 | None
+    max_chunk: AtLeast1
+    vocabulary_size: AtLeast1 | None
+    max_outstanding: AtLeast1
     resumes_known: bool
-    max_pinned: int = 0
-    max_pinned_per_tenant: int | None = None
-    max_cached_per_tenant: int | None = None
-    remember_evicted: int = 0
+    max_pinned: AtLeast0
+    max_pinned_per_tenant: AtLeast0 | None
+    max_cached_per_tenant: AtLeast0 | None
+    remember_evicted: AtLeast0
 
 
 class Step(msgspec.Struct, eq=False, gc=False):
@@ -151,10 +150,6 @@ class State:
         self.waiting, self.running, self.away, self.idle = queues.waiting, queues.running, queues.away, queues.idle
         self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
-
-    def start_running(self, state: RequestState) -> None:
-        state.resume(self.stats.steps)
-        self.queues.run(state)
 
     def set_now(self, now: float) -> None:
         self.now = now

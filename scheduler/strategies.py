@@ -16,7 +16,7 @@ from .fair_queue import FairQueue
 from .foresight import OutputLengths
 from .policies import Policy
 from .preemption import FewestBlocks, Swaps, Victims
-from .queues import Key, OrderedQueue, Queue
+from .queues import Key, Queue
 from .request import Request
 from .reservations import Drawn, Reservation, expected, most
 
@@ -29,38 +29,36 @@ _SWAPS: dict[str, Swaps] = {
 
 
 class Order:
-    """The order in which requests are served: as they arrive."""
+    """The order in which requests are served: as they arrive, or the smaller `Request.priority` first."""
+
+    def __init__(self, *, by_priority: bool = False) -> None:
+        self._by_priority = by_priority
 
     def key_of(self, request: Request, arrival: float, number: int) -> Key:
         """Return the key of the `number`-th request, which came at `arrival`; smaller is sooner."""
-        return (0, arrival, number)
+        return (request.priority if self._by_priority else 0, arrival, number)
 
     def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
         """Return an empty queue for waiting requests, given the `lengths` of ended outputs."""
-        return OrderedQueue()
+        return Queue()
 
 
-class ByPriority(Order):
-    """Smaller `Request.priority` first, equal ones as they arrive."""
-
-    def key_of(self, request: Request, arrival: float, number: int) -> Key:
-        return (request.priority, arrival, number)
-
-
-class Fair(ByPriority):
+class Fair(Order):
     """Within a priority, the tenant first that was given least for its weight."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
+        super().__init__(by_priority=True)
         self._weights = weights
 
     def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
         return FairQueue(self._weights, lengths)
 
 
-class CachedFirst(ByPriority):
+class CachedFirst(Order):
     """Within a priority, the request first that finds most of its tokens cached; it came at most `lead` seconds later."""
 
     def __init__(self, lead: float) -> None:
+        super().__init__(by_priority=True)
         self._lead = lead
 
     def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
@@ -77,7 +75,7 @@ class Strategies(NamedTuple):
 
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
     """Return the strategies of a policy, for a pool of so many blocks. Raises InvalidConfig."""
-    orders = {"fcfs": Order(), "priority": ByPriority(), "fair": Fair(tenant_weights)}
+    orders = {"fcfs": Order(), "priority": Order(by_priority=True), "fair": Fair(tenant_weights)}
     orders["cached"] = CachedFirst(policy.max_lead or 0.0)
     drawn = Drawn(expected if policy.reservation == "expected" else most, is_counted=policy.layout == "counted")
     usual = Strategies(

@@ -131,7 +131,7 @@ def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
     return held, sum(map(manager.tiers.pages_on_host, rows))
 
 
-def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool = True) -> Explanation:
+def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool) -> Explanation:
     """Return why the request, None if it has ended, is where it is, and which others hold blocks, which costs most."""
     if request is None:
         status, sentence = state.ended[request_id]
@@ -216,7 +216,7 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     elif outstanding.is_idle(request):
         sentence = "everything that it knows is computed; it waits for append()."
     else:
-        needed = books.debt_of(request)
+        needed = books.owed_to(request.live_rows)
         free += needed
         sentence = "it gets tokens in the next step, as the budget allows."
         if needed > max(0, free):
@@ -257,8 +257,7 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
     elif state.running.num_rows + request.num_live > limit:
         sentence = f"all {limit} seats are taken (max_sequences)."
     else:
-        later = state.admission.reason(queues) or state.composition.reason(queues)
-        sentence = later or "it can be admitted in the next step."
+        sentence = state.composition.reason(queues) or "it can be admitted in the next step."
     if request.preemptions:
         times, lost = counted(request.preemptions, "time"), counted(sum(request.high_water), "token")
         sentence += f" It was preempted {times} and will compute {lost} again."

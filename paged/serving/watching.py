@@ -389,7 +389,7 @@ class Watcher:
 
     def _reason_of(self, request_id: str) -> str:
         try:
-            return self._scheduler.reason(request_id)
+            return self._scheduler.explain(request_id, with_holders=False).reason
         except UnknownRequest:
             return ""
 
@@ -462,7 +462,7 @@ class Watcher:
             reason = ""
             if view.status != "running" and num_reasons < MAX_REASONS:
                 num_reasons += 1
-                reason = self._scheduler.reason(view.id)
+                reason = self._scheduler.explain(view.id, with_holders=False).reason
             found.append(self._sight_of(view, reason, now))
         return found
 

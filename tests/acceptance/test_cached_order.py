@@ -47,7 +47,7 @@ def test_who_finds_most_cached_comes_first_and_others_as_they_came():
     expected = ["most", "a part", "none", "none, later"]
     assert scheduler.waiting_ids() == expected
     assert scheduler.next_id == "most"
-    assert 'behind 1 request in the queue, the first of which is "most"' in scheduler.reason("a part")
+    assert 'behind 1 request in the queue, the first of which is "most"' in scheduler.explain("a part").reason
     assert run(scheduler) == expected
 
 
@@ -138,8 +138,8 @@ def test_whatever_is_called_no_request_waits_for_ones_beyond_the_lead(seed, monk
     [
         ({"order": "cached"}, "order cached needs max_lead, and no other order takes it; got None with order cached"),
         ({"max_lead": 3.0}, "got 3.0 with order priority"),
-        ({"order": "cached", "max_lead": -1.0}, "max_lead has to be a number of seconds of at least 0; got -1.0"),
-        ({"order": "cached", "max_lead": float("inf")}, "max_lead has to be a number of seconds"),
+        ({"order": "cached", "max_lead": -1.0}, "max_lead has to be a finite number of at least 0, or None; got -1.0"),
+        ({"order": "cached", "max_lead": float("inf")}, "max_lead has to be a finite number"),
     ],
 )
 def test_a_lead_goes_with_this_order_alone(fields, words):

@@ -133,7 +133,7 @@ def test_a_search_is_no_turn_of_a_session():
         ({"max_pinned": 4, "max_pinned_per_tenant": 5}, "max_pinned_per_tenant is a part of max_pinned; got 5 of 4"),
         ({"max_pinned": 4, "prefix_caching": False}, "got max_pinned=4 and prefix_caching=False"),
         ({"max_cached_per_tenant": 4, "prefix_caching": False}, "got max_cached_per_tenant=4 and prefix_caching=False"),
-        ({"max_pinned": 32}, "max_pinned has to be from 0 to 31 blocks; got 32"),
+        ({"max_pinned": 32}, "max_pinned has to be an integer of at least 0 and up to 31; got 32"),
     ],
 )
 def test_caps_that_cannot_be_are_refused(options, words):

@@ -9,7 +9,7 @@ from paged.block_manager import BlockManager
 from paged.scheduler import Request, Scheduler
 from paged.scheduler.fair_queue import MOST_IDLE, FairQueue
 from paged.scheduler.foresight import OutputLengths
-from paged.scheduler.queues import OrderedQueue
+from paged.scheduler.queues import Queue
 from paged.scheduler.request import state_of
 
 
@@ -30,7 +30,7 @@ def ended(queue, request, num_output):
 
 
 def test_heads_that_left_the_ordinary_queue_are_let_go():
-    queue = OrderedQueue()
+    queue = Queue()
     for number in range(100):
         queue.add(state(number))
     for _ in range(99):
@@ -39,7 +39,7 @@ def test_heads_that_left_the_ordinary_queue_are_let_go():
 
 
 def test_one_that_comes_in_the_middle_stands_where_its_order_says():
-    queue = OrderedQueue()
+    queue = Queue()
     for number in (0, 1, 3, 5):
         queue.add(state(number))
     queue.remove(queue.head())

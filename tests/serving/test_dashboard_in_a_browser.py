@@ -35,7 +35,7 @@ def load():
     while True:
         found.step()
         alive = found.watcher.snapshot().requests
-        if any(each.preemptions for each in alive) and found.engine.scheduler.num_waiting > 3:
+        if any(each.preemptions for each in alive) and found.engine.scheduler.counts()["waiting"] > 3:
             return found
 
 
@@ -63,7 +63,7 @@ def page(browser, server):
 def test_the_reason_of_the_first_who_waits_is_on_the_first_screen(page, load, width, height):
     shown = page(width, height)
     waiting = load.engine.scheduler.waiting_ids()[0]
-    reason = load.engine.scheduler.reason(waiting)
+    reason = load.engine.scheduler.explain(waiting, with_holders=False).reason
     text = shown.wait_for("document.querySelector('.wait li button').innerText")
     assert f"{waiting[:12]}…{waiting[-5:]}" in text
     reason = re.sub('"([^"]{12})[^"]{6,}([^"]{5})"', r'"\1…\2"', reason)
@@ -92,7 +92,9 @@ def test_one_click_opens_a_life_and_escape_closes_it(page, load):
     shown.click(".wait li button")
     assert shown.wait_for(f"document.getElementById('story').open && {HAS_STORY}")
     assert shown.js("return document.getElementById('story-id').textContent") == waiting
-    assert load.engine.scheduler.reason(waiting) in shown.js("return document.getElementById('story-why').textContent")
+    assert load.engine.scheduler.explain(waiting, with_holders=False).reason in shown.js(
+        "return document.getElementById('story-why').textContent"
+    )
     moments = shown.js("return [...document.querySelectorAll('.timeline li b')].map((each) => each.textContent)")
     assert moments[0] == "came"
     assert moments[1].startswith("waits for")

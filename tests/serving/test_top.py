@@ -24,7 +24,7 @@ from .watched import Load, WatchedServer  # noqa: TID252
 def load():
     """A load in which some wait and some were preempted."""
     found = Load(seed=3, num_blocks=96, num_clients=20, longest=120, host_blocks=16)
-    while not (found.engine.scheduler.num_waiting and found.engine.scheduler.stats().preemptions):
+    while not (found.engine.scheduler.counts()["waiting"] and found.engine.scheduler.stats().preemptions):
         found.step()
     return found
 
@@ -53,7 +53,11 @@ def test_a_pipe_gets_one_view_in_plain_lines(top, server, load, address):
     assert "\x1b" not in out
     assert re.search(r"^requests: \d+ waiting, \d+ running, ", out, re.M)
     waiting = load.engine.scheduler.waiting_ids()[0]
-    assert re.search(rf"^{waiting} .* waiting .*{re.escape(load.engine.scheduler.reason(waiting))}$", out, re.M)
+    assert re.search(
+        rf"^{waiting} .* waiting .*{re.escape(load.engine.scheduler.explain(waiting, with_holders=False).reason)}$",
+        out,
+        re.M,
+    )
     assert "preempted" in out
 
 
@@ -73,7 +77,7 @@ def test_a_view_fits_its_terminal_and_says_who_waits(load, width, height, colour
     assert max(map(len, lines)) <= width
     waiting = load.engine.scheduler.waiting_ids()[0]
     (line,) = [line for line in lines if line.startswith(f" ○ {waiting[:12]}…{waiting[-5:]} waiting")]
-    assert load.engine.scheduler.reason(waiting)[:4] in line
+    assert load.engine.scheduler.explain(waiting, with_holders=False).reason[:4] in line
 
 
 @pytest.fixture(scope="module")

@@ -469,7 +469,7 @@ class Scheduler(SchedulerInterface):
 
     def get_request_counts(self) -> tuple[int, int]:
         """How many run, and how many do not."""
-        num_running = self.decisions.num_running
+        num_running = self.decisions.counts()["running"]
         return num_running, len(self._live) - num_running
 
     def get_kv_cache_usage(self) -> float:

@@ -104,7 +104,9 @@ def _decoding(rows: int, caching: bool, context: int, holes: int, steps: int) ->
         if len(batch.rows) == batch.num_scheduled_tokens == num_sequences:
             break
     else:
-        raise RuntimeError(f"{scheduler.num_running} of {num_sequences} sequences run; all of them should decode")
+        raise RuntimeError(
+            f"{scheduler.counts()['running']} of {num_sequences} sequences run; all of them should decode"
+        )
     for hole in range(holes):
         scheduler.abort(str(hole * num_sequences // holes + num_sequences // (2 * holes)))
     return scheduler

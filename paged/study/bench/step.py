@@ -174,7 +174,9 @@ def _decoding(model: LoadedModel, context: int, steps: int, serving: Serving) ->
     engine.on_batch = batches.append
     while not batches or batches[-1].num_scheduled_tokens != rows or len(batches[-1].rows) != rows:
         if len(batches) > prefill_steps:
-            raise BenchmarkFailed(f"{engine.scheduler.num_running} of {rows} sequences run; all of them should decode")
+            raise BenchmarkFailed(
+                f"{engine.scheduler.counts()['running']} of {rows} sequences run; all of them should decode"
+            )
         engine.step()
     return engine
 

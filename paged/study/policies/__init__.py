@@ -26,7 +26,7 @@ def static(name: str, summary: str = "", *, is_padded: bool = False, reserves: b
             raise InvalidConfig(
                 f"policy {policy.name}: foresight {policy.foresight} goes with requests that join at every step."
             )
-        lockstep, longest = Lockstep(is_padded=is_padded), Longest() if reserves else None
+        lockstep, longest = Lockstep(policy.name, is_padded=is_padded), Longest() if reserves else None
         return usual._replace(
             reservation=longest or usual.reservation,
             admission=WholeBatches(policy, lockstep, longest),

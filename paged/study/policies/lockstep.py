@@ -8,6 +8,7 @@ import numpy as np
 
 from paged.block_manager import Memory
 from paged.scheduler.composition import Composition
+from paged.scheduler.queues import Queues
 from paged.scheduler.request import RequestState
 from paged.scheduler.rows import Counts, Rows
 from paged.scheduler.state import State
@@ -22,8 +23,8 @@ class Lockstep(Composition):
 
     one_token_each = True
 
-    def __init__(self, *, is_padded: bool) -> None:
-        self._is_padded = is_padded
+    def __init__(self, policy: str, *, is_padded: bool) -> None:
+        self._policy, self._is_padded = policy, is_padded
         # Tokens that the rows of this batch compute before they go on in lockstep.
         self._first = 0
 
@@ -41,6 +42,11 @@ class Lockstep(Composition):
 
     def most(self, num_launched: int) -> int:
         return max(self._first - num_launched, 1)
+
+    def reason(self, queues: Queues) -> str | None:
+        if not queues.running.num:
+            return None
+        return f"policy {self._policy} admits the next batch when the last request of this one has ended."
 
     def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
         """Where some are in the middle of their prompts; where all decode, the step after this one is known."""

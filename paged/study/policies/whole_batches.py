@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from paged.scheduler.admission import Admission, admit, shut
 from paged.scheduler.policies import Policy
-from paged.scheduler.queues import Queues
 from paged.scheduler.request import RequestState
 from paged.scheduler.reservations import Books, Drawn, most
 from paged.scheduler.state import Limits, State, Step
@@ -21,7 +20,7 @@ class WholeBatches(Admission):
 
     def __init__(self, policy: Policy, lockstep: Lockstep, longest: Longest | None) -> None:
         super().__init__(policy)
-        self._policy, self._lockstep, self._longest = policy.name, lockstep, longest
+        self._lockstep, self._longest = lockstep, longest
 
     def admit_waiting(self, state: State, step: Step) -> None:
         """Admit the head of the queue and those that go with it, as seats and memory allow."""
@@ -52,11 +51,6 @@ class WholeBatches(Admission):
         self._lockstep.begin_batch(requests)
         if self._longest is not None:
             self._longest.begin_batch(limits, requests)
-
-    def reason(self, queues: Queues) -> str | None:
-        if not queues.running.num:
-            return None
-        return f"policy {self._policy} admits the next batch when the last request of this one has ended."
 
     def _blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
         """Blocks that these waiting requests need if they enter as one batch."""

@@ -149,7 +149,7 @@ def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int
     if state.waiting.num or state.away.num:
         limit = min(limit, _steps_shut(state))
     if state.foresight is not None and state.waiting.num:
-        limit = min(limit, state.foresight.steps_left)
+        limit = min(limit, max(0, state.foresight.next_look - state.stats.steps))
     known = manager.rows.num_tokens[rows]
     left = state.columns.max_total[rows] - known
     left[num_samples:] = (known - manager.rows.num_computed[rows])[num_samples:]

@@ -1,0 +1,82 @@
+"""Checks of what callers give by the annotations of structs, where a field's type and limits stand. No part of block_manager imports it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+import numpy as np
+from msgspec import Meta, inspect
+
+from paged.base.arguments import HIGHEST_LEVEL, count_of
+from paged.errors import InvalidConfig
+
+Name = Annotated[str, Meta(min_length=1)]
+AtLeast0 = Annotated[int, Meta(ge=0)]
+AtLeast1 = Annotated[int, Meta(ge=1)]
+Level = Annotated[int, Meta(ge=1, le=HIGHEST_LEVEL)]
+Finite = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+
+_KINDS = {
+    "Int": "an integer",
+    "Float": "a number",
+    "Bool": "True or False",
+    "None": "None",
+    "Str": "a string",
+    "Custom": "a function",
+}
+_LIMITS = {"ge": "of at least", "gt": "above", "le": "up to", "lt": "below", "min_length": "of length at least"}
+
+
+def converted(name: str, value: Any, hint: Any, error: Callable[[str], Exception] = InvalidConfig) -> Any:
+    """Return a value as `hint` wants it, numpy's numbers as Python's, and integers of at most UNLIMITED. Raises `error`,
+    which names field, value and limit."""
+    own = _plain(value)
+    if isinstance(value, (tuple, list)):
+        own = [*map(_plain, value)]
+    elif isinstance(value, Mapping):
+        own = {key: _plain(each) for key, each in value.items()}
+    try:
+        found = value if hint is Any else msgspec.convert(own, hint)
+    except msgspec.ValidationError:
+        raise error(f"{name} has to be {_words(inspect.type_info(hint))}; got {value!r}.") from None
+    return count_of(found) if type(found) is int else found
+
+
+def checked_fields(
+    kind: type[msgspec.Struct], values: Mapping[str, Any], error: Callable[[str], Exception] = InvalidConfig
+) -> dict[str, Any]:
+    """Return the values of the fields of a struct as `converted`. Raises `error` for the first that is wrong."""
+    return {name: converted(name, values[name], hint, error) for name, hint in _hints_of(kind).items()}
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _words(info: Any) -> str:
+    """Return what a type takes, in words."""
+    kind = type(info).__name__.removesuffix("Type")
+    if kind == "Union":
+        return ", or ".join(map(_words, info.types))
+    if kind == "Literal":
+        return f"one of {', '.join(info.values)}"
+    if kind == "Tuple":
+        return f"a tuple: {', '.join(map(_words, info.item_types))}"
+    if kind == "VarTuple":
+        return f"a tuple, each {_words(info.item_type)}"
+    if kind == "Dict":
+        return f"a mapping from {_words(info.key_type)} to {_words(info.value_type)}"
+    found = [(words, getattr(info, field, None)) for field, words in _LIMITS.items()]
+    limits = [f"{words} {limit:,}" for words, limit in found if limit not in (None, sys.float_info.max)]
+    is_finite = getattr(info, "le", None) == sys.float_info.max
+    what = "a finite number" if is_finite else _KINDS.get(kind) or f"a {getattr(info, 'cls', type(info)).__name__}"
+    return f"{what} {' and '.join(limits)}".rstrip()
