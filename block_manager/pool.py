@@ -493,8 +493,11 @@ class Retentions:
         # ended before stays in the heap until half of it has.
         self._ends: list[tuple[float, int]] = []
         self._runs: dict[int, list[Run]] = {}
-        # The first logical time at which a retention ends: `expire` does nothing before it.
-        self.next_end = np.inf
+
+    @property
+    def next_end(self) -> float:
+        """The first logical time at which a retention ends."""
+        return self._ends[0][0] if self._ends else np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
@@ -509,7 +512,7 @@ class Retentions:
                 self._ends = [end for end in self._ends if end[1] in self._runs]
                 heapq.heapify(self._ends)
             heapq.heappush(self._ends, (until, number))
-            self._runs[number], self.next_end = runs, self._ends[0][0]
+            self._runs[number] = runs
         # First: this may raise MemoryError below, and no two have one number.
         self._next += 1
         # Last run first: children become old, and are evicted, before parents.
@@ -545,22 +548,16 @@ class Retentions:
         if end.retained:
             self.apply_to(end)
 
-    def reach(self, now: float) -> None:
-        """Note that it is the logical time `now`, by which no retention ends (`next_end`)."""
-        self.now = max(self.now, now)
-
     def expire(self, now: float) -> None:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
-        self.reach(now)
+        self.now = max(self.now, now)
         while self._ends and self._ends[0][0] <= self.now:
             _, number = heapq.heappop(self._ends)
             self.end((number, self._runs.get(number, [])))
-        self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:
         self._ends.clear()
         self._runs.clear()
-        self.next_end = np.inf
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
         """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it

@@ -6,9 +6,9 @@ A lookup compares token ids. Each row has a path through the content, which is o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,15 +17,6 @@ from .flights import Flight, Flights
 from .pool import NO_BLOCKS, Pool, Retentions, Taken
 from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
 from .tables import Tables
-
-
-class Listener(Protocol):
-    """Notes which runs change: see `EventLog`."""
-
-    def opened(self, row: int, first: int) -> None: ...
-    def closed(self, run: Run, row: int) -> None: ...
-    def changed(self, runs: Iterable[Run]) -> None: ...
-    def clear(self) -> None: ...
 
 
 class Match(NamedTuple):
@@ -64,15 +55,16 @@ class PrefixIndex:
         # By digest of the first of nodes that were evicted together: place, number and step; at most `_most_gone`.
         self.gone: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
         self._most_gone = 0
-        # None until events are read; it finds the growth of open runs itself.
-        self.log: Listener | None = None
+        # Runs whose nodes came to a place, left it, or were confirmed, but for the growth of open ones; None until events are read.
+        self.changed: set[Run] | None = None
         self._num_places, self.has_sides = len(self.pools), bool(sides)
         for place, pool in enumerate(self.pools[: 2 * NUM_PLACES]):
             pool.on_eviction(partial(self._evict, place), has_places=place >= NUM_PLACES)
 
-    def listen(self, log: Listener) -> None:
-        """Report to `log` from now on."""
-        self.log = log
+    def listen(self) -> set[Run]:
+        """Return the set of `changed` runs, which has all of today; the reader takes out what it has read."""
+        self.changed = set(self.runs.values())
+        return self.changed
 
     def remember_evicted(self, most: int) -> None:
         """Remember the last `most` evictions from now on, in `gone`."""
@@ -117,8 +109,8 @@ class PrefixIndex:
         """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""
         first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
         run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
-        if self.log is not None:
-            self.log.closed(run, row)
+        if self.changed is not None:
+            self.changed.add(run)
 
     def last_node(self, row: int) -> Node | None:
         """The row's last confirmed node; None if it has none."""
@@ -294,8 +286,8 @@ class PrefixIndex:
         runs = self.pending.pop(batch, ())
         for run in runs:
             del run.pending[batch]
-        if self.log is not None:
-            self.log.changed(runs)
+        if self.changed is not None:
+            self.changed.update(runs)
 
     def withdraw(self, batch: int) -> None:
         """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
@@ -310,8 +302,8 @@ class PrefixIndex:
                 self._give_up(run, length)
             self._shorten(run, length)
             self._trim(run)
-        if self.log is not None:
-            self.log.changed(runs)
+        if self.changed is not None:
+            self.changed.update(runs)
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
         """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
@@ -399,8 +391,8 @@ class PrefixIndex:
         run.put(place, first, blocks)
         if run.retained:
             self.pools[place].set_levels(blocks, run.levels_of(np.arange(first, first + len(blocks))))
-        if self.log is not None and not run.is_end:
-            self.log.changed([run])
+        if self.changed is not None and not run.is_end:
+            self.changed.add(run)
 
     def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
         """Draw a block in a place for each of these nodes, int64 [n], the last node first."""
@@ -426,8 +418,6 @@ class PrefixIndex:
         self.pending.clear()
         self.retentions.clear()
         self.gone.clear()
-        if self.log is not None:
-            self.log.clear()
 
     def digests(self, run: Run, stop: int, start: int = 0) -> list[bytes]:
         """Chained SHA-256 of the run's nodes from `start` to `stop` - 1, each computed once while the run lives."""
@@ -490,8 +480,7 @@ class PrefixIndex:
         run = Run(self._next_run, key, parent, at, row, self.batch, self._num_places)
         self._next_run += 1
         self.runs[key] = run
-        if self.log is not None:
-            self.log.opened(row, path.published)
+        self._tables.next_event[row] = (path.published + 1) * self._block_size
         path.open_run(run)
         self._mark(row, path)
         if parent is not None:
@@ -510,7 +499,7 @@ class PrefixIndex:
         del (self.ends if run.is_end else self.runs)[run.key]
         parent, at = run.parent, run.at
         # Unread events need its tokens and its parents' hashes.
-        run.unlink(keep_content=self.log is not None)
+        run.unlink(keep_content=self.changed is not None)
         if parent is None or not parent.remove_child(at):
             return
         if parent.row < 0:
@@ -528,7 +517,7 @@ class PrefixIndex:
     def _shorten(self, run: Run, length: int) -> None:
         if length < run.length:
             # Unread events need its tokens.
-            run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
+            run.shorten(length, length * self.block_bytes if self.changed is None else len(run.tokens))
 
     def _give_up(self, run: Run, first: int, first_place: int = DEVICE, stop: int | None = None) -> None:
         """Withdraw the run's nodes from `first` on, before `stop`, from this place on: their blocks carry nothing."""
@@ -621,8 +610,8 @@ class PrefixIndex:
             spans = sorted(
                 [span for span in spans if span[0].length or span[0].row >= 0], key=lambda span: not span[0].is_end
             )
-        if self.log is not None:
-            self.log.changed(run for run, _, _ in spans if not run.is_end)
+        if self.changed is not None:
+            self.changed.update(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES
         if self._most_gone and not are_sides:
             for run, first, stop in spans:

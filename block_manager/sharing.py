@@ -490,6 +490,8 @@ class Content:
         if any(pool.num_used for pool in self._index.pools):
             return False
         self._index.clear()
+        if self._events is not None:
+            self._events.clear()
         return True
 
     def event_log(self) -> EventLog:
