@@ -60,8 +60,7 @@ class Memory:
         self.num_blocks, self.num_host_blocks, self.host_caching = num_blocks, host_blocks, host_caching
         # Blocks that requests can have: see `spare`.
         self.capacity = num_blocks
-        leads = [0, *(side.lead for side in layout.sides)]
-        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), leads=leads)
+        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=1 + len(layout.sides))
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
         # The blocks of the full group; without one they number positions, and cost nothing.
         self.blocks = (
@@ -337,11 +336,11 @@ class Memory:
     def commit(
         self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, now: float, has_more: bool
     ) -> Composed:
-        """Put out the batch of logical time `now`, by which no retention ends: draw what was promised, return what an
-        engine needs of memory. `decodes`, int64 [n], are the rows placed first, `positions` what they compute, packed,
-        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows."""
+        """Put out the batch of logical time `now`: draw what was promised, return what an engine needs of memory. `decodes`,
+        int64 [n], are the rows placed first, `positions` what they compute, packed, `counts[i]` of row i (None: one each).
+        With `has_more` the batch counts even without rows."""
         self.growth.draw_promised()
-        self.content.retentions.reach(now)
+        self.content.retentions.expire(now)
         flight, changes = self.flights.composed, NO_CHANGES
         if flight.is_used:
             # First: what this evicts is copied before the batch writes there.

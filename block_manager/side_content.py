@@ -325,10 +325,11 @@ class SideContent:
         tables = self._tables
         for side in self._layout.bounded:
             # Few rows pass a block in a step: the rest of this is for them.
-            which = rows[(tables.num_computed >= tables.passes_at[side.table])[rows].nonzero()[0]]
-            if not len(which):
+            begins = tables.first[side.table][rows]
+            is_due = (tables.num_computed[rows] - begins * self._size >= side.lead).nonzero()[0]
+            if not len(is_due):
                 continue
-            begins = tables.first[side.table][which]
+            which, begins = rows[is_due], begins[is_due]
             ends = np.minimum(side.first_column(tables.num_computed[which]), tables.num_blocks[which])
             counts = ends - begins
             if not (is_one_each := not np.count_nonzero(counts != 1)):
