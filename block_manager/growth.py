@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paged.base.growing import rising_from
 
 from .layout import Layout
-from .moves import NO_MOVES, Moves, pairs_of
+from .moves import Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
 from .tables import Rows, Tables
@@ -156,7 +156,11 @@ class Growth:
             self.device.make_room(self.num_promised)
         blocks = drawn = self.blocks.draw(total - self._num_found, layout.full_pages or 1)
         if self._found:
-            blocks = self._with_found(rows, columns, drawn)
+            # Those that were found, and between them those drawn, in order.
+            blocks = np.full(total, -1)
+            for row, first, found in self._found:
+                blocks[(rows == row) & (columns >= first) & (columns < first + len(found))] = found
+            blocks[blocks < 0] = drawn
         try:
             entries = blocks.astype(np.int32)
             try:
@@ -179,14 +183,6 @@ class Growth:
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
             self._changed.append((rows, columns, entries))
-
-    def _with_found(self, rows: Rows, columns: NDArray[np.int64], drawn: Blocks) -> Blocks:
-        """The blocks of promised columns, int64 [n]: those that were found, and between them those drawn, in order."""
-        blocks = np.full(len(rows), -1)
-        for row, first, found in self._found:
-            blocks[(rows == row) & (columns >= first) & (columns < first + len(found))] = found
-        blocks[blocks < 0] = drawn
-        return blocks
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
@@ -289,8 +285,6 @@ class Growth:
 
     def take_copies(self) -> Moves:
         """Return the copies planned by calls without moves of their own."""
-        if not self.copies:
-            return NO_MOVES
         copies, self.copies = self.copies, {}
         return Moves(device_to_device=pairs_of([pair for its in copies.values() for pair in its]))
 

@@ -357,10 +357,6 @@ class Memory:
         slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
         return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
 
-    def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
-        """`GroupTables.tables` of these rows."""
-        return GroupTables(self.growth, group, rows).tables
-
     def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
         """The tables of a batch's rows, one a group."""
         groups = range(len(self.layout.groups))
@@ -398,14 +394,21 @@ class Memory:
         rows, columns = rows.repeat(counts), rising_from(firsts, counts)
         return rows, columns, tables.blocks[table, rows, columns]
 
-    def num_filled(self, group: int, entries: tuple[Rows, NDArray[np.int64], NDArray[np.int32]] | None = None) -> int:
-        """Slots in tables, shared ones once, with a computed token that the group, no states, has to keep."""
-        rows, columns, blocks = self._entries(group, self.tables.live_rows) if entries is None else entries
+    def _num_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
+        """Slots of these entries, shared ones once, with a computed token that the group, no states, has to keep."""
         computed, begins = self.tables.num_computed[rows], columns * self.block_size
         begin = np.maximum(begins, self.layout.groups[group].front(computed))
         filled = np.zeros(self.num_blocks, np.int64)
         np.maximum.at(filled, blocks, np.minimum(computed, begins + self.block_size) - begin)
         return int(filled.sum())
+
+    def fragmentation(self) -> float:
+        """The share of slots in blocks that rows and copies hold that have no computed token; 0 unless all layers are plain."""
+        if not self.layout.is_plain:
+            return 0.0
+        entries = self._entries(0, self.tables.live_rows)
+        num_slots = self._pages_held(0, entries[2], self._beside_tables()) * self.block_size
+        return (num_slots - self._num_filled(0, *entries)) / num_slots if num_slots else 0.0
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
@@ -418,7 +421,7 @@ class Memory:
             entries = self._entries(number, self.tables.live_rows)
             used = self._pages_held(number, entries[2], beside)
             is_state = group.kind == "state"
-            kept = used if is_state else self.num_filled(number, entries) * group.pages / self.block_size
+            kept = used if is_state else self._num_filled(number, *entries) * group.pages / self.block_size
             found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept, on_host[at]))
         return tuple(found)
 
@@ -592,9 +595,6 @@ class Memory:
             self.blocks.release(tables.blocks[0, row, : min(first, tables.num_blocks.item(row))])
         tables.close(row)
 
-    def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
-        self.extend_by(np.array([row]), tokens, np.array([len(tokens)]))
-
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:
         """`BlockManager.reserve`. Raises OutOfBlocks, changing nothing."""
         have = self.tables.num_blocks[rows]
@@ -609,14 +609,6 @@ class Memory:
         """Lower the row's reservation to `reserved` blocks; release what it holds beyond them and its tokens."""
         self.tables.reserved[row] = reserved
         self.growth.give_back(row, max(-(-int(self.tables.num_launched[row]) // self.block_size), reserved))
-
-    def take_from_host(self, rows: Rows) -> Moves:
-        """`BlockManager.swap_in`, with its own copies only. Raises OutOfBlocks, changing nothing."""
-        rows = rows[self.tables.is_swapped[rows]]
-        moves = self.tiers.swap_in(rows)
-        for row in rows.tolist():
-            self.growth.note_shared_tail(row)
-        return moves
 
     def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         if self.offload is not None:

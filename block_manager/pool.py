@@ -346,12 +346,6 @@ class Pool:
                 del self.kept[block]
         self.release(blocks)
 
-    @property
-    def num_kept_alone(self) -> int:
-        """Blocks that only `keep` holds."""
-        blocks = np.fromiter(self.kept, np.int64, len(self.kept))
-        return int(np.count_nonzero(self.refs(blocks) == np.fromiter(self.kept.values(), np.int64, len(blocks))))
-
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
         """Mark these used blocks as carrying nodes of `run` in a place."""
         self.state[blocks] |= _CONTENT

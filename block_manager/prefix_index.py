@@ -139,10 +139,6 @@ class PrefixIndex:
         spans = self.paths[row].closed(self.confirmed_length).spans(0)
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
-    def num_published(self, row: int) -> int:
-        """Blocks of the row that are nodes, pending ones too."""
-        return self.paths[row].closed(self._pending_length).published
-
     def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
         """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
         both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that reside in the
@@ -594,14 +590,11 @@ class PrefixIndex:
         return np.concatenate(parts)
 
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
-        pool, found = self.pools[place], list[Node | None]()
-        offsets: dict[Run, dict[int, int]] = {}
-        runs, has_content = pool.run[blocks].tolist(), pool.has_content(blocks).tolist()
-        for block, run, has_node in zip(blocks.tolist(), runs, has_content, strict=True):
-            if has_node and run not in offsets:
-                offsets[run] = {there: at for at, there in enumerate(run.blocks[place].tolist())}
-            found.append((run, offsets[run][block]) if has_node else None)
-        return found
+        pool = self.pools[place]
+        each = zip(blocks.tolist(), pool.run[blocks].tolist(), pool.has_content(blocks).tolist(), strict=True)
+        return [
+            (run, int((run.blocks[place] == block).argmax())) if has_node else None for block, run, has_node in each
+        ]
 
     def forget(self, place: int, spans: list[Span]) -> None:
         """Remove these nodes from a place. Oldest first: children are evicted before parents."""

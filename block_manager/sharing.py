@@ -191,15 +191,11 @@ class Sharing:
     def _switch(self, row: int, column: int, block: int) -> None:
         """Replace the row's block at `column`, a duplicate of `block`, in every table that names it."""
         tables = self._tables
-        duplicate = int(tables.blocks[0, row, column])
-        rows = [row]
-        if self._device.num_refs(duplicate) > 1:
-            # Shared blocks stand at the same column in every table.
-            live = tables.live_rows
-            names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
-            rows = live[names_it].tolist()
+        duplicate, live = tables.blocks.item(0, row, column), tables.live_rows
+        # Shared blocks stand at the same column in every table.
+        names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
         new, old = np.array([block]), np.array([duplicate])
-        for other in rows:
+        for other in live[names_it].tolist():
             self._device.hold(new)
             self._growth.write(other, column, new)
             self._device.release(old)

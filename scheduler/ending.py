@@ -228,7 +228,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     new = np.array(sampled[:count], np.int32)
     state.stats.count("output_tokens", count)
     if row >= 0:
-        state.manager.append_row(row, new)
+        state.manager.extend_by(np.array([row]), new, np.array([len(new)]))
         state.running.unsettle()
     else:
         request.extend(sequence, new)
