@@ -25,12 +25,12 @@ def snapshot(manager: Any) -> Any:
 
 
 def _row(manager: Any, row: int) -> tuple[object, ...]:
-    tables, path = manager._memory.tables, manager._memory.index.paths[row]
+    tables, index = manager._memory.tables, manager._memory.index
     return (
         tables.tokens[row, : tables.num_tokens[row]].tolist(),
         manager.table(row).tolist(),
         [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
         [tail.tolist() for tail in manager._memory.tiers.tails.get(row, ())],
-        (path.published, path.guard, path.open is None),
+        index.paths[row].closed(index._pending_length).published,
         [manager.group_pages(group, row).tolist() for group in range(len(manager.layout.groups))],
     )
