@@ -124,8 +124,7 @@ class Memory:
     def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
         """Open a row that knows these tokens."""
         row, num_tokens = self.tables.open(tokens), len(tokens)
-        if num_tokens > self._longest:
-            self._longest = num_tokens
+        self._longest = max(self._longest, num_tokens)
         if self.sides is not None:
             self.sides.begin(row, num_tokens, keep_at)
         return row
@@ -149,9 +148,7 @@ class Memory:
                 self.growth.evict_promised()
             row = self.add_counted(tokens, root, keep_at=keep_at)
             computed = self.tables.num_computed.item(row)
-        end = computed + most
-        if end > num_tokens:
-            end = num_tokens
+        end = min(computed + most, num_tokens)
         if not self.layout.is_plain:
             # What a long chunk has in windows goes back only when it is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))

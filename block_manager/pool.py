@@ -119,14 +119,11 @@ class Pool:
         return (state < 0) | (state >= _CONTENT)
 
     def require(self, count: int) -> None:
-        """Raise OutOfBlocks when fewer than `count` blocks can be drawn; one that grows has them then."""
-        if count > self.num_available:
-            if not self._grows:
-                raise OutOfBlocks(count, self.num_available, self.tier)
-            self._grow(count)
-
-    def _grow(self, count: int) -> None:
-        """Have so many blocks more, and at least twice as many."""
+        """Raise OutOfBlocks when fewer than `count` blocks can be drawn; one that grows has them then, and twice as many."""
+        if count <= self.num_available:
+            return
+        if not self._grows:
+            raise OutOfBlocks(count, self.num_available, self.tier)
         more = max(self.num_blocks, count)
         self.state = np.concatenate([self.state, np.zeros(more, np.int64)])
         self.run = np.concatenate([self.run, np.empty(more, object)])
@@ -340,10 +337,7 @@ class Pool:
 
     def let_go(self, blocks: Blocks) -> None:
         """Release what `keep` held."""
-        for block in blocks.tolist():
-            self.kept[block] -= 1
-            if not self.kept[block]:
-                del self.kept[block]
+        self.kept -= Counter(blocks.tolist())
         self.release(blocks)
 
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:

@@ -112,15 +112,6 @@ class PrefixIndex:
         if self.changed is not None:
             self.changed.add(run)
 
-    def last_node(self, row: int) -> Node | None:
-        """The row's last confirmed node; None if it has none."""
-        path = self.paths[row].closed(self.confirmed_length)
-        for run, at in upwards(path.run, path.at):
-            # The nodes before a pending one may be pending, too.
-            if (length := self.confirmed_length(run)) > 0:
-                return run, min(at, length - 1)
-        return None
-
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
         size, place = self.block_bytes, ("device", "host").index(tier)

@@ -115,14 +115,7 @@ class Run:
     def put(self, place: int, first: int, blocks: Blocks) -> None:
         """Let nodes from `first` on reside in these blocks of a place, which are copied."""
         have, stop = self.blocks[place], first + len(blocks)
-        length = 0 if have is None else len(have)
-        if not first and stop >= length:
-            self.blocks[place] = blocks.copy()
-            return
-        there = np.empty(max(length, stop), np.int64)
-        there.fill(-1)
-        if have is not None:
-            there[:length] = have
+        there = self.blocks_in(place, 0, max(stop, 0 if have is None else len(have)))
         there[first:stop] = blocks
         self.blocks[place] = there
 

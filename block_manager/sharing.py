@@ -354,8 +354,11 @@ class Content:
 
     def way_of(self, row: int) -> list[Node]:
         """The last confirmed node of the row, and of each run before it."""
-        last = self._index.last_node(row)
-        return [] if last is None else list(upwards(*last))
+        length_of = self._index.confirmed_length
+        path = self._index.paths[row].closed(length_of)
+        # The nodes before a pending one may be pending, too.
+        way = [(run, min(at + 1, length_of(run)) - 1) for run, at in upwards(path.run, path.at)]
+        return [node for node in way if node[1] >= 0]
 
     def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
         """The cached prefix of these tokens, blocks on the device and then on the host; what was evicted of what comes next
@@ -380,10 +383,8 @@ class Content:
         for run, at in reversed(way):
             stop = min(at + 1, self._index.confirmed_length(run))
             length = self._on_device(run, 0, stop) if is_here else 0
-            if is_here := length > at:
-                found.append((run, 0, length))
-                continue
-            length += run.num_there(HOST, length, stop)
+            if not (is_here := length > at):
+                length += run.num_there(HOST, length, stop)
             if length:
                 found.append((run, 0, length))
             if length <= at:
