@@ -22,8 +22,7 @@ def violations_of(
 ) -> list[str]:
     """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`: (table, block)
     of each reference on the device that no row has."""
-    pools = {id(pool): pool for pool in (*tiers.pools, *index.pools)}.values()
-    found = [violation for pool in pools for violation in _free_lists(pool)]
+    found = [each for pool in dict.fromkeys((*tiers.pools, *index.pools)) for each in _free_lists(pool)]
     found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
     found += _references(tables, tiers, layout, beside)
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
@@ -36,9 +35,8 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     if len(set(listed.tolist())) != len(listed):
         yield f"1: a {pool.tier} block is in the free list twice."
     for level, blocks in enumerate(by_level):
-        kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
-        if (kept != level).any():
-            yield f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}."
+        if len(wrong := blocks[pool.level[blocks] != level]):
+            yield f"3: cached {pool.tier} blocks {wrong.tolist()} stand at level {level}."
     num_cached = len(pool.all_pages_of(cached))
     if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
@@ -46,8 +44,7 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     pages = np.concatenate([plain, pool.all_pages_of(cached), pool.all_pages_of(used)])
     if len(pages) != pool.num_blocks or len(np.unique(pages)) != len(pages):
         yield f"1: {len(plain)} free + {len(cached)} cached + {len(used)} used {pool.tier} blocks are not {pool.num_blocks}."
-    wrong = listed[pool.refs()[listed] != 0]
-    if len(wrong):
+    if len(wrong := listed[pool.refs()[listed] != 0]):
         yield f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used."
     if pool.has_content(plain).any():
         yield f"3: a free {pool.tier} block has content."
@@ -56,13 +53,10 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 
 
 def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]) -> Iterator[str]:
-    pools = {
-        (place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(1 + len(layout.sides))
-    }
-    counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools.values()}
+    counted = {tiers.pool(at, table): Counter(tiers.pool(at, table).kept) for at in (DEVICE, HOST) for table in (0, 1)}
 
     def count(place: int, table: int, blocks: Any) -> None:
-        np.add.at(counted[id(pools[place, table])][1], blocks, 1)
+        counted[tiers.pool(place, table)].update(blocks.tolist())
 
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
@@ -83,13 +77,12 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
     for place, busy in () if tiers.offload is None else tiers.offload.busy:
         count(HOST, place // NUM_PLACES, busy)
     for table, block in beside:
-        count(DEVICE, table, block)
-    for pool, wanted in counted.values():
-        for block, references in pool.kept.items():
-            wanted[block] += references
-        ref_count = pool.refs()
-        for block in (wanted != ref_count).nonzero()[0].tolist():
-            yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {wanted[block]} references."
+        count(DEVICE, table, np.array([block]))
+    for pool, references in counted.items():
+        ref_counts, wanted = pool.refs(), np.zeros(pool.num_blocks, np.int64)
+        wanted[list(references)] = list(references.values())
+        for block in (wanted != ref_counts).nonzero()[0].tolist():
+            yield f"2: {pool.tier} block {block} has ref count {ref_counts[block]} and {wanted[block]} references."
 
 
 def _tables(tables: Tables, tiers: Tiers, layout: Layout) -> Iterator[str]:
@@ -163,15 +156,14 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield f"5: run {run.id} counts children {run.children}; there are {there}."
         if run.row < 0:
             yield from _closed_run(run)
-    num_nodes = Counter[int]()
+    num_nodes = Counter[Pool]()
     for place, pool in enumerate(index.pools):
         yield from _residence(all_runs, place, pool)
-        held = [blocks for run in all_runs if (blocks := run.blocks[place]) is not None]
-        num_nodes[id(pool)] += sum(int(np.count_nonzero(blocks >= 0)) for blocks in held)
-    for pool in index.pools:
-        carrying = int(pool.has_content(slice(None)).sum())
-        if carrying != num_nodes[id(pool)]:
-            yield f"4: {carrying} {pool.tier} blocks carry a node; {num_nodes[id(pool)]} nodes say that they reside there."
+        num_nodes[pool] += sum([int(np.count_nonzero(run.blocks_in(place, 0, run.end) >= 0)) for run in all_runs])
+    for pool, num in num_nodes.items():
+        carrying = np.count_nonzero(pool.has_content(slice(None)))
+        if carrying != num:
+            yield f"4: {carrying} {pool.tier} blocks carry a node; {num} nodes say that they reside there."
 
 
 def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
@@ -190,10 +182,9 @@ def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
                 yield f"4: {pool.tier} block {block} does not know that it holds node {run.id}:{offset}."
             holder[block] = run
         if run.row < 0:
-            kept = 0 * offsets if pool.level is None else pool.level[blocks[offsets]]
-            wanted = run.levels_of(offsets).tolist()
-            if kept.tolist() != wanted:
-                yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}."
+            kept, wanted = pool.level[blocks[offsets]].tolist(), run.levels_of(offsets).tolist()
+            if kept != wanted:
+                yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept}, not {wanted}."
     spans = [(blocks, nodes) for queue in pool.queues for blocks, nodes in queue.live() if nodes is not None]
     # Only those of the full group are queued as nodes.
     for listed, (run, first, stop) in spans if place < NUM_PLACES else ():

@@ -154,9 +154,8 @@ class Layout:
 
     def side_slots(self, num_tokens: Counts) -> Counts:
         """What the sides of sequences with so many tokens hold, in slots of the full group, int64 [n]."""
-        blocks, pages = -(-num_tokens // self.block_size), np.zeros_like(num_tokens)
-        for side in self.sides:
-            pages += np.minimum(blocks, side.most) * side.pages
+        blocks = -(-num_tokens // self.block_size)
+        pages = sum([np.minimum(blocks, side.most) * side.pages for side in self.sides], np.zeros_like(num_tokens))
         return pages * self.block_size // max(self.full_pages, 1)
 
 

@@ -226,7 +226,15 @@ class Memory:
             self.sharing.take_ahead(rows, starts, ends)
         if self.layout.states:
             self._move_states(rows)
-        self._launch(rows, starts, ends)
+        tables.num_launched[rows] = ends
+        self.flights.composed.place(rows, starts, ends)
+        if self.index.num_looking_up:
+            places = tables.looks_up[rows].nonzero()[0].tolist()
+            if len(places) > 1:
+                # Computed blocks become content before another row of this batch is to compute the same.
+                places.sort(key=lambda place: not self.index.is_behind(rows.item(place)))
+            for place in places:
+                self._begin_pending(rows.item(place))
         return moves
 
     def place_one(self, row: int, count: int) -> Moves:
@@ -262,19 +270,6 @@ class Memory:
         self.flights.composed.place_one(row, start, end)
         if self.tables.looks_up[row]:
             self._begin_pending(row)
-
-    def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add rows, with blocks or promised ones, to the batch. Those that look up their next block do so now."""
-        self.tables.num_launched[rows] = ends
-        self.flights.composed.place(rows, starts, ends)
-        index = self.index
-        if index.num_looking_up:
-            places = self.tables.looks_up[rows].nonzero()[0].tolist()
-            if len(places) > 1:
-                # Computed blocks become content before another row of this batch is to compute the same.
-                places.sort(key=lambda place: not index.is_behind(int(rows[place])))
-            for place in places:
-                self._begin_pending(int(rows[place]))
 
     def _begin_pending(self, row: int) -> None:
         if self.index.fills_next(row):

@@ -61,8 +61,8 @@ class Pool:
         # By block: the place in whose terms it carries its node, and whether that was released to be evicted next; None in one place.
         self.place: NDArray[np.int8] | None = None
         self.goes_next: NDArray[np.bool_] | None = None
-        # int8 [num_blocks], higher levels are evicted later; None until any is raised.
-        self.level: NDArray[np.int8] | None = None
+        # Higher levels are evicted later; whether any was ever raised.
+        self.level, self._is_raised = np.zeros(num_blocks, np.int8), False
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         numbers = itertools.count(1)
         self.queues = [CachedQueue(self, numbers) for _ in range(_NUM_LEVELS)]
@@ -127,8 +127,7 @@ class Pool:
         more = max(self.num_blocks, count)
         self.state = np.concatenate([self.state, np.zeros(more, np.int64)])
         self.run = np.concatenate([self.run, np.empty(more, object)])
-        if self.level is not None:
-            self.level = np.concatenate([self.level, np.zeros(more, np.int8)])
+        self.level = np.concatenate([self.level, np.zeros(more, np.int8)])
         self._stack = np.concatenate([np.arange(self.num_blocks + more - 1, self.num_blocks - 1, -1), self._stack])
         self.num_blocks += more
         self.num_free += more
@@ -188,8 +187,7 @@ class Pool:
             self.state[blocks] = _CONTENT + 1
         if self._forget is not None:
             self._forget(taken, blocks)
-        if self.level is not None:
-            self.level[blocks] = 0
+        self.level[blocks] = 0
         return blocks
 
     def _num_pages(self, blocks: Blocks) -> int:
@@ -236,7 +234,7 @@ class Pool:
             self.num_cached -= num_cached if self._width is None else self._num_pages(blocks[is_cached])
             # Their new state takes them out of their queues.
             state[is_cached] = _CONTENT
-            if self.level is None:
+            if not self._is_raised:
                 self.queues[0].num_cached -= num_cached
             else:
                 for level, count in enumerate(np.bincount(self.level[blocks[is_cached]]).tolist()):
@@ -309,7 +307,7 @@ class Pool:
         self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
         if self.goes_next is not None:
             self.goes_next[blocks] = is_next
-        if self.level is None:
+        if not self._is_raised:
             self.queues[0].put(blocks, None, self._step, is_next)
             return
         levels = self.level[blocks]
@@ -318,11 +316,9 @@ class Pool:
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
         """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
-        if self.level is None:
-            self.level = np.zeros(self.num_blocks, np.int8)
         cached = blocks[self.state[blocks] < 0]
         self.hold(cached)
-        self.level[blocks] = levels
+        self.level[blocks], self._is_raised = levels, True
         self.release(cached)
 
     def put_first(self, blocks: Blocks) -> None:
@@ -356,8 +352,7 @@ class Pool:
             return
         self.hold(blocks)
         self.state[blocks] &= _REFERENCES
-        if self.level is not None:
-            self.level[blocks] = 0
+        self.level[blocks] = 0
         self.run[blocks] = None
         self.release(blocks.copy())
 
@@ -368,7 +363,7 @@ class Pool:
         self.state[cached] = 0
         self._put_free(cached[::-1])
         self.run[:] = None
-        self.level = None
+        self.level[:], self._is_raised = 0, False
 
     def free_blocks(self) -> Blocks:
         """The free blocks in the order in which they are drawn, int64 [num_free]; a copy."""
@@ -556,7 +551,7 @@ class Retentions:
                 continue
             offsets = (there >= 0).nonzero()[0]
             blocks, levels = there[offsets], run.levels_of(offsets)
-            changed = levels != (0 if pool.level is None else pool.level[blocks])
+            changed = levels != pool.level[blocks]
             if renewed is not None:
                 changed |= (offsets <= renewed[0]) & (levels == renewed[1])
             if changed.any():

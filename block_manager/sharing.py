@@ -446,9 +446,8 @@ class Content:
 
     def loose_end(self, place: int, way: list[Node], level: int) -> Blocks:
         """`PrefixIndex.loose_end`, of a raised level: what is evicted with it may be of a lower one."""
-        blocks, levels = self._index.loose_end(place, way), self._index.pools[place].level
-        assert levels is not None, "something is raised"
-        found: Blocks = blocks[levels[blocks] == level]
+        blocks = self._index.loose_end(place, way)
+        found: Blocks = blocks[self._index.pools[place].level[blocks] == level]
         return found
 
     def is_any_there(self, place: int, way: list[Node]) -> bool:

@@ -111,8 +111,7 @@ class TierView:
     @property
     def levels(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: the priority of each block's content, 0 if not retained; see `BlockManager.retain`."""
-        level = self._pool.level
-        return np.zeros(self.num_blocks, np.int8) if level is None else self._pool.of_pages(level.copy())
+        return self._pool.of_pages(self._pool.level.copy())
 
 
 class GroupTables:
