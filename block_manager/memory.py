@@ -124,7 +124,8 @@ class Memory:
     def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
         """Open a row that knows these tokens."""
         row, num_tokens = self.tables.open(tokens), len(tokens)
-        self._longest = max(self._longest, num_tokens)
+        if num_tokens > self._longest:
+            self._longest = num_tokens
         if self.sides is not None:
             self.sides.begin(row, num_tokens, keep_at)
         return row

@@ -323,7 +323,8 @@ def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
 
 def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """The stretches that are there without a gap: the first of each, and the one after its last."""
-    edges = np.diff(are_there, prepend=False, append=False).nonzero()[0].tolist()
+    padded = np.concatenate([[False], are_there, [False]])
+    edges = (padded[1:] != padded[:-1]).nonzero()[0].tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 

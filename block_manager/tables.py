@@ -87,7 +87,8 @@ class Tables:
         """Give the lowest unused row to a sequence that knows these tokens, with an empty table."""
         num_tokens = len(tokens)
         # First, because it may raise MemoryError.
-        self.ensure_tokens(num_tokens)
+        if num_tokens > self._stride:
+            self.ensure_tokens(num_tokens)
         if not self._free_rows:
             self._grow_rows()
         row = heapq.heappop(self._free_rows)
