@@ -42,9 +42,8 @@ class Growth:
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Content of the full group that rows hold for promised columns: (row, first column, blocks), and their number.
+        # Content of the full group that rows hold for promised columns: (row, first column, blocks).
         self._found: list[tuple[int, int, Blocks]] = []
-        self._num_found = 0
         # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
         self.copied: list[tuple[int, int]] = []
         # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
@@ -90,7 +89,6 @@ class Growth:
         self.blocks.hold(blocks)
         self.num_promised -= len(blocks) * self.layout.full_pages
         self._found.append((row, column, blocks))
-        self._num_found += len(blocks)
 
     def pages_from(self, have: int, wanted: int) -> int:
         """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
@@ -154,8 +152,9 @@ class Growth:
             total = len(rows)
         if layout.sides:
             self.device.make_room(self.num_promised)
-        blocks = drawn = self.blocks.draw(total - self._num_found, layout.full_pages or 1)
-        if self._found:
+        num_found = sum([len(found) for _, _, found in self._found])
+        blocks = drawn = self.blocks.draw(total - num_found, layout.full_pages or 1)
+        if num_found:
             # Those that were found, and between them those drawn, in order.
             blocks = np.full(total, -1)
             for row, first, found in self._found:
@@ -172,7 +171,7 @@ class Growth:
         except MemoryError:
             self.blocks.release(drawn)
             raise
-        self._promised, self._found, self.num_promised, self._num_found = [], [], 0, 0
+        self._promised, self._found, self.num_promised = [], [], 0
         for side in layout.sides:
             if not side.is_state:
                 tables.put(side.table, rows, columns, self.device.draw(total, side.pages))

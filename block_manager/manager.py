@@ -434,8 +434,7 @@ class BlockManager(Uncopyable):
         return pages
 
     def _with_content(self, moves: Moves) -> Moves:
-        planned = self._memory.take_moves()
-        return joined([planned, moves]) if len(planned) else moves
+        return joined([self._memory.take_moves(), moves])
 
     def _prompt(self, tokens: Any) -> NDArray[np.int32]:
         array = token_array(tokens)

@@ -282,13 +282,10 @@ class PrefixIndex:
         runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
         for run in runs:
             length = run.pending.pop(batch)
-            if not run.length:
-                # It went with the last of its children.
-                continue
-            if length < run.length:
+            if run.length:
+                # Else it went with the last of its children.
                 self._give_up(run, length)
-            self._shorten(run, length)
-            self._trim(run)
+                self._trim(run)
         if self.changed is not None:
             self.changed.update(runs)
 
@@ -351,7 +348,8 @@ class PrefixIndex:
     def add_end(self, path: Path, tokens: bytes, blocks: dict[int, int]) -> None:
         """Let used blocks, by place, be the end of a closed path for the tokens of a partial block; the one before goes."""
         if (before := self.ends.get(path.prefix)) is not None:
-            self._drop_end(before)
+            self._give_up(before, 0)
+            self._unlink(before, trims=False)
         end = Run(self._next_run, path.prefix, path.run, path.at, -1, self.batch, self._num_places)
         end.become_end(tokens)
         self._next_run += 1
@@ -363,14 +361,6 @@ class PrefixIndex:
             end.put(place, 0, np.array([block]))
         if path.run is not None and path.run.retained:
             self.retentions.extend(path.run, path.at, end)
-
-    def _drop_end(self, end: Run) -> None:
-        """Forget an end; the caller trims the run before it."""
-        self._give_up(end, 0)
-        del self.ends[end.key]
-        if end.parent is not None:
-            end.parent.remove_child(end.at)
-        end.unlink(keep_content=False)
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
@@ -481,8 +471,8 @@ class PrefixIndex:
             self._tables.looks_up[row] = looks_up
             self.num_looking_up += 1 if looks_up else -1
 
-    def _unlink(self, run: Run) -> None:
-        """Remove a run without residence and children from the tree, and what above it then has neither."""
+    def _unlink(self, run: Run, *, trims: bool = True) -> None:
+        """Remove a run without residence and children from the tree, and (`trims`) what above it then has neither."""
         del (self.ends if run.is_end else self.runs)[run.key]
         parent, at = run.parent, run.at
         # Unread events need its tokens and its parents' hashes.
@@ -490,7 +480,8 @@ class PrefixIndex:
         if parent is None or not parent.remove_child(at):
             return
         if parent.row < 0:
-            self._trim(parent)
+            if trims:
+                self._trim(parent)
         elif self.paths[parent.row].guard == at + 1:
             self._guard(parent.row, -1)
 
@@ -623,7 +614,8 @@ class PrefixIndex:
             self._give_up(run, first + begin, NUM_PLACES, first + stop)
             for at in [at - first for at in run.children] if self.ends else ():
                 if begin <= at < stop and (end := self.end_of(run, first + at)) is not None:
-                    self._drop_end(end)
+                    self._give_up(end, 0)
+                    self._unlink(end, trims=False)
 
     def _span_blocks(self, place: int, run: Run, first: int, stop: int) -> Blocks:
         if run.row < 0 or place != DEVICE:
