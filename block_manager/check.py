@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .flights import Flights
+from .growth import Growth
 from .layout import Layout
 from .pool import NO_BLOCKS, Pool
 from .prefix_index import PrefixIndex
@@ -18,13 +19,16 @@ from .tiers import Tiers
 
 
 def violations_of(
-    tables: Tables, flights: Flights, index: PrefixIndex, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]
+    growth: Growth, flights: Flights, index: PrefixIndex, tiers: Tiers, beside: list[tuple[int, int]]
 ) -> list[str]:
     """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`: (table, block)
     of each reference on the device that no row has."""
+    tables, layout = growth.tables, growth.layout
     found = [each for pool in dict.fromkeys((*tiers.pools, *index.pools)) for each in _free_lists(pool)]
     found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
     found += _references(tables, tiers, layout, beside)
+    if growth.num_promised:
+        found.append(f"6: {growth.num_promised} blocks are promised to rows and not drawn.")
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 

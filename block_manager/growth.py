@@ -80,19 +80,17 @@ class Growth:
         self.num_promised += pages
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
-        """`promise` for one row, unchecked: the blocks are there."""
+        """`promise` for one row. The tables have the columns, or get them when the blocks are drawn."""
+        pages = (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
+        self.device.require(self.num_promised + pages)
         self._promised.append((row, have, wanted - have))
-        self.num_promised += self.pages_from(have, wanted)
+        self.num_promised += pages
 
     def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:
         """Hold content of the full group for promised columns of the row, from this one on: none is drawn there."""
         self.blocks.hold(blocks)
         self.num_promised -= len(blocks) * self.layout.full_pages
         self._found.append((row, column, blocks))
-
-    def pages_from(self, have: int, wanted: int) -> int:
-        """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
-        return (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
 
     def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""

@@ -248,7 +248,6 @@ class Memory:
             return moves
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
-            self.device.require(self.growth.num_promised + self.growth.pages_from(have, wanted))
             tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
         if self._takes_ahead:
@@ -613,7 +612,4 @@ class Memory:
         self.sharing.publish(row)
 
     def check(self) -> list[str]:
-        found = violations_of(self.tables, self.flights, self.index, self.tiers, self.layout, self._beside_tables())
-        if self.growth.num_promised:
-            found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
-        return found
+        return violations_of(self.growth, self.flights, self.index, self.tiers, self._beside_tables())

@@ -470,8 +470,7 @@ class Retentions:
 
     def __init__(self, pools: Sequence[Pool]) -> None:
         self._pools = pools
-        self.now = -np.inf
-        self._next = 1
+        self.now, self._numbers = -np.inf, itertools.count(1)
         # Of the retentions that end: a heap of when, and their number; and by number, their runs, last one first. What has
         # ended before stays in the heap until half of it has.
         self._ends: list[tuple[float, int]] = []
@@ -484,7 +483,7 @@ class Retentions:
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
-        way, number = list(upwards(run, at)), self._next
+        way, number = list(upwards(run, at)), next(self._numbers)
         # One list, which `extend` adds to.
         runs = [each for each, _ in way]
         if until is not None:
@@ -496,8 +495,6 @@ class Retentions:
                 heapq.heapify(self._ends)
             heapq.heappush(self._ends, (until, number))
             self._runs[number] = runs
-        # First: this may raise MemoryError below, and no two have one number.
-        self._next += 1
         # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
             each.retain(number, last, level)

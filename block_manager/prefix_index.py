@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ class PrefixIndex:
         self.batch = 1
         # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
-        self._next_run = 0
+        self._run_ids = count()
         # By digest of the first of nodes that were evicted together: place, number and step; at most `_most_gone`.
         self.gone: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
         self._most_gone = 0
@@ -350,9 +351,8 @@ class PrefixIndex:
         if (before := self.ends.get(path.prefix)) is not None:
             self._give_up(before, 0)
             self._unlink(before, trims=False)
-        end = Run(self._next_run, path.prefix, path.run, path.at, -1, self.batch, self._num_places)
+        end = Run(next(self._run_ids), path.prefix, path.run, path.at, -1, self.batch, self._num_places)
         end.become_end(tokens)
-        self._next_run += 1
         self.ends[end.key] = end
         if path.run is not None:
             path.run.add_child(path.at)
@@ -454,8 +454,7 @@ class PrefixIndex:
     def open_run(self, row: int, path: Path, key: bytes) -> None:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
-        run = Run(self._next_run, key, parent, at, row, self.batch, self._num_places)
-        self._next_run += 1
+        run = Run(next(self._run_ids), key, parent, at, row, self.batch, self._num_places)
         self.runs[key] = run
         self._tables.next_event[row] = (path.published + 1) * self._block_size
         path.open_run(run)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class Tables:
         self.last_token = np.zeros(num_rows, np.int32)
         self._name_columns()
         self._free_rows = list(range(num_rows))
-        self._next_uid = 1
+        self._uids = count(1)
         # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
 
@@ -92,8 +93,7 @@ class Tables:
         if not self._free_rows:
             self._grow_rows()
         row = heapq.heappop(self._free_rows)
-        self.uid[row] = self._next_uid
-        self._next_uid += 1
+        self.uid[row] = next(self._uids)
         self.tokens[row, :num_tokens] = tokens
         self.num_tokens[row] = num_tokens
         if num_tokens:
