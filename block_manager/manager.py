@@ -319,9 +319,7 @@ class BlockManager(Uncopyable):
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
         positions = np.arange(int(start), int(stop))
-        return (
-            self._memory.slots(np.array([row]), positions, np.array([len(positions)])) if len(positions) else positions
-        )
+        return self._memory.slots(np.array([row]), positions, np.array([len(positions)]))
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""

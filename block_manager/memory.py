@@ -483,19 +483,14 @@ class Memory:
     def slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Slots of `counts[i]` rising positions of `rows[i]` (None: of one each), packed, int64 [n]."""
         tables, size = self.tables, self.block_size
+        rows = rows if counts is None else rows.repeat(counts)
         slots: NDArray[np.int64] = tables.slot_base[rows]
-        first = positions
-        if counts is not None:
-            slots = slots.repeat(counts)
-            first = positions[counts.cumsum() - counts]
         slots += positions
         if counts is None and not self._any_reserved:
             return slots
         # `slot_base` holds in a row's last block, where most positions are.
-        is_other = first < (tables.num_blocks[rows] - 1) * size
+        is_other = positions < (tables.num_blocks[rows] - 1) * size
         if is_other.any():
-            if counts is not None:
-                rows, is_other = rows.repeat(counts), is_other.repeat(counts)
             at = positions[is_other]
             columns = at // size
             slots[is_other] = (tables.blocks[0, rows[is_other], columns] - columns) * np.int64(size) + at

@@ -470,11 +470,6 @@ class Content:
         """The blocks of a way on the device, first to last, int64 [n]."""
         return self._index.blocks_of(DEVICE, self.split(self.spans_of(way))[0])
 
-    def retain_row(self, row: int, level: int, until: float | None) -> None:
-        """`retain` the confirmed content of the row; do nothing if it has none, or if `until` has passed."""
-        if way := self.way_of(row):
-            self.retain_node(way[0], level, until)
-
     def retain_node(self, node: Node, level: int, until: float | None) -> Retained | None:
         """`retain` a node and all before it; None, and nothing is done, if `until` has passed."""
         if until is not None and until <= self.retentions.now:

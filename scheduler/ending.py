@@ -349,7 +349,7 @@ def _retain(state: State, request: RequestState, row: int, num_output: int, *, i
     if row < 0:
         return []
     content = state.manager.content
-    if (retention := request.request.retention) is not None:
+    if (retention := request.request.retention) is not None and (way := content.way_of(row)):
         until = state.now + (math.inf if retention.lasts is None else retention.lasts)
-        content.retain_row(row, int(retention.priority), until if until < math.inf else None)
+        content.retain_node(way[0], int(retention.priority), until if until < math.inf else None)
     return content.way_of(row) if request.hints or state.quotas is not None else []
