@@ -11,9 +11,9 @@ import numpy as np
 from .flights import Flights
 from .growth import Growth
 from .layout import Layout
-from .pool import NO_BLOCKS, Pool
+from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Run
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Run
 from .tables import Tables
 from .tiers import Tiers
 
@@ -174,9 +174,7 @@ def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
     holder: dict[int, Run] = {}
     for run in runs:
         blocks = run.blocks[place]
-        if blocks is None:
-            continue
-        if blocks[-1] < 0:
+        if len(blocks) and blocks[-1] < 0:
             yield f"4: the last {pool.tier} block of run {run.id} is none."
         offsets = (blocks >= 0).nonzero()[0]
         for offset, block in zip(offsets.tolist(), blocks[offsets].tolist(), strict=True):
@@ -192,8 +190,7 @@ def _residence(runs: list[Run], place: int, pool: Pool) -> Iterator[str]:
     spans = [(blocks, nodes) for queue in pool.queues for blocks, nodes in queue.live() if nodes is not None]
     # Only those of the full group are queued as nodes.
     for listed, (run, first, stop) in spans if place < NUM_PLACES else ():
-        there = run.blocks[place]
-        of_nodes = [] if there is None else there[first:stop][::-1].tolist()
+        of_nodes = run.blocks[place][first:stop][::-1].tolist()
         if listed.tolist() != of_nodes:
             yield f"4: {pool.tier} blocks {listed.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
 
@@ -204,12 +201,12 @@ def _closed_run(run: Run) -> Iterator[str]:
         yield f"5: run {run.id} has {run.length} nodes, and blocks or children of {run.end}."
     elif run.end < run.length:
         yield f"5: the last node of run {run.id} resides nowhere and has no child."
-    if blocks is not None and (
+    if len(blocks) and (
         (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
         yield f"5: a node of run {run.id} is on the device and its parent node is not."
     lacks = np.maximum(*(run.blocks_in(place, 0, run.end) for place in (DEVICE, HOST))) < 0
-    if any(its is not None and (lacks[: len(its)] & (its >= 0)).any() for its in run.blocks[NUM_PLACES:]):
+    if any((lacks[: len(its)] & (its >= 0)).any() for its in run.blocks[NUM_PLACES:]):
         yield f"5: run {run.id} has windows or states of nodes that the full group has on no tier."
 
 

@@ -150,7 +150,7 @@ class EventLog:
         if run.row >= 0 and kind == DEVICE:
             return [(0, length)] if length > 0 else []
         blocks = run.blocks[kind]
-        if blocks is None or length <= 0:
+        if not len(blocks) or length <= 0:
             return []
         if (there := run.num_there(kind, 0, length)) == min(length, len(blocks)):
             # Most often there is no gap.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged.base.arguments import logical_time
 from paged.errors import InvalidConfig, OutOfBlocks
 
-from .runs import DEVICE, Blocks, Run, Span, upwards
+from .runs import DEVICE, NO_BLOCKS, Blocks, Run, Span, upwards
 
 # Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
 Segment = tuple[int, Blocks, Span | None, int]
@@ -36,7 +36,6 @@ _NUM_LEVELS = 4
 # A retention's number, and the runs that it is of, last one first.
 Retained = tuple[int, list[Run]]
 _Number = TypeVar("_Number", bound=np.integer)
-NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class Pool:
@@ -544,8 +543,6 @@ class Retentions:
         closes. `renewed`, (last node, level): blocks up to it at this level become newest, so that no child outlives
         its parent. Windows and states are older than the full blocks that they are of no use without."""
         for pool, there in reversed(list(zip(self._pools, run.blocks, strict=True))):
-            if there is None:
-                continue
             offsets = (there >= 0).nonzero()[0]
             blocks, levels = there[offsets], run.levels_of(offsets)
             changed = levels != pool.level[blocks]

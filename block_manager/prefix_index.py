@@ -15,8 +15,8 @@ import numpy as np
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .pool import NO_BLOCKS, Pool, Retentions, Taken
-from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
+from .pool import Pool, Retentions, Taken
+from .runs import DEVICE, HOST, NO_BLOCKS, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
 from .tables import Tables
 
 
@@ -500,7 +500,7 @@ class PrefixIndex:
         """Withdraw the run's nodes from `first` on, before `stop`, from this place on: their blocks carry nothing."""
         for place in range(first_place, len(self.pools)):
             blocks = run.blocks[place]
-            if blocks is not None and first < len(blocks):
+            if first < len(blocks):
                 lost = blocks[first:stop]
                 self.pools[place].forget_content(lost[lost >= 0])
                 run.drop(place, first, len(blocks) if stop is None else stop)
@@ -532,7 +532,6 @@ class PrefixIndex:
             while start < len(blocks):
                 run: Run = self.pools[place].run.item(blocks.item(start))
                 there = run.blocks[place]
-                assert there is not None, "the run of a block has nodes there"
                 stop = len(there)
                 if there.item(-1) != blocks.item(start):
                     stop = int((there == blocks[start]).argmax()) + 1
@@ -557,16 +556,13 @@ class PrefixIndex:
             own = -1 if child is None else child.at
             first = max((offset + 1 for offset, num in run.children.items() if num > (offset == own)), default=0)
             there, child = run.blocks[place], run
-            if there is not None:
-                if len(there) > at + 1:
-                    break
-                blocks = there[first:][::-1]
-                is_loose = (pool.state[blocks] < 0) & (blocks >= 0)
-                num = len(blocks) if is_loose.all() else int(is_loose.argmin())
-                parts.append(blocks[:num])
-                if num < len(blocks):
-                    break
-            if first:
+            if len(there) > at + 1:
+                break
+            blocks = there[first:][::-1]
+            is_loose = (pool.state[blocks] < 0) & (blocks >= 0)
+            num = len(blocks) if is_loose.all() else int(is_loose.argmin())
+            parts.append(blocks[:num])
+            if first or num < len(blocks):
                 break
         return np.concatenate(parts)
 
@@ -618,9 +614,7 @@ class PrefixIndex:
 
     def _span_blocks(self, place: int, run: Run, first: int, stop: int) -> Blocks:
         if run.row < 0 or place != DEVICE:
-            there = run.blocks[place]
-            assert there is not None, "the nodes reside there"
-            return there[first:stop]
+            return run.blocks[place][first:stop]
         start = self.paths[run.row].published
         return self._tables.blocks[0, run.row, start + first : start + stop].astype(np.int64)
 

@@ -21,9 +21,9 @@ from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
 from .layout import Counts
-from .pool import NO_BLOCKS, Retained
+from .pool import Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
 from .side_content import HitEnd, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
