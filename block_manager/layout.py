@@ -79,9 +79,6 @@ class Side:
         # Whole blocks that a window reaches back over from the end of a block.
         self._behind = -(-span // block_size)
         self.most = 1 if self.is_state else self._behind + 2
-        # A window passes a block when so many computed tokens lie beyond its beginning; a chunk not before one block.
-        lead = (self._behind * block_size if keeps else span) if group.kind == "window" else 0
-        self.lead = block_size + lead
 
     def first_column(self, computed: Any) -> Any:
         """The first column that a row with so many computed tokens still reads, int or int64 [n]; where content is kept,
