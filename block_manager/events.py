@@ -89,7 +89,6 @@ class EventLog:
         self._changed = index.listen()
 
     def clear(self) -> None:
-        """Note that all content is forgotten."""
         self._changed.clear()
         self._told, self._was_cleared = {}, True
 

@@ -122,7 +122,6 @@ class Memory:
         return row
 
     def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
-        """Open a row that knows these tokens."""
         row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
             self._longest = num_tokens
@@ -136,10 +135,7 @@ class Memory:
         """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. `key`: their `first_key`.
         Other calls, and reading tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
-        if not self.prefix_caching:
-            row = self._open(tokens, keep_at)
-            index.open_path(row, root, reads=False, writes=False)
-        elif key not in index.runs and num_tokens >= size and most >= size:
+        if self.prefix_caching and key not in index.runs and num_tokens >= size and most >= size:
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
             row = self._open(tokens, keep_at)
             index.open_path(row, root, key=key)

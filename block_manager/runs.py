@@ -163,7 +163,6 @@ class Run:
             self.parent = None
 
     def vanish(self) -> None:
-        """Have no nodes, anywhere."""
         self.unlink(keep_content=False)
         self.blocks = [NO_BLOCKS] * len(self.blocks)
         self.retained.clear()

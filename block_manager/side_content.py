@@ -151,7 +151,6 @@ class SideContent:
         return best, parts
 
     def length_of(self, found: Found) -> int:
-        """Tokens of what was found."""
         return found.hit.num_blocks * self._size + (0 if found.end is None else len(found.end.tokens) // 4)
 
     def taken_by(self, found: Found, have: int, num_here: int) -> list[Part]:

@@ -364,7 +364,6 @@ class Tiers:
 
 
 def _pairs(source: Pool, sources: Blocks, target: Pool, targets: Blocks, pages: int) -> Pairs:
-    """Pairs of the pages of blocks."""
     if pages == 1:
         return np.stack([sources, targets], axis=1).astype(np.int32)
     both = [pool.pages_of(blocks, pages).reshape(-1) for pool, blocks in ((source, sources), (target, targets))]
