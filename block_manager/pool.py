@@ -71,7 +71,7 @@ class Pool:
         self.num_evicted = self.idle_steps = 0
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
-        self._forget: Callable[[list[Taken], Blocks], None] | None = None
+        self._forget: Callable[[list[Taken], Blocks], None] = lambda taken, blocks: None
         self._choose: Callable[[int, int], None] | None = None
         self._grows = grows
         # How many pages each block has, int16 [num_blocks] (None: one), and which, int32 [num_blocks, most_pages].
@@ -184,8 +184,7 @@ class Pool:
         if self.place is not None:
             # Held: what leaves with them may be content of each other.
             self.state[blocks] = _CONTENT + 1
-        if self._forget is not None:
-            self._forget(taken, blocks)
+        self._forget(taken, blocks)
         self.level[blocks] = 0
         return blocks
 

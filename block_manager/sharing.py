@@ -204,8 +204,6 @@ class Sharing:
         """Truncate rows at the first node that the latest batch was to compute. Returns hit tokens that each lost."""
         index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
-        if not lost_nodes:
-            return lost_hits
         starts = {share.row: share.start for share in flight.shares()}
         for row, uid, is_counted in [sharer for _, sharers in sorted(self._sharers.items()) for sharer in sharers]:
             column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
