@@ -145,7 +145,9 @@ class Memory:
                 self.growth.evict_promised()
             row = self.add_counted(tokens, root, keep_at=keep_at)
             computed = self.tables.num_computed.item(row)
-        end = min(computed + most, num_tokens)
+        end = computed + most
+        if end > num_tokens:
+            end = num_tokens
         if not self.layout.is_plain:
             # What a long chunk has in windows goes back only when it is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
