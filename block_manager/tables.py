@@ -215,7 +215,9 @@ class Tables:
             name: getattr(self, name) for name in ("_numbers", "_marks", "last_token", "first", "wanted", "keeps_to")
         }
         columns = {name: np.concatenate([column, np.zeros_like(column)], -1) for name, column in columns.items()}
-        vars(self).update(columns | large)
+        # Not by `vars`, after which Python finds no attribute of this object fast.
+        for name, column in (columns | large).items():
+            setattr(self, name, column)
         self._name_columns()
         self.num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()
