@@ -5,8 +5,8 @@ from .layout import LayerGroup, Layout
 from .manager import Admission, BlockManager
 from .memory import Composed, Memory
 from .moves import Moves
-from .pool import NO_BLOCKS, Retained
-from .runs import DEVICE, HOST, Blocks, Node, Run, Span, first_of, num_nodes
+from .pool import Retained
+from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Run, Span, first_of, num_nodes
 from .sharing import Hit
 from .side_content import HitEnd
 from .views import GroupStats, GroupTables, MemoryStats, RowView, TierView

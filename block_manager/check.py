@@ -9,23 +9,26 @@ from typing import Any
 import numpy as np
 
 from .flights import Flights
+from .growth import Growth
 from .layout import Layout
-from .pool import NO_BLOCKS, Pool, Retentions
+from .pool import Pool, Retentions
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Run
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Run
 from .tables import Tables
 from .tiers import Tiers
 
 
 def violations_of(
-    tables: Tables, flights: Flights, index: PrefixIndex, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]
+    growth: Growth, flights: Flights, index: PrefixIndex, tiers: Tiers, beside: list[tuple[int, int]]
 ) -> list[str]:
     """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`: (table, block)
     of each reference on the device that no row has."""
-    pools = {id(pool): pool for pool in (*tiers.pools, *index.pools)}.values()
-    found = [violation for pool in pools for violation in _free_lists(pool)]
+    tables, layout = growth.tables, growth.layout
+    found = [each for pool in dict.fromkeys((*tiers.pools, *index.pools)) for each in _free_lists(pool)]
     found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
     found += _references(tables, tiers, layout, beside)
+    if growth.num_promised:
+        found.append(f"6: {growth.num_promised} blocks are promised to rows and not drawn.")
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
@@ -36,9 +39,8 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     if len(set(listed.tolist())) != len(listed):
         yield f"1: a {pool.tier} block is in the free list twice."
     for level, blocks in by_level.items():
-        kept = np.zeros(len(blocks), np.int8) if pool.level is None else pool.level[blocks]
-        if (kept != level).any():
-            yield f"3: cached {pool.tier} blocks {blocks[kept != level].tolist()} stand at level {level}."
+        if len(wrong := blocks[pool.level[blocks] != level]):
+            yield f"3: cached {pool.tier} blocks {wrong.tolist()} stand at level {level}."
     num_cached = len(pool.all_pages_of(cached))
     if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues.values()):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
@@ -46,8 +48,7 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     pages = np.concatenate([plain, pool.all_pages_of(cached), pool.all_pages_of(used)])
     if len(pages) != pool.num_blocks or len(np.unique(pages)) != len(pages):
         yield f"1: {len(plain)} free + {len(cached)} cached + {len(used)} used {pool.tier} blocks are not {pool.num_blocks}."
-    wrong = listed[pool.refs()[listed] != 0]
-    if len(wrong):
+    if len(wrong := listed[pool.refs()[listed] != 0]):
         yield f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used."
     if pool.has_content(plain).any():
         yield f"3: a free {pool.tier} block has content."
@@ -56,13 +57,10 @@ def _free_lists(pool: Pool) -> Iterator[str]:
 
 
 def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]) -> Iterator[str]:
-    pools = {
-        (place, table): tiers.pool(place, table) for place in (DEVICE, HOST) for table in range(1 + len(layout.sides))
-    }
-    counted = {id(pool): (pool, np.zeros(pool.num_blocks, np.int64)) for pool in pools.values()}
+    counted = {tiers.pool(at, table): Counter(tiers.pool(at, table).kept) for at in (DEVICE, HOST) for table in (0, 1)}
 
     def count(place: int, table: int, blocks: Any) -> None:
-        np.add.at(counted[id(pools[place, table])][1], blocks, 1)
+        counted[tiers.pool(place, table)].update(blocks.tolist())
 
     for row in tables.live_rows.tolist():
         blocks = tables.blocks[0, row, : tables.num_blocks[row]]
@@ -83,13 +81,12 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
     for place, busy in () if tiers.offload is None else tiers.offload.busy:
         count(HOST, place // NUM_PLACES, busy)
     for table, block in beside:
-        count(DEVICE, table, block)
-    for pool, wanted in counted.values():
-        for block, references in pool.kept.items():
-            wanted[block] += references
-        ref_count = pool.refs()
-        for block in (wanted != ref_count).nonzero()[0].tolist():
-            yield f"2: {pool.tier} block {block} has ref count {ref_count[block]} and {wanted[block]} references."
+        count(DEVICE, table, np.array([block]))
+    for pool, references in counted.items():
+        ref_counts, wanted = pool.refs(), np.zeros(pool.num_blocks, np.int64)
+        wanted[list(references)] = list(references.values())
+        for block in (wanted != ref_counts).nonzero()[0].tolist():
+            yield f"2: {pool.tier} block {block} has ref count {ref_counts[block]} and {wanted[block]} references."
 
 
 def _tables(tables: Tables, tiers: Tiers, layout: Layout) -> Iterator[str]:
@@ -163,24 +160,21 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield f"5: run {run.id} counts children {run.children}; there are {there}."
         if run.row < 0:
             yield from _closed_run(run)
-    num_nodes = Counter[int]()
+    num_nodes = Counter[Pool]()
     for place, pool in enumerate(index.pools):
         yield from _residence(all_runs, place, pool, index.retentions)
-        held = [blocks for run in all_runs if (blocks := run.blocks[place]) is not None]
-        num_nodes[id(pool)] += sum(int(np.count_nonzero(blocks >= 0)) for blocks in held)
-    for pool in index.pools:
-        carrying = int(pool.has_content(slice(None)).sum())
-        if carrying != num_nodes[id(pool)]:
-            yield f"4: {carrying} {pool.tier} blocks carry a node; {num_nodes[id(pool)]} nodes say that they reside there."
+        num_nodes[pool] += sum([int(np.count_nonzero(run.blocks_in(place, 0, run.end) >= 0)) for run in all_runs])
+    for pool, num in num_nodes.items():
+        carrying = np.count_nonzero(pool.has_content(slice(None)))
+        if carrying != num:
+            yield f"4: {carrying} {pool.tier} blocks carry a node; {num} nodes say that they reside there."
 
 
 def _residence(runs: list[Run], place: int, pool: Pool, retentions: Retentions) -> Iterator[str]:
     holder: dict[int, Run] = {}
     for run in runs:
         blocks = run.blocks[place]
-        if blocks is None:
-            continue
-        if blocks[-1] < 0:
+        if len(blocks) and blocks[-1] < 0:
             yield f"4: the last {pool.tier} block of run {run.id} is none."
         offsets = (blocks >= 0).nonzero()[0]
         for offset, block in zip(offsets.tolist(), blocks[offsets].tolist(), strict=True):
@@ -190,15 +184,13 @@ def _residence(runs: list[Run], place: int, pool: Pool, retentions: Retentions) 
                 yield f"4: {pool.tier} block {block} does not know that it holds node {run.id}:{offset}."
             holder[block] = run
         if run.row < 0:
-            kept = 0 * offsets if pool.level is None else pool.level[blocks[offsets]]
-            wanted = retentions.levels_of(place, run, offsets).tolist()
-            if kept.tolist() != wanted:
-                yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept.tolist()}, not {wanted}."
+            kept, wanted = pool.level[blocks[offsets]].tolist(), retentions.levels_of(place, run, offsets).tolist()
+            if kept != wanted:
+                yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept}, not {wanted}."
     spans = [(blocks, nodes) for queue in pool.queues.values() for blocks, nodes in queue.live() if nodes is not None]
     # Only those of the full group are queued as nodes.
     for listed, (run, first, stop) in spans if place < NUM_PLACES else ():
-        there = run.blocks[place]
-        of_nodes = [] if there is None else there[first:stop][::-1].tolist()
+        of_nodes = run.blocks[place][first:stop][::-1].tolist()
         if listed.tolist() != of_nodes:
             yield f"4: {pool.tier} blocks {listed.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
 
@@ -209,12 +201,12 @@ def _closed_run(run: Run) -> Iterator[str]:
         yield f"5: run {run.id} has {run.length} nodes, and blocks or children of {run.end}."
     elif run.end < run.length:
         yield f"5: the last node of run {run.id} resides nowhere and has no child."
-    if blocks is not None and (
+    if len(blocks) and (
         (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
         yield f"5: a node of run {run.id} is on the device and its parent node is not."
     lacks = np.maximum(*(run.blocks_in(place, 0, run.end) for place in (DEVICE, HOST))) < 0
-    if any(its is not None and (lacks[: len(its)] & (its >= 0)).any() for its in run.blocks[NUM_PLACES:]):
+    if any((lacks[: len(its)] & (its >= 0)).any() for its in run.blocks[NUM_PLACES:]):
         yield f"5: run {run.id} has windows or states of nodes that the full group has on no tier."
 
 

@@ -32,8 +32,7 @@ def root_prefix(namespace: Any) -> bytes:
 
 def namespace_of(root: bytes) -> Any:
     """The namespace that `root` encodes."""
-    value, _ = _decoded(root, len(_ROOT))
-    return value
+    return _decoded(root[len(_ROOT) :])[0]
 
 
 def node_prefix(run_id: int, offset: int) -> bytes:
@@ -71,21 +70,19 @@ def _encoded(value: Any) -> bytes:
     return tag + _LENGTH.pack(len(body)) + body
 
 
-def _decoded(data: bytes, start: int) -> tuple[Any, int]:
-    """The value whose encoding begins at `start`, and where the next one begins."""
-    tag, body = data[start : start + 1], start + 1
+def _decoded(data: bytes) -> tuple[Any, bytes]:
+    """The value whose encoding comes first, and what follows it."""
+    tag, rest = data[:1], data[1:]
     if tag in _CONSTANTS:
-        return _CONSTANTS[tag], body
-    (length,) = _LENGTH.unpack_from(data, body)
-    body += _LENGTH.size
-    end = body + length
+        return _CONSTANTS[tag], rest
+    end = _LENGTH.size + _LENGTH.unpack_from(rest)[0]
+    body, rest = rest[_LENGTH.size : end], rest[end:]
     if tag == b"t":
         parts: list[Any] = []
-        while body < end:
-            part, body = _decoded(data, body)
+        while body:
+            part, body = _decoded(body)
             parts.append(part)
-        return tuple(parts), end
-    raw = data[body:end]
+        return tuple(parts), rest
     if tag == b"s":
-        return raw.decode("utf-8", "surrogatepass"), end
-    return (int.from_bytes(raw, "little", signed=True) if tag == b"i" else raw), end
+        return body.decode("utf-8", "surrogatepass"), rest
+    return (int.from_bytes(body, "little", signed=True) if tag == b"i" else body), rest

@@ -9,7 +9,6 @@ what they have with what was reported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,28 +86,11 @@ class EventLog:
         self._was_cleared = False
         # By run and place, or restarts, the nodes that readers know of.
         self._told: dict[tuple[Run, int], list[Stretch]] = {}
-        self._changed = set(index.runs.values())
-        index.listen(self)
-        for run in index.runs.values():
-            if run.row >= 0:
-                self.opened(run.row, index.paths[run.row].published)
-
-    def opened(self, row: int, first: int) -> None:
-        """Note that the row has an open run, and block `first` of the row is the first node without an event."""
-        self._tables.next_event[row] = (first + 1) * self._tables.block_size
-
-    def closed(self, run: Run, row: int) -> None:
-        """Note that the row's run is closed."""
-        self._tables.next_event[row] = 0
-        self._changed.add(run)
-
-    def changed(self, runs: Iterable[Run]) -> None:
-        """Note that nodes of these runs came to a place or left it, or were confirmed."""
-        self._changed.update(runs)
+        self._changed = index.listen()
 
     def clear(self) -> None:
-        """Note that all content is forgotten."""
-        self._told, self._changed, self._was_cleared = {}, set(), True
+        self._changed.clear()
+        self._told, self._was_cleared = {}, True
 
     def take(self, *, restart_points: bool = False) -> list[Event]:
         """Return the changes since the last call. All of them together give what each tier holds. Restart points are reported from
@@ -136,7 +118,8 @@ class EventLog:
         self._told |= told
         for key in [key for key, now in told.items() if not now]:
             del self._told[key]
-        self._changed, self._was_cleared = set(), False
+        self._changed.clear()
+        self._was_cleared = False
         return [*events, *removed[::-1], *stored]
 
     def snapshot(self) -> list[Event]:
@@ -149,12 +132,13 @@ class EventLog:
         tables, index = self._tables, self._index
         is_due = (tables.next_event > 0) & (tables.num_computed >= tables.next_event)
         for row in is_due.nonzero()[0].tolist():
-            path = index.paths[row]
+            path, due = index.paths[row], 0
             if path.open is not None:
                 # A guarded run ends where another one hangs off it.
                 length = index.confirmed_length(path.open)
-                self.opened(row, path.published + length)
+                due = (path.published + length + 1) * tables.block_size
                 self._changed.add(path.open)
+            tables.next_event[row] = due
 
     def _residing(self, run: Run, kind: int) -> list[Stretch]:
         """The confirmed nodes of a run that reside in a place, or after which all groups can stand."""
@@ -165,7 +149,7 @@ class EventLog:
         if run.row >= 0 and kind == DEVICE:
             return [(0, length)] if length > 0 else []
         blocks = run.blocks[kind]
-        if blocks is None or length <= 0:
+        if not len(blocks) or length <= 0:
             return []
         if (there := run.num_there(kind, 0, length)) == min(length, len(blocks)):
             # Most often there is no gap.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paged.base.growing import rising_from
 
 from .layout import Layout
-from .moves import NO_MOVES, Moves, pairs_of
+from .moves import Moves, pairs_of
 from .pool import Pool
 from .runs import Blocks
 from .tables import Rows, Tables
@@ -42,9 +42,8 @@ class Growth:
         # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
         self._promised: list[tuple[Any, Any, int]] = []
         self.num_promised = 0
-        # Content of the full group that rows hold for promised columns: (row, first column, blocks), and their number.
+        # Content of the full group that rows hold for promised columns: (row, first column, blocks).
         self._found: list[tuple[int, int, Blocks]] = []
-        self._num_found = 0
         # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
         self.copied: list[tuple[int, int]] = []
         # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
@@ -81,20 +80,17 @@ class Growth:
         self.num_promised += pages
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
-        """`promise` for one row, unchecked: the blocks are there."""
+        """`promise` for one row. The tables have the columns, or get them when the blocks are drawn."""
+        pages = (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
+        self.device.require(self.num_promised + pages)
         self._promised.append((row, have, wanted - have))
-        self.num_promised += self.pages_from(have, wanted)
+        self.num_promised += pages
 
     def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:
         """Hold content of the full group for promised columns of the row, from this one on: none is drawn there."""
         self.blocks.hold(blocks)
         self.num_promised -= len(blocks) * self.layout.full_pages
         self._found.append((row, column, blocks))
-        self._num_found += len(blocks)
-
-    def pages_from(self, have: int, wanted: int) -> int:
-        """Pages that a row with `have` blocks draws to have `wanted`, which are more."""
-        return (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
 
     def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""
@@ -154,9 +150,14 @@ class Growth:
             total = len(rows)
         if layout.sides:
             self.device.make_room(self.num_promised)
-        blocks = drawn = self.blocks.draw(total - self._num_found, layout.full_pages or 1)
-        if self._found:
-            blocks = self._with_found(rows, columns, drawn)
+        num_found = sum([len(found) for _, _, found in self._found])
+        blocks = drawn = self.blocks.draw(total - num_found, layout.full_pages or 1)
+        if num_found:
+            # Those that were found, and between them those drawn, in order.
+            blocks = np.full(total, -1)
+            for row, first, found in self._found:
+                blocks[(rows == row) & (columns >= first) & (columns < first + len(found))] = found
+            blocks[blocks < 0] = drawn
         try:
             entries = blocks.astype(np.int32)
             try:
@@ -168,7 +169,7 @@ class Growth:
         except MemoryError:
             self.blocks.release(drawn)
             raise
-        self._promised, self._found, self.num_promised, self._num_found = [], [], 0, 0
+        self._promised, self._found, self.num_promised = [], [], 0
         for side in layout.sides:
             if not side.is_state:
                 tables.put(side.table, rows, columns, self.device.draw(total, side.pages))
@@ -179,14 +180,6 @@ class Growth:
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
             self._changed.append((rows, columns, entries))
-
-    def _with_found(self, rows: Rows, columns: NDArray[np.int64], drawn: Blocks) -> Blocks:
-        """The blocks of promised columns, int64 [n]: those that were found, and between them those drawn, in order."""
-        blocks = np.full(len(rows), -1)
-        for row, first, found in self._found:
-            blocks[(rows == row) & (columns >= first) & (columns < first + len(found))] = found
-        blocks[blocks < 0] = drawn
-        return blocks
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
@@ -289,8 +282,6 @@ class Growth:
 
     def take_copies(self) -> Moves:
         """Return the copies planned by calls without moves of their own."""
-        if not self.copies:
-            return NO_MOVES
         copies, self.copies = self.copies, {}
         return Moves(device_to_device=pairs_of([pair for its in copies.values() for pair in its]))
 

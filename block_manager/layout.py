@@ -79,9 +79,6 @@ class Side:
         # Whole blocks that a window reaches back over from the end of a block.
         self._behind = -(-span // block_size)
         self.most = 1 if self.is_state else self._behind + 2
-        # A window passes a block when so many computed tokens lie beyond its beginning; a chunk not before one block.
-        lead = (self._behind * block_size if keeps else span) if group.kind == "window" else 0
-        self.lead = block_size + lead
 
     def first_column(self, computed: Any) -> Any:
         """The first column that a row with so many computed tokens still reads, int or int64 [n]; where content is kept,
@@ -154,9 +151,8 @@ class Layout:
 
     def side_slots(self, num_tokens: Counts) -> Counts:
         """What the sides of sequences with so many tokens hold, in slots of the full group, int64 [n]."""
-        blocks, pages = -(-num_tokens // self.block_size), np.zeros_like(num_tokens)
-        for side in self.sides:
-            pages += np.minimum(blocks, side.most) * side.pages
+        blocks = -(-num_tokens // self.block_size)
+        pages = sum([np.minimum(blocks, side.most) * side.pages for side in self.sides], np.zeros_like(num_tokens))
         return pages * self.block_size // max(self.full_pages, 1)
 
 

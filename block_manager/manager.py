@@ -174,7 +174,8 @@ class BlockManager(Uncopyable):
     def append(self, row: int, tokens: Any) -> None:
         """Add known tokens to the row. Raises UnknownRow or InvalidTokens."""
         memory = self._own("append")
-        memory.append_row(memory.tables.one(row, allow_swapped=True), token_array(tokens))
+        row, array = memory.tables.one(row, allow_swapped=True), token_array(tokens)
+        memory.extend_by(np.array([row]), array, np.array([len(array)]))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
         """Put `counts[i]` more tokens of `rows[i]` in flight in the composed batch: draw blocks, copy shared partial
@@ -300,7 +301,7 @@ class BlockManager(Uncopyable):
         """Move the rows' host blocks back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
         memory = self._own("swap_in")
         array = memory.tables.checked(rows, allow_swapped=True)
-        return self._with_content(memory.take_from_host(array))
+        return self._with_content(memory.tiers.swap_in(array))
 
     def take_moves(self) -> Moves:
         """Return copies of content that calls without moves of their own planned. They run before the batch's forward
@@ -318,16 +319,12 @@ class BlockManager(Uncopyable):
         if not (is_integer(start) and is_integer(stop) and 0 <= start <= stop <= held):
             raise InvalidConfig(f"row {row}: positions {start} to {stop} are not in its {held} slots.")
         positions = np.arange(int(start), int(stop))
-        return (
-            self._memory.slots(np.array([row]), positions, np.array([len(positions)])) if len(positions) else positions
-        )
+        return self._memory.slots(np.array([row]), positions, np.array([len(positions)]))
 
     def stats(self) -> MemoryStats:
         """This moment's figures."""
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
-        num_slots = (device.num_used - memory.device.num_kept_alone) * self.block_size if memory.layout.is_plain else 0
-        empty = num_slots - memory.num_filled(0) if num_slots else 0
         return MemoryStats(
             num_blocks=self.num_blocks,
             free=device.num_free,
@@ -338,7 +335,7 @@ class BlockManager(Uncopyable):
             host_cached=host.num_cached,
             host_used=host.num_used,
             usage=device.usage,
-            fragmentation=empty / num_slots if num_slots else 0.0,
+            fragmentation=memory.fragmentation(),
             queries=sharing.queries,
             query_tokens=sharing.query_tokens,
             hit_tokens=sharing.hit_tokens,
@@ -431,12 +428,11 @@ class BlockManager(Uncopyable):
         memory = self._memory
         group = checked_integer("group", group, 0, len(memory.layout.groups))
         row = memory.tables.one(row, allow_swapped=True)
-        pages: NDArray[np.int32] = memory.group_pages(group, np.array([row]))[0]
+        pages: NDArray[np.int32] = GroupTables(memory.growth, group, np.array([row])).tables[0]
         return pages
 
     def _with_content(self, moves: Moves) -> Moves:
-        planned = self._memory.take_moves()
-        return joined([planned, moves]) if len(planned) else moves
+        return joined([self._memory.take_moves(), moves])
 
     def _prompt(self, tokens: Any) -> NDArray[np.int32]:
         array = token_array(tokens)

@@ -60,8 +60,7 @@ class Memory:
         self.num_blocks, self.num_host_blocks, self.host_caching = num_blocks, host_blocks, host_caching
         # Blocks that requests can have: see `spare`.
         self.capacity = num_blocks
-        leads = [0, *(side.lead for side in layout.sides)]
-        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), leads=leads)
+        self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=1 + len(layout.sides))
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
         # The blocks of the full group; without one they number positions, and cost nothing.
         self.blocks = (
@@ -122,7 +121,6 @@ class Memory:
         return row
 
     def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
-        """Open a row that knows these tokens."""
         row, num_tokens = self.tables.open(tokens), len(tokens)
         if num_tokens > self._longest:
             self._longest = num_tokens
@@ -136,10 +134,7 @@ class Memory:
         """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. `key`: their `first_key`.
         Other calls, and reading tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
-        if not self.prefix_caching:
-            row = self._open(tokens, keep_at)
-            index.open_path(row, root, reads=False, writes=False)
-        elif key not in index.runs and num_tokens >= size and most >= size:
+        if self.prefix_caching and key not in index.runs and num_tokens >= size and most >= size:
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
             row = self._open(tokens, keep_at)
             index.open_path(row, root, key=key)
@@ -229,7 +224,15 @@ class Memory:
             self.sharing.take_ahead(rows, starts, ends)
         if self.layout.states:
             self._move_states(rows)
-        self._launch(rows, starts, ends)
+        tables.num_launched[rows] = ends
+        self.flights.composed.place(rows, starts, ends)
+        if self.index.num_looking_up:
+            places = tables.looks_up[rows].nonzero()[0].tolist()
+            if len(places) > 1:
+                # Computed blocks become content before another row of this batch is to compute the same.
+                places.sort(key=lambda place: not self.index.is_behind(rows.item(place)))
+            for place in places:
+                self._begin_pending(rows.item(place))
         return moves
 
     def place_one(self, row: int, count: int) -> Moves:
@@ -242,7 +245,6 @@ class Memory:
             return moves
         wanted = -(-(start + count) // self.block_size)
         if wanted > have:
-            self.device.require(self.growth.num_promised + self.growth.pages_from(have, wanted))
             tables.ensure_columns(wanted)
             self.growth.promise_one(row, have, wanted)
         if self._takes_ahead:
@@ -265,19 +267,6 @@ class Memory:
         self.flights.composed.place_one(row, start, end)
         if self.tables.looks_up[row]:
             self._begin_pending(row)
-
-    def _launch(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Add rows, with blocks or promised ones, to the batch. Those that look up their next block do so now."""
-        self.tables.num_launched[rows] = ends
-        self.flights.composed.place(rows, starts, ends)
-        index = self.index
-        if index.num_looking_up:
-            places = self.tables.looks_up[rows].nonzero()[0].tolist()
-            if len(places) > 1:
-                # Computed blocks become content before another row of this batch is to compute the same.
-                places.sort(key=lambda place: not index.is_behind(int(rows[place])))
-            for place in places:
-                self._begin_pending(int(rows[place]))
 
     def _begin_pending(self, row: int) -> None:
         if self.index.fills_next(row):
@@ -336,11 +325,11 @@ class Memory:
     def commit(
         self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, now: float, has_more: bool
     ) -> Composed:
-        """Put out the batch of logical time `now`, by which no retention ends: draw what was promised, return what an
-        engine needs of memory. `decodes`, int64 [n], are the rows placed first, `positions` what they compute, packed,
-        `counts[i]` of row i (None: one each). With `has_more` the batch counts even without rows."""
+        """Put out the batch of logical time `now`: draw what was promised, return what an engine needs of memory. `decodes`,
+        int64 [n], are the rows placed first, `positions` what they compute, packed, `counts[i]` of row i (None: one each).
+        With `has_more` the batch counts even without rows."""
         self.growth.draw_promised()
-        self.content.retentions.reach(now)
+        self.content.retentions.expire(now)
         flight, changes = self.flights.composed, NO_CHANGES
         if flight.is_used:
             # First: what this evicts is copied before the batch writes there.
@@ -356,10 +345,6 @@ class Memory:
         self.growth.allow_copies(False)
         slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
         return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
-
-    def group_pages(self, group: int, rows: Rows) -> NDArray[np.int32]:
-        """`GroupTables.tables` of these rows."""
-        return GroupTables(self.growth, group, rows).tables
 
     def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
         """The tables of a batch's rows, one a group."""
@@ -398,14 +383,21 @@ class Memory:
         rows, columns = rows.repeat(counts), rising_from(firsts, counts)
         return rows, columns, tables.blocks[table, rows, columns]
 
-    def num_filled(self, group: int, entries: tuple[Rows, NDArray[np.int64], NDArray[np.int32]] | None = None) -> int:
-        """Slots in tables, shared ones once, with a computed token that the group, no states, has to keep."""
-        rows, columns, blocks = self._entries(group, self.tables.live_rows) if entries is None else entries
+    def _num_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
+        """Slots of these entries, shared ones once, with a computed token that the group, no states, has to keep."""
         computed, begins = self.tables.num_computed[rows], columns * self.block_size
         begin = np.maximum(begins, self.layout.groups[group].front(computed))
         filled = np.zeros(self.num_blocks, np.int64)
         np.maximum.at(filled, blocks, np.minimum(computed, begins + self.block_size) - begin)
         return int(filled.sum())
+
+    def fragmentation(self) -> float:
+        """The share of slots in blocks that rows and copies hold that have no computed token; 0 unless all layers are plain."""
+        if not self.layout.is_plain:
+            return 0.0
+        entries = self._entries(0, self.tables.live_rows)
+        num_slots = self._pages_held(0, entries[2], self._beside_tables()) * self.block_size
+        return (num_slots - self._num_filled(0, *entries)) / num_slots if num_slots else 0.0
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
@@ -418,7 +410,7 @@ class Memory:
             entries = self._entries(number, self.tables.live_rows)
             used = self._pages_held(number, entries[2], beside)
             is_state = group.kind == "state"
-            kept = used if is_state else self.num_filled(number, entries) * group.pages / self.block_size
+            kept = used if is_state else self._num_filled(number, *entries) * group.pages / self.block_size
             found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept, on_host[at]))
         return tuple(found)
 
@@ -488,19 +480,14 @@ class Memory:
     def slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Slots of `counts[i]` rising positions of `rows[i]` (None: of one each), packed, int64 [n]."""
         tables, size = self.tables, self.block_size
+        rows = rows if counts is None else rows.repeat(counts)
         slots: NDArray[np.int64] = tables.slot_base[rows]
-        first = positions
-        if counts is not None:
-            slots = slots.repeat(counts)
-            first = positions[counts.cumsum() - counts]
         slots += positions
         if counts is None and not self._any_reserved:
             return slots
         # `slot_base` holds in a row's last block, where most positions are.
-        is_other = first < (tables.num_blocks[rows] - 1) * size
+        is_other = positions < (tables.num_blocks[rows] - 1) * size
         if is_other.any():
-            if counts is not None:
-                rows, is_other = rows.repeat(counts), is_other.repeat(counts)
             at = positions[is_other]
             columns = at // size
             slots[is_other] = (tables.blocks[0, rows[is_other], columns] - columns) * np.int64(size) + at
@@ -592,9 +579,6 @@ class Memory:
             self.blocks.release(tables.blocks[0, row, : min(first, tables.num_blocks.item(row))])
         tables.close(row)
 
-    def append_row(self, row: int, tokens: NDArray[np.int32]) -> None:
-        self.extend_by(np.array([row]), tokens, np.array([len(tokens)]))
-
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:
         """`BlockManager.reserve`. Raises OutOfBlocks, changing nothing."""
         have = self.tables.num_blocks[rows]
@@ -610,14 +594,6 @@ class Memory:
         self.tables.reserved[row] = reserved
         self.growth.give_back(row, max(-(-int(self.tables.num_launched[row]) // self.block_size), reserved))
 
-    def take_from_host(self, rows: Rows) -> Moves:
-        """`BlockManager.swap_in`, with its own copies only. Raises OutOfBlocks, changing nothing."""
-        rows = rows[self.tables.is_swapped[rows]]
-        moves = self.tiers.swap_in(rows)
-        for row in rows.tolist():
-            self.growth.note_shared_tail(row)
-        return moves
-
     def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         if self.offload is not None:
             self.offload.load_where(is_worth_loading)
@@ -628,7 +604,4 @@ class Memory:
         self.sharing.publish(row)
 
     def check(self) -> list[str]:
-        found = violations_of(self.tables, self.flights, self.index, self.tiers, self.layout, self._beside_tables())
-        if self.growth.num_promised:
-            found.append(f"6: {self.growth.num_promised} blocks are promised to rows and not drawn.")
-        return found
+        return violations_of(self.growth, self.flights, self.index, self.tiers, self._beside_tables())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged.base.arguments import logical_time
 from paged.errors import InvalidConfig, OutOfBlocks
 
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Run, Span, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Run, Span, upwards
 
 # Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
 Segment = tuple[int, Blocks, Span | None, int]
@@ -37,7 +37,6 @@ _LEVELS = (DOUBLED, 0, 1, 2, 3)
 # A retention's number, and the runs that it is of, last one first.
 Retained = tuple[int, list[Run]]
 _Number = TypeVar("_Number", bound=np.integer)
-NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class Pool:
@@ -62,8 +61,8 @@ class Pool:
         # By block: the place in whose terms it carries its node, and whether that was released to be evicted next; None in one place.
         self.place: NDArray[np.int8] | None = None
         self.goes_next: NDArray[np.bool_] | None = None
-        # int8 [num_blocks], higher levels are evicted later; None until any is raised.
-        self.level: NDArray[np.int8] | None = None
+        # Higher levels are evicted later; whether any was ever raised.
+        self.level, self._is_raised = np.zeros(num_blocks, np.int8), False
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         numbers = itertools.count(1)
         self.queues = {level: CachedQueue(self, numbers) for level in _LEVELS}
@@ -73,7 +72,7 @@ class Pool:
         self.num_evicted = self.idle_steps = 0
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
-        self._forget: Callable[[list[Taken], Blocks], None] | None = None
+        self._forget: Callable[[list[Taken], Blocks], None] = lambda taken, blocks: None
         self._choose: Callable[[int, int], None] | None = None
         self._grows = grows
         # How many pages each block has, int16 [num_blocks] (None: one), and which, int32 [num_blocks, most_pages].
@@ -120,19 +119,15 @@ class Pool:
         return (state < 0) | (state >= _CONTENT)
 
     def require(self, count: int) -> None:
-        """Raise OutOfBlocks when fewer than `count` blocks can be drawn; one that grows has them then."""
-        if count > self.num_available:
-            if not self._grows:
-                raise OutOfBlocks(count, self.num_available, self.tier)
-            self._grow(count)
-
-    def _grow(self, count: int) -> None:
-        """Have so many blocks more, and at least twice as many."""
+        """Raise OutOfBlocks when fewer than `count` blocks can be drawn; one that grows has them then, and twice as many."""
+        if count <= self.num_available:
+            return
+        if not self._grows:
+            raise OutOfBlocks(count, self.num_available, self.tier)
         more = max(self.num_blocks, count)
         self.state = np.concatenate([self.state, np.zeros(more, np.int64)])
         self.run = np.concatenate([self.run, np.empty(more, object)])
-        if self.level is not None:
-            self.level = np.concatenate([self.level, np.zeros(more, np.int8)])
+        self.level = np.concatenate([self.level, np.zeros(more, np.int8)])
         self._stack = np.concatenate([np.arange(self.num_blocks + more - 1, self.num_blocks - 1, -1), self._stack])
         self.num_blocks += more
         self.num_free += more
@@ -190,10 +185,8 @@ class Pool:
         if self.place is not None:
             # Held: what leaves with them may be content of each other.
             self.state[blocks] = _CONTENT + 1
-        if self._forget is not None:
-            self._forget(taken, blocks)
-        if self.level is not None:
-            self.level[blocks] = 0
+        self._forget(taken, blocks)
+        self.level[blocks] = 0
         return blocks
 
     def _num_pages(self, blocks: Blocks) -> int:
@@ -240,7 +233,7 @@ class Pool:
             self.num_cached -= num_cached if self._width is None else self._num_pages(blocks[is_cached])
             # Their new state takes them out of their queues.
             state[is_cached] = _CONTENT
-            if self.level is None:
+            if not self._is_raised:
                 self.queues[0].num_cached -= num_cached
             else:
                 for level, count in enumerate(np.bincount(self.level[blocks[is_cached]] - DOUBLED).tolist(), DOUBLED):
@@ -313,7 +306,7 @@ class Pool:
         self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
         if self.goes_next is not None:
             self.goes_next[blocks] = is_next
-        if self.level is None:
+        if not self._is_raised:
             self.queues[0].put(blocks, None, self._step, is_next)
             return
         levels = self.level[blocks]
@@ -322,11 +315,9 @@ class Pool:
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
         """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
-        if self.level is None:
-            self.level = np.zeros(self.num_blocks, np.int8)
         cached = blocks[self.state[blocks] < 0]
         self.hold(cached)
-        self.level[blocks] = levels
+        self.level[blocks], self._is_raised = levels, True
         self.release(cached)
 
     def put_first(self, blocks: Blocks) -> None:
@@ -341,17 +332,8 @@ class Pool:
 
     def let_go(self, blocks: Blocks) -> None:
         """Release what `keep` held."""
-        for block in blocks.tolist():
-            self.kept[block] -= 1
-            if not self.kept[block]:
-                del self.kept[block]
+        self.kept -= Counter(blocks.tolist())
         self.release(blocks)
-
-    @property
-    def num_kept_alone(self) -> int:
-        """Blocks that only `keep` holds."""
-        blocks = np.fromiter(self.kept, np.int64, len(self.kept))
-        return int(np.count_nonzero(self.refs(blocks) == np.fromiter(self.kept.values(), np.int64, len(blocks))))
 
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
         """Mark these used blocks as carrying nodes of `run` in a place."""
@@ -369,8 +351,7 @@ class Pool:
             return
         self.hold(blocks)
         self.state[blocks] &= _REFERENCES
-        if self.level is not None:
-            self.level[blocks] = 0
+        self.level[blocks] = 0
         self.run[blocks] = None
         self.release(blocks.copy())
 
@@ -381,7 +362,7 @@ class Pool:
         self.state[cached] = 0
         self._put_free(cached[::-1])
         self.run[:] = None
-        self.level = None
+        self.level[:], self._is_raised = 0, False
 
     def free_blocks(self) -> Blocks:
         """The free blocks in the order in which they are drawn, int64 [num_free]; a copy."""
@@ -489,18 +470,20 @@ class Retentions:
 
     def __init__(self, pools: Sequence[Pool], *, host_gives_way: bool = False) -> None:
         self._pools, self.host_gives_way = pools, host_gives_way
-        self.now = -np.inf
-        self._next = 1
+        self.now, self._numbers = -np.inf, itertools.count(1)
         # Of the retentions that end: a heap of when, and their number; and by number, their runs, last one first. What has
         # ended before stays in the heap until half of it has.
         self._ends: list[tuple[float, int]] = []
         self._runs: dict[int, list[Run]] = {}
-        # The first logical time at which a retention ends: `expire` does nothing before it.
-        self.next_end = np.inf
+
+    @property
+    def next_end(self) -> float:
+        """The first logical time at which a retention ends."""
+        return self._ends[0][0] if self._ends else np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
-        way, number = list(upwards(run, at)), self._next
+        way, number = list(upwards(run, at)), next(self._numbers)
         # One list, which `extend` adds to.
         runs = [each for each, _ in way]
         if until is not None:
@@ -511,9 +494,7 @@ class Retentions:
                 self._ends = [end for end in self._ends if end[1] in self._runs]
                 heapq.heapify(self._ends)
             heapq.heappush(self._ends, (until, number))
-            self._runs[number], self.next_end = runs, self._ends[0][0]
-        # First: this may raise MemoryError below, and no two have one number.
-        self._next += 1
+            self._runs[number] = runs
         # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
             each.retain(number, last, level)
@@ -547,22 +528,16 @@ class Retentions:
         if end.retained:
             self.apply_to(end)
 
-    def reach(self, now: float) -> None:
-        """Note that it is the logical time `now`, by which no retention ends (`next_end`)."""
-        self.now = max(self.now, now)
-
     def expire(self, now: float) -> None:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
-        self.reach(now)
+        self.now = max(self.now, now)
         while self._ends and self._ends[0][0] <= self.now:
             _, number = heapq.heappop(self._ends)
             self.end((number, self._runs.get(number, [])))
-        self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:
         self._ends.clear()
         self._runs.clear()
-        self.next_end = np.inf
 
     def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: the level of each node's block in a place."""
@@ -577,11 +552,9 @@ class Retentions:
         closes. `renewed`, (last node, level): blocks up to it at this level become newest, so that no child outlives
         its parent. Windows and states are older than the full blocks that they are of no use without."""
         for place, (pool, there) in reversed(list(enumerate(zip(self._pools, run.blocks, strict=True)))):
-            if there is None:
-                continue
             offsets = (there >= 0).nonzero()[0]
             blocks, levels = there[offsets], self.levels_of(place, run, offsets)
-            changed = levels != (0 if pool.level is None else pool.level[blocks])
+            changed = levels != pool.level[blocks]
             if renewed is not None:
                 changed |= (offsets <= renewed[0]) & (levels == renewed[1])
             if changed.any():

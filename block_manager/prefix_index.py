@@ -6,26 +6,18 @@ A lookup compares token ids. Each row has a path through the content, which is o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .pool import NO_BLOCKS, Pool, Retentions, Taken
-from .runs import DEVICE, HOST, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
+from .pool import Pool, Retentions, Taken
+from .runs import DEVICE, HOST, NO_BLOCKS, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
 from .tables import Tables
-
-
-class Listener(Protocol):
-    """Notes which runs change: see `EventLog`."""
-
-    def opened(self, row: int, first: int) -> None: ...
-    def closed(self, run: Run, row: int) -> None: ...
-    def changed(self, runs: Iterable[Run]) -> None: ...
-    def clear(self) -> None: ...
 
 
 class Match(NamedTuple):
@@ -62,19 +54,20 @@ class PrefixIndex:
         self.batch = 1
         # Steps since their run began, summed over the nodes that left the device.
         self.lifetime_steps = 0
-        self._next_run = 0
+        self._run_ids = count()
         # By digest of the first of nodes that were evicted together: place, number and step; at most `_most_gone`.
         self.gone: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
         self._most_gone = 0
-        # None until events are read; it finds the growth of open runs itself.
-        self.log: Listener | None = None
+        # Runs whose nodes came to a place, left it, or were confirmed, but for the growth of open ones; None until events are read.
+        self.changed: set[Run] | None = None
         self._num_places, self.has_sides = len(self.pools), bool(sides)
         for place, pool in enumerate(self.pools[: 2 * NUM_PLACES]):
             pool.on_eviction(partial(self._evict, place), has_places=place >= NUM_PLACES)
 
-    def listen(self, log: Listener) -> None:
-        """Report to `log` from now on."""
-        self.log = log
+    def listen(self) -> set[Run]:
+        """Return the set of `changed` runs, which has all of today; the reader takes out what it has read."""
+        self.changed = set(self.runs.values())
+        return self.changed
 
     def remember_evicted(self, most: int) -> None:
         """Remember the last `most` evictions from now on, in `gone`."""
@@ -119,17 +112,8 @@ class PrefixIndex:
         """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""
         first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
         run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
-        if self.log is not None:
-            self.log.closed(run, row)
-
-    def last_node(self, row: int) -> Node | None:
-        """The row's last confirmed node; None if it has none."""
-        path = self.paths[row].closed(self.confirmed_length)
-        for run, at in upwards(path.run, path.at):
-            # The nodes before a pending one may be pending, too.
-            if (length := self.confirmed_length(run)) > 0:
-                return run, min(at, length - 1)
-        return None
+        if self.changed is not None:
+            self.changed.add(run)
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
@@ -148,10 +132,6 @@ class PrefixIndex:
         """Chained SHA-256 of the row's confirmed nodes, first to last."""
         spans = self.paths[row].closed(self.confirmed_length).spans(0)
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
-
-    def num_published(self, row: int) -> int:
-        """Blocks of the row that are nodes, pending ones too."""
-        return self.paths[row].closed(self._pending_length).published
 
     def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
         """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
@@ -296,8 +276,8 @@ class PrefixIndex:
         runs = self.pending.pop(batch, ())
         for run in runs:
             del run.pending[batch]
-        if self.log is not None:
-            self.log.changed(runs)
+        if self.changed is not None:
+            self.changed.update(runs)
 
     def withdraw(self, batch: int) -> None:
         """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
@@ -305,15 +285,12 @@ class PrefixIndex:
         runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
         for run in runs:
             length = run.pending.pop(batch)
-            if not run.length:
-                # It went with the last of its children.
-                continue
-            if length < run.length:
+            if run.length:
+                # Else it went with the last of its children.
                 self._give_up(run, length)
-            self._shorten(run, length)
-            self._trim(run)
-        if self.log is not None:
-            self.log.changed(runs)
+                self._trim(run)
+        if self.changed is not None:
+            self.changed.update(runs)
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
         """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
@@ -374,10 +351,10 @@ class PrefixIndex:
     def add_end(self, path: Path, tokens: bytes, blocks: dict[int, int]) -> None:
         """Let used blocks, by place, be the end of a closed path for the tokens of a partial block; the one before goes."""
         if (before := self.ends.get(path.prefix)) is not None:
-            self._drop_end(before)
-        end = Run(self._next_run, path.prefix, path.run, path.at, -1, self.batch, self._num_places)
+            self._give_up(before, 0)
+            self._unlink(before, trims=False)
+        end = Run(next(self._run_ids), path.prefix, path.run, path.at, -1, self.batch, self._num_places)
         end.become_end(tokens)
-        self._next_run += 1
         self.ends[end.key] = end
         if path.run is not None:
             path.run.add_child(path.at)
@@ -387,14 +364,6 @@ class PrefixIndex:
         if path.run is not None and path.run.retained:
             self.retentions.extend(path.run, path.at, end)
 
-    def _drop_end(self, end: Run) -> None:
-        """Forget an end; the caller trims the run before it."""
-        self._give_up(end, 0)
-        del self.ends[end.key]
-        if end.parent is not None:
-            end.parent.remove_child(end.at)
-        end.unlink(keep_content=False)
-
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run, place)
@@ -403,12 +372,12 @@ class PrefixIndex:
             offsets = np.arange(first, first + len(blocks))
             self.pools[place].set_levels(blocks, self.retentions.levels_of(place, run, offsets))
             self._set_host_levels(place, run)
-        if self.log is not None and not run.is_end:
-            self.log.changed([run])
+        if self.changed is not None and not run.is_end:
+            self.changed.add(run)
 
     def _set_host_levels(self, place: int, run: Run) -> None:
         """Set levels on the host after a change of what this place, if it is one of the device, has of the run."""
-        if place % NUM_PLACES == DEVICE and run.blocks[place + HOST] is not None:
+        if place % NUM_PLACES == DEVICE and len(run.blocks[place + HOST]):
             self.retentions.apply_to(run)
 
     def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
@@ -435,8 +404,6 @@ class PrefixIndex:
         self.pending.clear()
         self.retentions.clear()
         self.gone.clear()
-        if self.log is not None:
-            self.log.clear()
 
     def digests(self, run: Run, stop: int, start: int = 0) -> list[bytes]:
         """Chained SHA-256 of the run's nodes from `start` to `stop` - 1, each computed once while the run lives."""
@@ -496,11 +463,9 @@ class PrefixIndex:
     def open_run(self, row: int, path: Path, key: bytes) -> None:
         """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
         parent, at = path.run, path.at
-        run = Run(self._next_run, key, parent, at, row, self.batch, self._num_places)
-        self._next_run += 1
+        run = Run(next(self._run_ids), key, parent, at, row, self.batch, self._num_places)
         self.runs[key] = run
-        if self.log is not None:
-            self.log.opened(row, path.published)
+        self._tables.next_event[row] = (path.published + 1) * self._block_size
         path.open_run(run)
         self._mark(row, path)
         if parent is not None:
@@ -514,16 +479,17 @@ class PrefixIndex:
             self._tables.looks_up[row] = looks_up
             self.num_looking_up += 1 if looks_up else -1
 
-    def _unlink(self, run: Run) -> None:
-        """Remove a run without residence and children from the tree, and what above it then has neither."""
+    def _unlink(self, run: Run, *, trims: bool = True) -> None:
+        """Remove a run without residence and children from the tree, and (`trims`) what above it then has neither."""
         del (self.ends if run.is_end else self.runs)[run.key]
         parent, at = run.parent, run.at
         # Unread events need its tokens and its parents' hashes.
-        run.unlink(keep_content=self.log is not None)
+        run.unlink(keep_content=self.changed is not None)
         if parent is None or not parent.remove_child(at):
             return
         if parent.row < 0:
-            self._trim(parent)
+            if trims:
+                self._trim(parent)
         elif self.paths[parent.row].guard == at + 1:
             self._guard(parent.row, -1)
 
@@ -537,13 +503,13 @@ class PrefixIndex:
     def _shorten(self, run: Run, length: int) -> None:
         if length < run.length:
             # Unread events need its tokens.
-            run.shorten(length, length * self.block_bytes if self.log is None else len(run.tokens))
+            run.shorten(length, length * self.block_bytes if self.changed is None else len(run.tokens))
 
     def _give_up(self, run: Run, first: int, first_place: int = DEVICE, stop: int | None = None) -> None:
         """Withdraw the run's nodes from `first` on, before `stop`, from this place on: their blocks carry nothing."""
         for place in range(first_place, len(self.pools)):
             blocks = run.blocks[place]
-            if blocks is not None and first < len(blocks):
+            if first < len(blocks):
                 lost = blocks[first:stop]
                 self.pools[place].forget_content(lost[lost >= 0])
                 run.drop(place, first, len(blocks) if stop is None else stop)
@@ -575,7 +541,6 @@ class PrefixIndex:
             while start < len(blocks):
                 run: Run = self.pools[place].run.item(blocks.item(start))
                 there = run.blocks[place]
-                assert there is not None, "the run of a block has nodes there"
                 stop = len(there)
                 if there.item(-1) != blocks.item(start):
                     stop = int((there == blocks[start]).argmax()) + 1
@@ -600,28 +565,22 @@ class PrefixIndex:
             own = -1 if child is None else child.at
             first = max((offset + 1 for offset, num in run.children.items() if num > (offset == own)), default=0)
             there, child = run.blocks[place], run
-            if there is not None:
-                if len(there) > at + 1:
-                    break
-                blocks = there[first:][::-1]
-                is_loose = (pool.state[blocks] < 0) & (blocks >= 0)
-                num = len(blocks) if is_loose.all() else int(is_loose.argmin())
-                parts.append(blocks[:num])
-                if num < len(blocks):
-                    break
-            if first:
+            if len(there) > at + 1:
+                break
+            blocks = there[first:][::-1]
+            is_loose = (pool.state[blocks] < 0) & (blocks >= 0)
+            num = len(blocks) if is_loose.all() else int(is_loose.argmin())
+            parts.append(blocks[:num])
+            if first or num < len(blocks):
                 break
         return np.concatenate(parts)
 
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
-        pool, found = self.pools[place], list[Node | None]()
-        offsets: dict[Run, dict[int, int]] = {}
-        runs, has_content = pool.run[blocks].tolist(), pool.has_content(blocks).tolist()
-        for block, run, has_node in zip(blocks.tolist(), runs, has_content, strict=True):
-            if has_node and run not in offsets:
-                offsets[run] = {there: at for at, there in enumerate(run.blocks[place].tolist())}
-            found.append((run, offsets[run][block]) if has_node else None)
-        return found
+        pool = self.pools[place]
+        each = zip(blocks.tolist(), pool.run[blocks].tolist(), pool.has_content(blocks).tolist(), strict=True)
+        return [
+            (run, int((run.blocks[place] == block).argmax())) if has_node else None for block, run, has_node in each
+        ]
 
     def forget(self, place: int, spans: list[Span]) -> None:
         """Remove these nodes from a place. Oldest first: children are evicted before parents."""
@@ -630,8 +589,8 @@ class PrefixIndex:
             spans = sorted(
                 [span for span in spans if span[0].length or span[0].row >= 0], key=lambda span: not span[0].is_end
             )
-        if self.log is not None:
-            self.log.changed(run for run, _, _ in spans if not run.is_end)
+        if self.changed is not None:
+            self.changed.update(run for run, _, _ in spans if not run.is_end)
         is_main, are_sides = place == DEVICE, place >= NUM_PLACES
         if self._most_gone and not are_sides:
             for run, first, stop in spans:
@@ -661,13 +620,12 @@ class PrefixIndex:
             self._give_up(run, first + begin, NUM_PLACES, first + stop)
             for at in [at - first for at in run.children] if self.ends else ():
                 if begin <= at < stop and (end := self.end_of(run, first + at)) is not None:
-                    self._drop_end(end)
+                    self._give_up(end, 0)
+                    self._unlink(end, trims=False)
 
     def _span_blocks(self, place: int, run: Run, first: int, stop: int) -> Blocks:
         if run.row < 0 or place != DEVICE:
-            there = run.blocks[place]
-            assert there is not None, "the nodes reside there"
-            return there[first:stop]
+            return run.blocks[place][first:stop]
         start = self.paths[run.row].published
         return self._tables.blocks[0, run.row, start + first : start + stop].astype(np.int64)
 

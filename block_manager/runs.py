@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .content_key import node_prefix
 
 Blocks = NDArray[np.int64]
+NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 DEVICE, HOST = 0, 1
 # Of each group: the full one, then the sides.
@@ -48,8 +49,8 @@ class Run:
     born        the step in which it began
     length      nodes
     tokens      the nodes' token ids, int32 as bytes
-    blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there; None: none is.
-                An open run has its row's on the device. Arrays are replaced, never changed: a queue may have them
+    blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there. An open run
+                has its row's on the device. Arrays are replaced, never changed: a queue may have them
     retained    number of a retention → (its last node on this run, its level)
     pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node
@@ -66,7 +67,7 @@ class Run:
         self, id: int, key: bytes, parent: Run | None, at: int, row: int, born: int, num_places: int = NUM_PLACES
     ) -> None:
         self.id, self.key, self.parent, self.at, self.row, self.born = id, key, parent, at, row, born
-        self.blocks: list[Blocks | None] = [None] * num_places
+        self.blocks = [NO_BLOCKS] * num_places
         self.retained: dict[int, tuple[int, int]] = {}
         # How many retentions reach just so far, at this level.
         self._reaches: dict[tuple[int, int], int] = {}
@@ -82,64 +83,46 @@ class Run:
     def end(self) -> int:
         """Nodes up to the last one that resides anywhere or has a child."""
         end = max(self.children) + 1 if self.children else 0
-        for blocks in self.blocks:
-            if blocks is not None and len(blocks) > end:
-                end = len(blocks)
-        return end
+        return max(end, *map(len, self.blocks))
 
     def num_there(self, place: int, first: int, stop: int) -> int:
         """Nodes from `first` on, before `stop`, that reside in a place without a gap."""
         blocks = self.blocks[place]
-        if blocks is None:
-            return 0
         hole = blocks.tobytes().find(_HOLE, 8 * first)
         return max(0, min(stop, len(blocks) if hole < 0 else hole // 8) - first)
 
     def is_any_there(self, place: int, first: int, stop: int) -> bool:
-        blocks = self.blocks[place]
-        return blocks is not None and bool(blocks[first:stop].tobytes().strip(_BYTE))
+        return bool(self.blocks[place][first:stop].tobytes().strip(_BYTE))
 
     def block(self, place: int, at: int) -> int:
         """The block of node `at` in a place, -1 where it has none; of an open run, not on the device."""
         blocks = self.blocks[place]
-        return -1 if blocks is None or at >= len(blocks) else blocks.item(at)
+        return blocks.item(at) if at < len(blocks) else -1
 
     def blocks_in(self, place: int, first: int, stop: int) -> Blocks:
         """The block of each of these nodes in a place, int64 [stop - first]; -1 where it has none. A copy."""
-        found: Blocks = np.full(stop - first, -1, np.int64)
-        if (blocks := self.blocks[place]) is not None:
-            there = blocks[first:stop]
-            found[: len(there)] = there
+        found, there = np.full(stop - first, -1, np.int64), self.blocks[place][first:stop]
+        found[: len(there)] = there
         return found
 
     def put(self, place: int, first: int, blocks: Blocks) -> None:
         """Let nodes from `first` on reside in these blocks of a place, which are copied."""
-        have, stop = self.blocks[place], first + len(blocks)
-        length = 0 if have is None else len(have)
-        if not first and stop >= length:
-            self.blocks[place] = blocks.copy()
-            return
-        there = np.empty(max(length, stop), np.int64)
-        there.fill(-1)
-        if have is not None:
-            there[:length] = have
+        stop = first + len(blocks)
+        there = self.blocks_in(place, 0, max(stop, len(self.blocks[place])))
         there[first:stop] = blocks
         self.blocks[place] = there
 
     def drop(self, place: int, first: int, stop: int) -> None:
         """End the residence of these nodes in a place."""
         have = self.blocks[place]
-        if have is None or (not first and stop >= len(have)):
-            self.blocks[place] = None
-            return
         if stop < len(have):
             have = have.copy()
             have[first:stop] = -1
         else:
             have = have[:first]
-            if have.item(-1) < 0:
+            if len(have) and have.item(-1) < 0:
                 have = have[: len(have.tobytes().rstrip(_BYTE)) // 8]
-        self.blocks[place] = have if len(have) else None
+        self.blocks[place] = have if len(have) else NO_BLOCKS
 
     def note_evicted(self, place: int, first: int, stop: int) -> None:
         """Note that a side has evicted these nodes from its place on the device, or the host's after it, for who asks why a hit ended."""
@@ -162,7 +145,7 @@ class Run:
         self.row = -1
         self.length = len(blocks)
         self.tokens = tokens
-        self.blocks[DEVICE] = blocks if len(blocks) else None
+        self.blocks[DEVICE] = blocks if len(blocks) else NO_BLOCKS
 
     def shorten(self, length: int, num_bytes: int) -> None:
         """Keep a closed run's first `length` nodes; the rest is nowhere. Cut tokens to `num_bytes` if under half."""
@@ -170,7 +153,7 @@ class Run:
         del self.digests[length:]
         if 2 * num_bytes < len(self.tokens):
             self.tokens = self.tokens[:num_bytes]
-            self.blocks = [None if blocks is None else blocks[:length].copy() for blocks in self.blocks]
+            self.blocks = [blocks[:length].copy() for blocks in self.blocks]
 
     def unlink(self, *, keep_content: bool) -> None:
         """Note that the run has left the tree. With `keep_content` tokens and parent stay: they can still be read."""
@@ -180,9 +163,8 @@ class Run:
             self.parent = None
 
     def vanish(self) -> None:
-        """Have no nodes, anywhere."""
         self.unlink(keep_content=False)
-        self.blocks = [None] * len(self.blocks)
+        self.blocks = [NO_BLOCKS] * len(self.blocks)
         self.retained.clear()
         self._reaches.clear()
         self.children.clear()
@@ -330,7 +312,8 @@ def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
 
 def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """The stretches that are there without a gap: the first of each, and the one after its last."""
-    edges = np.diff(are_there, prepend=False, append=False).nonzero()[0].tolist()
+    padded = np.concatenate([[False], are_there, [False]])
+    edges = (padded[1:] != padded[:-1]).nonzero()[0].tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 

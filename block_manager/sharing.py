@@ -21,9 +21,9 @@ from .events import EventLog
 from .flights import Flight, Flights
 from .growth import Growth
 from .layout import Counts
-from .pool import NO_BLOCKS, Retained
+from .pool import Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
 from .side_content import HitEnd, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
@@ -191,15 +191,11 @@ class Sharing:
     def _switch(self, row: int, column: int, block: int) -> None:
         """Replace the row's block at `column`, a duplicate of `block`, in every table that names it."""
         tables = self._tables
-        duplicate = int(tables.blocks[0, row, column])
-        rows = [row]
-        if self._device.num_refs(duplicate) > 1:
-            # Shared blocks stand at the same column in every table.
-            live = tables.live_rows
-            names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
-            rows = live[names_it].tolist()
+        duplicate, live = tables.blocks.item(0, row, column), tables.live_rows
+        # Shared blocks stand at the same column in every table.
+        names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
         new, old = np.array([block]), np.array([duplicate])
-        for other in rows:
+        for other in live[names_it].tolist():
             self._device.hold(new)
             self._growth.write(other, column, new)
             self._device.release(old)
@@ -208,8 +204,6 @@ class Sharing:
         """Truncate rows at the first node that the latest batch was to compute. Returns hit tokens that each lost."""
         index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
-        if not lost_nodes:
-            return lost_hits
         starts = {share.row: share.start for share in flight.shares()}
         for row, uid, is_counted in [sharer for _, sharers in sorted(self._sharers.items()) for sharer in sharers]:
             column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
@@ -358,8 +352,11 @@ class Content:
 
     def way_of(self, row: int) -> list[Node]:
         """The last confirmed node of the row, and of each run before it."""
-        last = self._index.last_node(row)
-        return [] if last is None else list(upwards(*last))
+        length_of = self._index.confirmed_length
+        path = self._index.paths[row].closed(length_of)
+        # The nodes before a pending one may be pending, too.
+        way = [(run, min(at + 1, length_of(run)) - 1) for run, at in upwards(path.run, path.at)]
+        return [node for node in way if node[1] >= 0]
 
     def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
         """The cached prefix of these tokens, blocks on the device and then on the host; what was evicted of what comes next
@@ -384,10 +381,8 @@ class Content:
         for run, at in reversed(way):
             stop = min(at + 1, self._index.confirmed_length(run))
             length = self._on_device(run, 0, stop) if is_here else 0
-            if is_here := length > at:
-                found.append((run, 0, length))
-                continue
-            length += run.num_there(HOST, length, stop)
+            if not (is_here := length > at):
+                length += run.num_there(HOST, length, stop)
             if length:
                 found.append((run, 0, length))
             if length <= at:
@@ -449,9 +444,8 @@ class Content:
 
     def loose_end(self, place: int, way: list[Node], level: int) -> Blocks:
         """`PrefixIndex.loose_end`, of a raised level: what is evicted with it may be of a lower one."""
-        blocks, levels = self._index.loose_end(place, way), self._index.pools[place].level
-        assert levels is not None, "something is raised"
-        found: Blocks = blocks[levels[blocks] == level]
+        blocks = self._index.loose_end(place, way)
+        found: Blocks = blocks[self._index.pools[place].level[blocks] == level]
         return found
 
     def is_any_there(self, place: int, way: list[Node]) -> bool:
@@ -474,11 +468,6 @@ class Content:
         """The blocks of a way on the device, first to last, int64 [n]."""
         return self._index.blocks_of(DEVICE, self.split(self.spans_of(way))[0])
 
-    def retain_row(self, row: int, level: int, until: float | None) -> None:
-        """`retain` the confirmed content of the row; do nothing if it has none, or if `until` has passed."""
-        if way := self.way_of(row):
-            self.retain_node(way[0], level, until)
-
     def retain_node(self, node: Node, level: int, until: float | None) -> Retained | None:
         """`retain` a node and all before it; None, and nothing is done, if `until` has passed."""
         if until is not None and until <= self.retentions.now:
@@ -490,6 +479,8 @@ class Content:
         if any(pool.num_used for pool in self._index.pools):
             return False
         self._index.clear()
+        if self._events is not None:
+            self._events.clear()
         return True
 
     def event_log(self) -> EventLog:

@@ -151,7 +151,6 @@ class SideContent:
         return best, parts
 
     def length_of(self, found: Found) -> int:
-        """Tokens of what was found."""
         return found.hit.num_blocks * self._size + (0 if found.end is None else len(found.end.tokens) // 4)
 
     def taken_by(self, found: Found, have: int, num_here: int) -> list[Part]:
@@ -324,26 +323,23 @@ class SideContent:
         """Release what lies before the windows and chunks of these distinct rows, by computed tokens, later blocks first."""
         tables = self._tables
         for side in self._layout.bounded:
+            begins = tables.first[side.table][rows]
+            ends = np.minimum(side.first_column(tables.num_computed[rows]), tables.num_blocks[rows])
             # Few rows pass a block in a step: the rest of this is for them.
-            which = rows[(tables.num_computed >= tables.passes_at[side.table])[rows].nonzero()[0]]
-            if not len(which):
+            passing = (ends > begins).nonzero()[0]
+            if not len(passing):
                 continue
-            begins = tables.first[side.table][which]
-            ends = np.minimum(side.first_column(tables.num_computed[which]), tables.num_blocks[which])
+            which, begins, ends = rows[passing], begins[passing], ends[passing]
             counts = ends - begins
-            if not (is_one_each := not np.count_nonzero(counts != 1)):
-                is_longer = counts > 0
-                begins, ends, counts, which = begins[is_longer], ends[is_longer], counts[is_longer], which[is_longer]
             tables.set_first(side.table, which, ends)
-            self.count_passed(side, len(which) if is_one_each else int(counts.sum()))
+            self.count_passed(side, int(counts.sum()))
             if np.count_nonzero(is_wanted := begins < tables.keeps_to[side.table][which]):
                 for i in is_wanted.nonzero()[0].tolist():
                     self._pass_by(side, which.item(i), begins.item(i), ends.item(i))
                 begins, counts, which = begins[~is_wanted], counts[~is_wanted], which[~is_wanted]
-            if not is_one_each:
-                which, begins = which.repeat(counts), rising_from(begins, counts)
             # Forks pass a block that they share in one step.
-            self._device.release(tables.blocks[side.table][which, begins], repeats=True)
+            columns = which.repeat(counts), rising_from(begins, counts)
+            self._device.release(tables.blocks[side.table][columns], repeats=True)
 
     def count_passed(self, side: Side, num_blocks: int) -> None:
         self.passed[side.table] += num_blocks * side.pages

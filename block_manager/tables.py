@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,6 @@ class Tables:
                                                  num_blocks on are stale, and of a side those before its first
     num_blocks    int64 [rows]                   blocks in the table
     first         int64 [tables, rows]           columns in front that a window or chunk gave back
-    passes_at     int64 [tables, rows]           computed tokens with which it gives back the next one
     reserved      int64 [rows]                   of them, never taken back by a cancel (lookahead, preallocation)
     num_tokens    int64 [rows]                   tokens known
     num_launched  int64 [rows]                   tokens that are computed or in batches that have not ended
@@ -54,27 +54,23 @@ class Tables:
     moves_state   bool [rows]                    its next share writes its states elsewhere
     branches      bool [rows]                    others go on from where its hit ended, too
     looks_up      bool [rows]                    its next full block is looked up, then shared or begun as a run
-    next_event    int64 [rows]                   computed tokens with which events get the next node of its open run; 0: never
+    next_event    int64 [rows]                   computed tokens with which events get the next node of an open run; 0: of none
     """
 
-    def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64, leads: Sequence[int] = (0,)) -> None:
-        """`leads`: by table, the computed tokens from the beginning of its first column on with which a row gives that back."""
-        self.block_size = block_size
-        self._num_tables, self._leads = len(leads), np.array(leads, np.int64)
+    def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64, num_tables: int = 1) -> None:
+        self.block_size, self._num_tables = block_size, num_tables
         self._stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
         self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
-        self.blocks: NDArray[np.int32] = np.zeros((len(leads), num_rows, num_columns), np.int32)
-        self.first = np.zeros((len(leads), num_rows), np.int64)
-        self.passes_at = np.repeat(self._leads[:, None], num_rows, axis=1)
+        self.blocks: NDArray[np.int32] = np.zeros((num_tables, num_rows, num_columns), np.int32)
+        self.first, self.keeps_to = np.zeros((2, num_tables, num_rows), np.int64)
         self.wanted = np.zeros((NUM_WANTED, num_rows), np.int64)
-        self.keeps_to = np.zeros((len(leads), num_rows), np.int64)
         self.num_rows = num_rows
         # Columns of one type are one array, which a row that ends clears at once.
         self._numbers, self._marks = np.zeros((8, num_rows), np.int64), np.zeros((5, num_rows), np.bool_)
         self.last_token = np.zeros(num_rows, np.int32)
         self._name_columns()
         self._free_rows = list(range(num_rows))
-        self._next_uid = 1
+        self._uids = count(1)
         # Called after columns became other arrays.
         self.after_growth: list[Callable[[], None]] = []
 
@@ -97,8 +93,7 @@ class Tables:
         if not self._free_rows:
             self._grow_rows()
         row = heapq.heappop(self._free_rows)
-        self.uid[row] = self._next_uid
-        self._next_uid += 1
+        self.uid[row] = next(self._uids)
         self.tokens[row, :num_tokens] = tokens
         self.num_tokens[row] = num_tokens
         if num_tokens:
@@ -111,7 +106,6 @@ class Tables:
         self._marks[:, row] = False
         if self._num_tables > 1:
             self.first[:, row] = self.keeps_to[:, row] = self.wanted[:, row] = 0
-            self.passes_at[:, row] = self._leads
         heapq.heappush(self._free_rows, row)
 
     def set_num_blocks(self, rows: int | Rows, num_blocks: int | NDArray[np.int64]) -> None:
@@ -145,7 +139,6 @@ class Tables:
     def set_first(self, table: int, rows: Any, columns: Any) -> None:
         # One index for each costs a third of two.
         self.first[table][rows] = columns
-        self.passes_at[table][rows] = columns * self.block_size + self._leads[table]
 
     def let_move(self, rows: Any, moves: bool) -> None:
         """Note whether the next shares of rows write their states elsewhere."""
@@ -218,11 +211,13 @@ class Tables:
             "tokens": self._copied(self.tokens, self.num_tokens, (new, self._stride)),
             "blocks": self._copied(self.blocks, self.num_blocks, (self._num_tables, new, self.blocks.shape[2])),
         }
-        names = ("_numbers", "_marks", "last_token", "first", "passes_at", "wanted", "keeps_to")
-        columns = {name: getattr(self, name) for name in names}
+        columns = {
+            name: getattr(self, name) for name in ("_numbers", "_marks", "last_token", "first", "wanted", "keeps_to")
+        }
         columns = {name: np.concatenate([column, np.zeros_like(column)], -1) for name, column in columns.items()}
-        columns["passes_at"][:, old:] = self._leads[:, None]
-        vars(self).update(columns | large)
+        # Not by `vars`, after which Python finds no attribute of this object fast.
+        for name, column in (columns | large).items():
+            setattr(self, name, column)
         self._name_columns()
         self.num_rows, self._free_rows = new, list(range(old, new))
         self._tell_growth()

@@ -224,7 +224,7 @@ class Tiers:
                 self._sides.keep_all(row)
             first = tables.first[:, row].copy()
             # Lookahead blocks hold nothing to bring back.
-            self._growth.give_back(row, min(keep, self._num_filled(row)))
+            self._growth.give_back(row, min(keep, -(-tables.num_launched.item(row) // tables.block_size)))
             for table, column in enumerate(first):
                 tables.set_first(table, row, column)
             if not keep:
@@ -234,8 +234,9 @@ class Tiers:
         return Moves(device_to_host=pairs_of(pairs))
 
     def swap_in(self, rows: Rows) -> Moves:
-        """Move the host tails back. Raises OutOfBlocks, changing nothing."""
+        """Move the host tails of those of these rows that have some back. Raises OutOfBlocks, changing nothing."""
         tables = self._tables
+        rows = rows[tables.is_swapped[rows]]
         self.pools[DEVICE].require(self.device_blocks_wanted(rows.tolist()))
         for row in rows.tolist():
             # Before any tail is popped: this may raise MemoryError.
@@ -250,7 +251,9 @@ class Tiers:
                 stop = len(its) if side.is_state else int(tables.num_blocks[row])
                 tables.put(side.table, row, slice(stop - len(its), stop), its)
             tables.is_swapped[row] = False
-        for tails in returned:
+        for row, tails in zip(rows.tolist(), returned, strict=True):
+            # When all are back: a fork shares its partial block.
+            self._growth.note_shared_tail(row)
             if self.offload is not None:
                 # Content that this evicted to the host must not overwrite what these copies read.
                 self.offload.keep_until_taken(tails)
@@ -299,16 +302,12 @@ class Tiers:
         for table, tail in enumerate(tails):
             self.pool(HOST, table).release(tail)
 
-    def _num_filled(self, row: int) -> int:
-        """Blocks of the row that launched tokens need, on the device or not."""
-        return -(-int(self._tables.num_launched[row]) // self._tables.block_size)
-
     def _entries_on_device(self, row: int, keep: int) -> list[list[Entry]]:
         """By table, the row's device blocks from column `keep` on that hold launched tokens."""
         tables, path = self._tables, self._index.paths[row]
         nodes = [(run, at) for run, first, stop in path.spans(keep) for at in range(first, stop)]
         nodes += self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
-        stop = min(self._num_filled(row), int(tables.num_blocks[row]))
+        stop = min(-(-tables.num_launched.item(row) // tables.block_size), tables.num_blocks.item(row))
         blocks = tables.blocks[0, row, keep:stop].tolist()
         found: list[list[Entry]] = [[(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]]
         for side in self._layout.sides:
@@ -363,7 +362,6 @@ class Tiers:
 
 
 def _pairs(source: Pool, sources: Blocks, target: Pool, targets: Blocks, pages: int) -> Pairs:
-    """Pairs of the pages of blocks."""
     if pages == 1:
         return np.stack([sources, targets], axis=1).astype(np.int32)
     both = [pool.pages_of(blocks, pages).reshape(-1) for pool, blocks in ((source, sources), (target, targets))]

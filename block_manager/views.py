@@ -112,8 +112,7 @@ class TierView:
     def levels(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: the priority of each block's content, 0 if not retained (`BlockManager.retain`); a host block's is
         0 while the device has its content, too."""
-        level = self._pool.level
-        return np.zeros(self.num_blocks, np.int8) if level is None else self._pool.of_pages(level.clip(0))
+        return self._pool.of_pages(self._pool.level.clip(0))
 
 
 class GroupTables:

@@ -119,7 +119,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
     """Run a paused or swapped request again; there is room for it."""
     state.queues.leave(request)
     state.books.bound_if_due(request)
-    moves = state.manager.take_from_host(np.array(request.live_rows))
+    moves = state.manager.tiers.swap_in(np.array(request.live_rows))
     step.admitted.append(request.id)
     step.move(moves)
     state.stats.count("swapped_in_blocks", len(moves.host_to_device))

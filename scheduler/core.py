@@ -320,7 +320,7 @@ class Scheduler(Uncopyable):
         num_more = len(array)
         # This comes first: memory for the tokens may be short.
         if row >= 0:
-            state.manager.append_row(row, array)
+            state.manager.extend_by(np.array([row]), array, np.array([num_more]))
         else:
             request.extend(sequence, array)
             request.note_first_key(state.manager.content.first_key(request.first_tokens, request.root))

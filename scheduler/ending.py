@@ -226,7 +226,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     new = np.array(sampled[:count], np.int32)
     state.stats.count("output_tokens", count)
     if row >= 0:
-        state.manager.append_row(row, new)
+        state.manager.extend_by(np.array([row]), new, np.array([len(new)]))
         state.running.take_steady()
     else:
         request.extend(sequence, new)
@@ -347,7 +347,7 @@ def _retain(state: State, request: RequestState, row: int, num_output: int, *, i
     if row < 0:
         return []
     content = state.manager.content
-    if (retention := request.request.retention) is not None:
+    if (retention := request.request.retention) is not None and (way := content.way_of(row)):
         until = state.now + (math.inf if retention.lasts is None else retention.lasts)
-        content.retain_row(row, int(retention.priority), until if until < math.inf else None)
+        content.retain_node(way[0], int(retention.priority), until if until < math.inf else None)
     return content.way_of(row) if request.hints or state.quotas is not None else []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 
 def snapshot(manager: Any) -> Any:
     """Rows, contents, both tiers in the order in which blocks will be taken, and figures: of ours, whose private state is read.
@@ -16,7 +14,7 @@ def snapshot(manager: Any) -> Any:
     if memory is None:
         return manager.snapshot()
     return {
-        "rows": {row: _row(memory, row) for row in memory.tables.live_rows.tolist()},
+        "rows": {row: _row(manager, row) for row in memory.tables.live_rows.tolist()},
         "contents": [manager.cached_contents("device"), manager.cached_contents("host")],
         "tiers": [
             (
@@ -30,13 +28,13 @@ def snapshot(manager: Any) -> Any:
     }
 
 
-def _row(memory: Any, row: int) -> tuple[object, ...]:
-    tables, index = memory.tables, memory.index
+def _row(manager: Any, row: int) -> tuple[object, ...]:
+    tables, index = manager._memory.tables, manager._memory.index
     return (
         tables.tokens[row, : tables.num_tokens[row]].tolist(),
-        memory.rows.table(row).tolist(),
+        manager.table(row).tolist(),
         [int(column[row]) for column in (tables.reserved, tables.num_computed, tables.num_launched, tables.uid)],
-        [tail.tolist() for tail in memory.tiers.tails.get(row, ())],
-        index.num_published(row),
-        [memory.group_pages(group, np.array([row])).tolist() for group in range(len(memory.layout.groups))],
+        [tail.tolist() for tail in manager._memory.tiers.tails.get(row, ())],
+        index.paths[row].closed(index._pending_length).published,
+        [manager.group_pages(group, row).tolist() for group in range(len(manager.layout.groups))],
     )
