@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from paged import errors

@@ -7,10 +7,10 @@ with the invariant's number.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from paged.block_manager import BlockManager, LayerGroup
 from paged.block_manager.pool import _CONTENT
