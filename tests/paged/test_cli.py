@@ -57,25 +57,19 @@ def test_a_scenario_of_the_demo_has_both_kinds_of_preemption_and_a_full_pool(nam
 
 @pytest.fixture
 def short_demo(monkeypatch):
-    """The demo with fewer requests than people see, and even less memory for them. Where its names are."""
+    """The module of the demo, with fewer requests than people see, half their outputs, and even less memory for them."""
     demo = import_module("paged.cli.demo")
-    changes = {
-        "WITH_MODEL": {"limit": 24, "blocks": 40},
-        "STAND_IN": {"limit": 20},
-        "HYBRID": {"limit": 12},
-        "ALONE": {"limit": 12},
-    }
-    for name, fields in changes.items():
+    for name, limit, blocks in (("WITH_MODEL", 16, 24), ("STAND_IN", 20, 228), ("HYBRID", 8, 90), ("ALONE", 8, 4000)):
         scenario = getattr(demo, name)
-        load = replace(scenario.load, limit=fields.pop("limit"))
-        monkeypatch.setattr(demo, name, replace(scenario, load=load, **fields))
+        load = replace(scenario.load, limit=limit, outputs=1 / 16)
+        monkeypatch.setattr(demo, name, replace(scenario, load=load, blocks=blocks))
     return demo
 
 
 @needs_a_model
 def test_the_demo_answers_under_pressure_as_with_ample_memory_and_breaks_no_rule(document, short_demo):
     result = document("demo")
-    assert (result["requests"], result["finished"], result["rejected"]) == (24, 24, 0)
+    assert (result["requests"], result["finished"], result["rejected"]) == (16, 16, 0)
     assert result["steps"] == result["checked_steps"] > 0
     assert result["preemptions"]["recompute"] > 0 < result["preemptions"]["swap"]
     assert 0 < result["prefix_hit_rate"] < 1
@@ -85,7 +79,7 @@ def test_the_demo_answers_under_pressure_as_with_ample_memory_and_breaks_no_rule
     assert hybrid["checked_steps"] > 0 < hybrid["preemptions"]
     assert hybrid["pages_each"] == {"full": 2, "state": 1}
     assert hybrid["hit_tokens"] >= 16 * hybrid["hits"] > 0
-    assert (hybrid["finished"], hybrid["violations"], hybrid["different_outputs"]) == (12, 0, 0)
+    assert (hybrid["finished"], hybrid["violations"], hybrid["different_outputs"]) == (8, 0, 0)
 
 
 def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings_the_model(
@@ -130,16 +124,16 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, termina
     assert printed("demo", "--speed", 1000) == ""
     drawn = screen.getvalue()
     for words in (
-        "40 blocks of 8 tokens", "preempted", "24 of 24 requests ended", "prefix hits", "0 violations", "0 of 24",
-        "200 pages for layers of 2 kinds", "full, 2 a block", "state, 1 a state", "12 of 12 requests ended",
-        "begins at the state kept after", "0 of 12 answers under pressure and alone", "██",
+        "24 blocks of 8 tokens", "preempted", "16 of 16 requests ended", "prefix hits", "0 violations", "0 of 16",
+        "90 pages for layers of 2 kinds", "full, 2 a block", "state, 1 a state", "8 of 8 requests ended",
+        "begins at the state kept after", "0 of 8 answers under pressure and alone", "██",
     ):  # fmt: skip
         assert words in drawn
     # What takes long comes first, and says so until nothing more has to be made.
     waits = "reading the model: a few seconds"
     first, second = drawn.split("reading the hybrid", 1)
-    assert first.index(waits) < first.rindex("<compiled>") < first.rindex(waits) < first.index("40 blocks of 8 tokens")
-    assert second.rindex("<compiled>") < second.index("200 pages for layers of 2 kinds")
+    assert first.index(waits) < first.rindex("<compiled>") < first.rindex(waits) < first.index("24 blocks of 8 tokens")
+    assert second.rindex("<compiled>") < second.index("90 pages for layers of 2 kinds")
 
 
 def test_a_trace_that_is_made_faster_lasts_until_its_load_has_settled(document):
@@ -198,10 +192,10 @@ def test_violations_found_are_status_1_and_said_on_standard_error(paged, monkeyp
 
 
 def test_the_bench_is_a_list_with_a_cell_for_each_size(printed, document):
-    sizes = ["--rows", "1,4", "--steps", 16, "--holes", 2, "--context", 300]
+    sizes = ["--rows", "1,4", "--steps", 16, "--holes", 2, "--context", 30]
     cells = document("bench", "scheduler", *sizes)
     assert [(cell["rows"], cell["caching"]) for cell in cells] == [(1, False), (1, True), (4, False), (4, True)]
-    assert {(cell["holes"], cell["context"]) for cell in cells} == {(2, 300)}
+    assert {(cell["holes"], cell["context"]) for cell in cells} == {(2, 30)}
     for cell in cells:
         assert 0 < cell["us_min"] <= cell["us_per_step"] <= cell["us_max"]
     assert printed("bench", "scheduler", *sizes, "--caching", "on").split()[:2] == ["rows", "caching"]
