@@ -155,8 +155,7 @@ def virtual_memory():
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process has")
-@pytest.mark.parametrize("option", ["--blocks", "--host-blocks"])
-@pytest.mark.parametrize("count", [99_999_999, 2_000_000_000])
+@pytest.mark.parametrize(("option", "count"), [("--blocks", 99_999_999), ("--host-blocks", 2_000_000_000)])
 def test_more_blocks_than_memory_holds_are_one_line_that_says_how_many_would_fit(printed, refused, option, count):
     printed("generate", "--prompt", PROMPT, "--max-tokens", 1)
     before = virtual_memory()
