@@ -105,37 +105,8 @@ def test_one_replica_is_a_simulation_as_it_was():
         several.simulation()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"replicas": 0}, "replicas is 0; it has to be 1 or more"),
-        ({"ingresses": 0}, "ingresses is 0"),
-        ({"delay_s": -1.0}, "delay_s is -1.0"),
-        ({"delay_s": float("nan")}, "delay_s is nan"),
-        ({"router": "best"}, "router is 'best'; known are random, round-robin"),
-    ],
-)
-def test_a_routing_that_is_none_is_refused(wrong, said):
-    with pytest.raises(InvalidConfig, match=said):
-        Routing(**wrong).check()
-
-
 def test_the_command_compares_routers():
     asked = ["simulate", BASE.load.trace, "--least-span", "0", "--jobs", "1", "--json"]
     found = CliRunner().invoke(app, [*asked, "--replicas", "2", "--router", "exact,random"])
     assert found.exit_code == 0, found.output
     assert [(each["router"], each["replicas"]) for each in json.loads(found.stdout)] == [("exact", 2), ("random", 2)]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--router", "random"], "go with --replicas"),
-        (["--replicas", "2", "--router", "nobody"], "known are"),
-        (["--replicas", "2", "--log", "x"], "--log follows one replica"),
-        (["--replicas", "2", "--html", "x"], "--html shows one replica"),
-    ],
-)
-def test_the_command_refuses_what_it_would_not_read(options, said):
-    found = CliRunner().invoke(app, ["simulate", BASE.load.trace, *options])
-    assert found.exit_code and said in str(found.exception) + found.output
