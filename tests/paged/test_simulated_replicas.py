@@ -17,7 +17,7 @@ from paged.study.traces import synthetic
 BASE = Scenario(
     load=Load(trace="synthetic:poisson,rate=40,requests=60,turns=3,think_s=0.5,system_tokens=40"), blocks=2000
 )
-CONVERSATIONS = synthetic("poisson", rate=30, requests=80, turns=4.0, think_s=0.5, lengths="sharegpt", seed=3)
+CONVERSATIONS = synthetic("poisson", rate=30, requests=60, turns=4.0, think_s=0.5, lengths="sharegpt", seed=3)
 
 
 def replicas_of(router, trace=CONVERSATIONS, num=3, **options):
