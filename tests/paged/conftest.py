@@ -104,3 +104,13 @@ def model():
     from paged.model.loading import load_model
 
     return load_model(checkpoint_path())
+
+
+@pytest.fixture(scope="session")
+def hybrid():
+    """The hybrid that ships."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from paged.model.loading import load_model
+
+    return load_model("hybrid")

@@ -3,8 +3,10 @@
 import csv
 import json
 import math
+from functools import cache
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -50,9 +52,15 @@ def meta_of(model="meta-llama/Llama-3.1-8B", device="NVIDIA RTX PRO 6000 Blackwe
     return {**META, "model": model, "hardware": {"device_name": device}, "engine_kwargs": engine}
 
 
-def write_run(folder, *, slower=1.0, meta=META, spoil=lambda rows: rows):
-    """A run as if the simulated engine had been recorded, each time so many times as long after the request was taken in."""
+def write_rows(folder, rows):
     folder.mkdir(exist_ok=True)
+    (folder / "meta.json").write_text(json.dumps(META))
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@cache
+def simulated():
+    """What the simulated engine of META did, to its end, with the rows of its requests before they have times."""
     blank = [
         {
             "input_toks": int(i),
@@ -64,18 +72,24 @@ def write_run(folder, *, slower=1.0, meta=META, spoil=lambda rows: rows):
         }
         for a, i, o in zip(ARRIVAL, PROMPTS, OUTPUTS)
     ]
-    (folder / "meta.json").write_text(json.dumps(meta))
-    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, blank)))
-    trace = Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS)
-    simulation = simulation_of(trace, prepared(read_run(folder), Asked()))
+    with TemporaryDirectory() as folder:
+        write_rows(Path(folder), blank)
+        run = read_run(Path(folder))
+    simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run, Asked()))
     for _ in simulation.steps():
         pass
+    return simulation, blank
+
+
+def write_run(folder, *, slower=1.0, spoil=lambda rows: rows):
+    """A run as if the simulated engine had been recorded, each time so many times as long after the request was taken in."""
+    simulation, blank = simulated()
     first, last = simulation.latencies.first_of_each(), simulation.latencies.last_of_each()
     rows = [
         {**row, "queued_ts": q, "first_token_ts": q + slower * (began - q), "last_token_ts": q + slower * (ended - q)}
         for row, q, began, ended in zip(blank, taken_in(ARRIVAL, simulation), first, last)
     ]
-    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, spoil(rows))))
+    write_rows(folder, spoil(rows))
     return simulation
 
 

@@ -144,7 +144,7 @@ def test_figures_are_lines_with_their_range_and_a_table_in_a_terminal(printed, q
         assert words in screen.getvalue()
 
 
-def test_an_interrupt_shows_the_runs_that_had_ended(paged, monkeypatch):
+def test_an_interrupt_shows_the_runs_that_had_ended(paged, quick_limits, monkeypatch):
     ran, num_begun = EngineBench.run, []
 
     def third_is_interrupted(self):
@@ -209,7 +209,7 @@ HEADS = HeadShape(4, 2, 16)
 LOAD = Load(dtype="float32", sequences=3, context=10, prompt=3)
 
 
-def test_figures_follow_from_times_and_come_back_from_json(printed):
+def test_figures_follow_from_times_and_come_back_from_json(printed, quick_limits):
     out = printed("bench", "attention", *ATTENTION, "--backends", "torch_gather,reference", "--json")
     results = msgspec.json.decode(out, type=list[AttentionTimes])
     assert [result.backend for result in results] == ["torch_gather", "reference"]
@@ -224,7 +224,7 @@ def test_figures_follow_from_times_and_come_back_from_json(printed):
         assert result.prefill_flops_per_s * result.prefill_ms.median / 1e3 == pytest.approx(3 * 27 * 4 * 16 * 4)
 
 
-def test_backends_shapes_and_block_sizes_are_crossed_and_shown_step_by_step(printed):
+def test_backends_shapes_and_block_sizes_are_crossed_and_shown_step_by_step(printed, quick_limits):
     sizes = ["--sequences", 2, "--context", 4, "--rounds", 1, "--backends", "torch_gather,reference"]
     lines = printed("bench", "attention", "--shapes", "2/1/8,4/4/8", "--block-sizes", "2,4", *sizes).splitlines()
     assert lines[0].split() == ["heads", "block", "step", "backend", "ms", "range", "rate"]
@@ -259,7 +259,7 @@ def test_a_shape_that_one_cannot_do_is_left_to_the_others():
     assert only.name == "torch_gather"
 
 
-def test_an_interrupt_shows_the_measurements_that_had_ended(paged, monkeypatch):
+def test_an_interrupt_shows_the_measurements_that_had_ended(paged, quick_limits, monkeypatch):
     from paged.study.bench import attention
 
     timed, done = attention.attention_times, []

@@ -179,8 +179,6 @@ LLAMA = CONFIGS["LLAMA"]
     ("config", "words"),
     [
         ({**LLAMA, "vocab_size": -5}, "field vocab_size: it is -5"),
-        ({**LLAMA, "n_layer": 9}, "n_layer is 9"),
-        ({**LLAMA, "is_encoder_decoder": True}, "only decoders"),
         ({**LLAMA, "layer_types": ["linear_attention"] * 32}, "llama is known without layers that keep a state"),
         ({**LFM2, "conv_L_cache": -3}, "conv_L_cache is -3"),
         ({**LLAMA, "model_type": "inkling_text"}, "inkling_text is not known"),

@@ -8,11 +8,12 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from paged import __version__
 from paged.study.bench import decode_step
+from paged.study.simulator import run
 
 TINY = ["--limit", "12", "--length-scale", "0.02", "--blocks", "64", "--block-size", "8"]
 
@@ -45,13 +46,32 @@ def test_groups_of_commands_explain_themselves_and_shells_can_complete(printed):
         assert "bool" not in printed(*group, "--help").lower()
 
 
+@pytest.mark.parametrize("name", ["WITH_MODEL", "STAND_IN"])
+def test_a_scenario_of_the_demo_has_both_kinds_of_preemption_and_a_full_pool(name):
+    result = run(getattr(import_module("paged.cli.demo"), name)).result
+    assert result.requests == result.finished + result.rejected == 160
+    assert result.preemptions.recompute > 0 < result.preemptions.swap
+    assert result.peak_block_usage == 1
+    assert 0 < result.prefix_hit_rate < 1
+
+
+@pytest.fixture
+def short_demo(monkeypatch):
+    """The module of the demo, with fewer requests than people see, half their outputs, and even less memory for them."""
+    demo = import_module("paged.cli.demo")
+    for name, limit, blocks in (("WITH_MODEL", 16, 24), ("STAND_IN", 20, 228), ("HYBRID", 8, 90), ("ALONE", 8, 4000)):
+        scenario = getattr(demo, name)
+        load = replace(scenario.load, limit=limit, outputs=1 / 16)
+        monkeypatch.setattr(demo, name, replace(scenario, load=load, blocks=blocks))
+    return demo
+
+
 @needs_a_model
-def test_the_demo_shows_both_kinds_of_preemption_a_full_pool_and_no_violation(document):
+def test_the_demo_answers_under_pressure_as_with_ample_memory_and_breaks_no_rule(document, short_demo):
     result = document("demo")
-    assert result["requests"] == result["finished"] + result["rejected"] > 0
+    assert (result["requests"], result["finished"], result["rejected"]) == (16, 16, 0)
     assert result["steps"] == result["checked_steps"] > 0
     assert result["preemptions"]["recompute"] > 0 < result["preemptions"]["swap"]
-    assert result["peak_block_usage"] > 0.95
     assert 0 < result["prefix_hit_rate"] < 1
     assert (result["violations"], result["different_outputs"]) == (0, 0)
     assert result["tokens_per_s"] > 0
@@ -59,23 +79,25 @@ def test_the_demo_shows_both_kinds_of_preemption_a_full_pool_and_no_violation(do
     assert hybrid["checked_steps"] > 0 < hybrid["preemptions"]
     assert hybrid["pages_each"] == {"full": 2, "state": 1}
     assert hybrid["hit_tokens"] >= 16 * hybrid["hits"] > 0
-    assert (hybrid["finished"], hybrid["violations"], hybrid["different_outputs"]) == (48, 0, 0)
+    assert (hybrid["finished"], hybrid["violations"], hybrid["different_outputs"]) == (8, 0, 0)
 
 
-def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings_the_model(printed, monkeypatch):
-    monkeypatch.setattr("paged.cli.demo.has_extra", lambda extra: False)
+def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings_the_model(
+    printed, short_demo, monkeypatch
+):
+    monkeypatch.setattr(short_demo, "has_extra", lambda extra: False)
     out = printed("demo")
     assert out.splitlines()[0] == (
         "What runs a model is not installed, so a stand-in answers; `pip install '.[engine]'` in a checkout of paged brings it."
     )
-    assert "invariants: 0 violations in 989 checked steps" in out
+    assert re.search(r"invariants: 0 violations in \d+ checked steps", out)
     assert "\x1b" not in out
     # A tenth of the requests each.
     assert sum(line.startswith("step ") for line in out.splitlines()) == 10
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such terminals")
-@pytest.mark.parametrize("command", [["generate", "-p", "a"], ["chat"], ["bench", "engine"], ["bench", "attention"]])
+@pytest.mark.parametrize("command", [["chat"], ["bench", "attention"]])
 def test_who_waits_at_a_terminal_is_told_before_torch_is_imported(command):
     ours, theirs = os.openpty()
     program = "import sys; sys.modules['torch'] = None; from paged.cli import main; main()"
@@ -89,8 +111,8 @@ def test_who_waits_at_a_terminal_is_told_before_torch_is_imported(command):
 
 
 @needs_a_model
-def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, terminal, monkeypatch):
-    demo, demo_model = import_module("paged.cli.demo"), import_module("paged.cli.demo_model")
+def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, terminal, short_demo, monkeypatch):
+    demo_model = import_module("paged.cli.demo_model")
     screen = terminal(80, modules=("demo", "show"), color_system="truecolor", height=24)
 
     def marked(*arguments, **options):
@@ -99,34 +121,19 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, termina
 
     runner_for = demo_model.runner_for
     monkeypatch.setattr(demo_model, "runner_for", marked)
-    # Fewer requests than people see: all of them are answered in the test above.
-    for name, limit in (("WITH_MODEL", 40), ("HYBRID", 12), ("ALONE", 12)):
-        scenario = getattr(demo, name)
-        load = msgspec.structs.replace(scenario.load, limit=limit)
-        monkeypatch.setattr(demo, name, msgspec.structs.replace(scenario, load=load))
     assert printed("demo", "--speed", 1000) == ""
     drawn = screen.getvalue()
     for words in (
-        "96 blocks of 8 tokens",
-        "preempted",
-        "40 of 40 requests ended",
-        "prefix hits",
-        "0 violations",
-        "0 of 40",
-        "200 pages for layers of 2 kinds",
-        "full, 2 a block",
-        "state, 1 a state",
-        "12 of 12 requests ended",
-        "begins at the state kept after",
-        "0 of 12 answers under pressure and alone",
-    ):
+        "24 blocks of 8 tokens", "preempted", "16 of 16 requests ended", "prefix hits", "0 violations", "0 of 16",
+        "90 pages for layers of 2 kinds", "full, 2 a block", "state, 1 a state", "8 of 8 requests ended",
+        "begins at the state kept after", "0 of 8 answers under pressure and alone", "██",
+    ):  # fmt: skip
         assert words in drawn
-    assert "██" in drawn
     # What takes long comes first, and says so until nothing more has to be made.
     waits = "reading the model: a few seconds"
     first, second = drawn.split("reading the hybrid", 1)
-    assert first.index(waits) < first.rindex("<compiled>") < first.rindex(waits) < first.index("96 blocks of 8 tokens")
-    assert second.rindex("<compiled>") < second.index("200 pages for layers of 2 kinds")
+    assert first.index(waits) < first.rindex("<compiled>") < first.rindex(waits) < first.index("24 blocks of 8 tokens")
+    assert second.rindex("<compiled>") < second.index("90 pages for layers of 2 kinds")
 
 
 def test_a_trace_that_is_made_faster_lasts_until_its_load_has_settled(document):
@@ -185,10 +192,10 @@ def test_violations_found_are_status_1_and_said_on_standard_error(paged, monkeyp
 
 
 def test_the_bench_is_a_list_with_a_cell_for_each_size(printed, document):
-    sizes = ["--rows", "1,4", "--steps", 16, "--holes", 2, "--context", 300]
+    sizes = ["--rows", "1,4", "--steps", 16, "--holes", 2, "--context", 30]
     cells = document("bench", "scheduler", *sizes)
     assert [(cell["rows"], cell["caching"]) for cell in cells] == [(1, False), (1, True), (4, False), (4, True)]
-    assert {(cell["holes"], cell["context"]) for cell in cells} == {(2, 300)}
+    assert {(cell["holes"], cell["context"]) for cell in cells} == {(2, 30)}
     for cell in cells:
         assert 0 < cell["us_min"] <= cell["us_per_step"] <= cell["us_max"]
     assert printed("bench", "scheduler", *sizes, "--caching", "on").split()[:2] == ["rows", "caching"]

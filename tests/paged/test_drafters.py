@@ -11,7 +11,6 @@ pytest.importorskip("transformers")
 
 from paged import Engine, SamplingParams  # noqa: E402
 from paged.decoding.drafter import FromText  # noqa: E402
-from paged.model.loading import load_model  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
@@ -41,11 +40,6 @@ def run(model, **options):
     assert engine.manager.device.num_used == 0
     tokens = {key: [each.token_ids for each in request.completion().outputs] for key, request in live.items()}
     return tokens, {key: row for key, row in logits.items() if not key[0].startswith("several")}, engine
-
-
-@pytest.fixture(scope="module")
-def hybrid():
-    return load_model("hybrid")
 
 
 @pytest.fixture(scope="module")

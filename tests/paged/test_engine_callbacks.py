@@ -1,6 +1,7 @@
 """What callbacks of the engine and of LLM may do, what becomes of what they raise, and that a second thread is told that it is in use."""
 
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from threading import Event, Thread
 
@@ -24,9 +25,10 @@ def fresh_llm(**options):
     return LLM(tiny_model(), num_blocks=16, block_size=4, **options)
 
 
-def tokens_of(prompts=PROMPTS):
+@cache
+def undisturbed():
     """What each prompt is answered when nothing happens."""
-    return [answer.token_ids for answer in fresh_llm().generate(prompts, SIX)]
+    return [answer.token_ids for answer in fresh_llm().generate(PROMPTS, SIX)]
 
 
 def is_as_new(engine):
@@ -55,7 +57,7 @@ def test_a_request_that_on_output_aborts_ends_with_abort(victim):
 
     answers = llm.generate(PROMPTS, SIX, on_output=note)
     assert [answer.finish_reason == "abort" for answer in answers] == [number == victim for number in range(3)]
-    for answer, tokens in zip(answers, tokens_of(), strict=True):
+    for answer, tokens in zip(answers, undisturbed(), strict=True):
         assert answer.token_ids == tokens[: len(answer.token_ids)]
     assert 1 <= len(answers[victim].token_ids) <= 2
     assert f"request-{victim}" not in seen[4:]
@@ -112,7 +114,7 @@ def test_a_request_that_on_logits_or_on_batch_aborts_ends_with_abort(callback, c
     setattr(llm.engine, callback, lambda *_: next(calls) == call and llm.engine.abort("request-1"))
     answers = llm.generate(PROMPTS, SIX)
     assert [answer.finish_reason for answer in answers] == ["length", "abort", "length"]
-    assert [answers[0].token_ids, answers[2].token_ids] == tokens_of()[::2]
+    assert [answers[0].token_ids, answers[2].token_ids] == undisturbed()[::2]
     assert is_as_new(llm.engine)
 
 
@@ -129,7 +131,7 @@ def test_a_step_within_a_callback_is_refused_and_the_engine_goes_on(callback, ca
     if callback != "on_output":
         setattr(llm.engine, callback, nest)
     answers = llm.generate(PROMPTS, SIX, on_output=nest if callback == "on_output" else None)
-    assert [answer.token_ids for answer in answers] == tokens_of()
+    assert [answer.token_ids for answer in answers] == undisturbed()
     assert (caught[0].call, caught[0].running, caught[0].thread) == (call, "generate", None)
 
 
@@ -142,7 +144,7 @@ def test_a_callback_may_add_requests_and_step_returns_their_outputs():
 
     answers = llm.generate(PROMPTS[:1], SIX, on_output=add)
     assert [answer.id for answer in answers] == ["request-0"]
-    assert drained(llm.engine) == {"later": tokens_of()[1]}
+    assert drained(llm.engine) == {"later": undisturbed()[1]}
 
 
 @pytest.mark.parametrize("callback", ["on_output", "on_batch", "on_logits"])
@@ -163,8 +165,8 @@ def test_what_a_callback_raises_leaves_generate_as_it_is_and_its_requests_are_ab
     assert caught.value is error
     assert llm.engine.live_request("request-1") is None
     assert llm.engine.check() == []
-    assert drained(llm.engine) == {"other": tokens_of()[1]}
-    assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == tokens_of()
+    assert drained(llm.engine) == {"other": undisturbed()[1]}
+    assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == undisturbed()
     assert is_as_new(llm.engine)
 
 
@@ -189,7 +191,7 @@ def test_a_callback_that_raises_now_and_then_costs_step_no_token(callback):
             num_raised += 1
         assert engine.check() == []
     assert num_raised > 0
-    assert (list(found.values()), engine.stats().failed_steps) == (tokens_of(), 0)
+    assert (list(found.values()), engine.stats().failed_steps) == (undisturbed(), 0)
 
 
 def breaks(*_):
@@ -206,7 +208,7 @@ def test_abort_returns_the_tokens_and_the_end_that_step_could_not_return(max_tok
             engine.step()
     assert engine.has_unfinished
     last = engine.abort("a")
-    assert (last.finish_reason, last.token_ids) == (reason, tokens_of()[0][:steps])
+    assert (last.finish_reason, last.token_ids) == (reason, undisturbed()[0][:steps])
     assert engine.abort("a") is None
     assert is_as_new(engine)
 
@@ -248,5 +250,5 @@ def test_a_second_thread_on_one_engine_is_told_that_it_is_in_use():
             ) as caught:
                 call()
             assert (caught.value.call, caught.value.running, caught.value.thread) == (name, "generate", "first")
-    assert [answer.token_ids for answer in answers] == tokens_of()
+    assert [answer.token_ids for answer in answers] == undisturbed()
     assert not llm.engine.has_unfinished

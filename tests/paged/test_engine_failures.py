@@ -1,5 +1,6 @@
 """What leaves a step that fails or is interrupted, and that the engine goes on as if it had not begun."""
 
+from functools import cache
 from itertools import count
 from signal import SIGINT, default_int_handler, raise_signal, signal
 from threading import current_thread, main_thread
@@ -29,9 +30,10 @@ def handled_by_python():
     signal(SIGINT, before)
 
 
-def tokens_of(prompts=PROMPTS):
+@cache
+def undisturbed():
     """What each prompt is answered when nothing happens."""
-    return [answer.token_ids for answer in LLM(tiny_model(), num_blocks=32).generate(prompts, SIX)]
+    return [answer.token_ids for answer in LLM(tiny_model(), num_blocks=32).generate(PROMPTS, SIX)]
 
 
 def engine_with_requests(**options):
@@ -73,7 +75,7 @@ def tokens(outputs):
 
 
 def answers_as_ever(found):
-    return [tokens(found[str(number)]) for number in range(len(PROMPTS))] == tokens_of()
+    return [tokens(found[str(number)]) for number in range(len(PROMPTS))] == undisturbed()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_ctrl_c_at_whichever_look_at_the_clock_aborts_what_generate_has_added(lo
         llm.generate(PROMPTS, SIX)
     assert not llm.engine.has_unfinished
     assert llm.engine.manager.device.num_used == 0
-    assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == tokens_of()
+    assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == undisturbed()
 
 
 def memory_error_of(allocate):
@@ -167,7 +169,7 @@ def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone(steps_ahead
     found, _ = drained(engine)
     assert found["1"][-1].finish_reason == "error"
     assert "a logit is NaN" in found["1"][-1].error
-    assert ([tokens(found[id]) for id in ("0", "2")], engine.manager.device.num_used) == (tokens_of()[::2], 0)
+    assert ([tokens(found[id]) for id in ("0", "2")], engine.manager.device.num_used) == (undisturbed()[::2], 0)
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])

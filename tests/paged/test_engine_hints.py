@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import AsyncEngine, Engine, Hint, SamplingParams
-from paged.errors import InvalidConfig, InvalidHint, InvalidRequest, NeverFits, UnknownSession
+from paged.errors import InvalidHint, InvalidRequest, NeverFits, UnknownSession
 from paged.sampling.search_params import BeamSearchParams
 from paged.testing.tiny_model import tiny_model
 
@@ -125,20 +125,6 @@ def test_a_search_is_no_turn_of_a_session():
     with pytest.raises(InvalidRequest, match="a search is not a turn of a session"):
         engine.add_request(PROMPT, BeamSearchParams(beam_width=2, max_tokens=2), session_id="a")
     assert engine.sessions(5) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_pinned": 4, "max_pinned_per_tenant": 5}, "max_pinned_per_tenant is a part of max_pinned; got 5 of 4"),
-        ({"max_pinned": 4, "prefix_caching": False}, "got max_pinned=4 and prefix_caching=False"),
-        ({"max_cached_per_tenant": 4, "prefix_caching": False}, "got max_cached_per_tenant=4 and prefix_caching=False"),
-        ({"max_pinned": 32}, "max_pinned has to be an integer of at least 0 and up to 31; got 32"),
-    ],
-)
-def test_caps_that_cannot_be_are_refused(options, words):
-    with pytest.raises(InvalidConfig, match=words):
-        engine_of(**options)
 
 
 WITH_HOST = {"num_blocks": 24, "host_blocks": 64, "host_caching": True}

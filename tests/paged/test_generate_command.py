@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from paged.cli.app import run  # noqa: E402
 from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
 PROMPT = "The with statement is used to"
@@ -129,23 +129,24 @@ def test_a_chat_in_another_encoding_is_refused_in_a_line(paged, monkeypatch):
     assert paged("chat") == (2, "", "paged: standard input: byte 0xef is not UTF-8.\n")
 
 
-def test_who_chats_at_a_terminal_is_told_what_answers_and_how_to_leave():
+def test_who_chats_at_a_terminal_is_told_what_answers_and_how_to_leave(monkeypatch):
     ours, theirs = os.openpty()
-    with subprocess.Popen([sys.executable, "-m", "paged", "chat"], stdin=theirs, stdout=theirs, stderr=theirs) as chat:
-        os.close(theirs)
-        said = ""
-        while "> " not in said:
-            said += os.read(ours, 4096).decode()
+    with open(theirs, closefd=False) as read, open(theirs, "w", closefd=False) as written:
+        for stream, file in (("stdin", read), ("stdout", written), ("stderr", written)):
+            monkeypatch.setattr(sys, stream, file)
         os.write(ours, b"\x04")
-        assert chat.wait(60) == 0
-    lines = said.splitlines()
-    assert lines == [
+        assert run(["chat"]) == 0
+        written.flush()
+        monkeypatch.undo()
+    said = os.read(ours, 4096).decode()
+    os.close(theirs)
+    os.close(ours)
+    assert said.splitlines() == [
         "paged: loading the model that ships",
         "paged: the model that ships continues text from Python's documentation; it does not converse",
         "paged: an empty line or Ctrl-D ends the conversation",
         "> ",
     ]
-    os.close(ours)
 
 
 def virtual_memory():
@@ -155,8 +156,7 @@ def virtual_memory():
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process has")
-@pytest.mark.parametrize("option", ["--blocks", "--host-blocks"])
-@pytest.mark.parametrize("count", [99_999_999, 2_000_000_000])
+@pytest.mark.parametrize(("option", "count"), [("--blocks", 99_999_999), ("--host-blocks", 2_000_000_000)])
 def test_more_blocks_than_memory_holds_are_one_line_that_says_how_many_would_fit(printed, refused, option, count):
     printed("generate", "--prompt", PROMPT, "--max-tokens", 1)
     before = virtual_memory()

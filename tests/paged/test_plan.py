@@ -132,7 +132,7 @@ def test_the_smallest_memory_is_the_one_that_trying_them_all_finds():
     assert all(probe.met == (probe.value in met) for probe in plan.probes)
 
 
-@pytest.mark.parametrize("targets", [{"ttft_s": 0.4}, {"gap_s": 0.1}, {"ttft_s": 2.0, "gap_s": 0.15}], ids=str)
+@pytest.mark.parametrize("targets", [{"ttft_s": 0.4}, {"ttft_s": 2.0, "gap_s": 0.15}], ids=str)
 def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_not(targets):
     plan = highest_rate(scenario_of(), Targets(**targets))
     assert plan.answer < plan.missed <= plan.answer * 1.02
@@ -144,7 +144,7 @@ def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_n
     assert plan.best.p99.itl_s == result.itl_s.p99
 
 
-@pytest.mark.parametrize("ttft_s", [0.05, 0.1, 1.0])
+@pytest.mark.parametrize("ttft_s", [0.05, 1.0])
 def test_the_fewest_devices_are_those_that_dealing_by_hand_finds(ttft_s):
     scenario = scenario_of(rate=3)
     plan = fewest_devices(scenario, Targets(ttft_s=ttft_s))

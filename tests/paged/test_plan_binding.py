@@ -23,9 +23,14 @@ def scenario_of(**options):
     return Scenario(load=AZURE, device=ON_A100, **options)
 
 
-def test_the_weighed_budget_has_the_best_answer_of_all_budgets():
-    plan = planned("devices", scenario_of())
-    some = {*budgets(16)[::2], plan.scenario.max_tokens_per_step}
+@pytest.fixture(scope="module")
+def two_replicas():
+    return planned("devices", scenario_of())
+
+
+def test_the_weighed_budget_has_the_best_answer_of_all_budgets(two_replicas):
+    plan = two_replicas
+    some = {*budgets(16)[::3], plan.scenario.max_tokens_per_step}
     alone = {budget: planned("devices", scenario_of(max_tokens_per_step=budget)).answer for budget in some}
     assert (plan.answer, alone[plan.scenario.max_tokens_per_step]) == (min(alone.values()), plan.answer)
     assert max(alone.values()) > plan.answer
@@ -47,9 +52,8 @@ def test_a_search_that_begins_with_a_worse_budget_ends_with_the_best():
     assert chosen.weighed is None
 
 
-@pytest.mark.parametrize("policy", ["tgi", "static"])
-def test_the_budget_of_a_policy_that_splits_no_prompt_is_not_weighed(policy):
-    plan = planned("rate", scenario_of(policy=policy), Targets(ttft_s=5), tolerance=0.5)
+def test_the_budget_of_a_policy_that_splits_no_prompt_is_not_weighed():
+    plan = planned("rate", scenario_of(policy="tgi"), Targets(ttft_s=5), tolerance=0.5)
     assert plan.weighed is None
     assert plan.scenario.max_tokens_per_step == "auto"
 
@@ -68,7 +72,7 @@ def test_a_budget_that_is_too_large_for_the_target_binds_and_which_one_is_better
 
 
 # Six rows of a token each, 20 ms a step, and requests that come at once.
-CROWD = "synthetic:poisson,rate=20,requests=60,prompt=40,output=12"
+CROWD = "synthetic:poisson,rate=20,requests=30,prompt=40,output=12"
 SLOW = Device(formula=StepTime(weights_ms=20, context_us=1, token_us=200))
 
 
@@ -83,11 +87,11 @@ def small(**options):
 )
 def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_finds(knob, options, relaxed):
     targets = Targets(ttft_s=0.5)
-    plan = planned("rate", small(**options), targets)
+    plan = planned("rate", small(**options), targets, tolerance=0.1)
     (binding,) = what_binds([plan])
     assert binding.binds.knob == knob
-    with_more = planned("rate", small(**{**options, **relaxed}), targets)
-    assert binding.binds.answer == pytest.approx(with_more.answer, rel=0.02)
+    with_more = planned("rate", small(**{**options, **relaxed}), targets, tolerance=0.1)
+    assert binding.binds.answer == pytest.approx(with_more.answer, rel=0.1)
     assert binding.binds.gain == pytest.approx(binding.binds.answer / plan.answer)
     assert binding.binds.gain > 1.1
     assert set(binding.not_varied) == {"arithmetic", "bandwidth", "host"}
@@ -97,17 +101,17 @@ def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_find
     ("knob", "trace"), [("bandwidth", "prompt=1,output=400"), ("arithmetic", "prompt=4000,output=2")]
 )
 def test_rates_of_the_device_bind_where_nothing_else_is_scarce(knob, trace):
-    load = Load(trace=f"synthetic:poisson,rate=2,requests=30,{trace}")
+    load = Load(trace=f"synthetic:poisson,rate=2,requests=12,{trace}")
     targets = Targets(itl_s=0.012) if knob == "bandwidth" else Targets(ttft_s=1.0)
-    plan = planned("rate", Scenario(load=load, device=ON_A100, max_tokens_per_step=512), targets)
+    plan = planned("rate", Scenario(load=load, device=ON_A100, max_tokens_per_step=512), targets, tolerance=0.1)
     (binding,) = what_binds([plan])
     gains = {effect.knob: effect.gain for effect in binding.effects if effect.knob != "token budget"}
     assert max(gains, key=gains.get) == knob
     assert gains["memory"] == gains["rows"] == 1
 
 
-def test_of_two_replicas_the_rates_are_made_twice_as_fast():
-    plan = planned("devices", scenario_of())
+def test_of_two_replicas_the_rates_are_made_twice_as_fast(two_replicas):
+    plan = two_replicas
     (binding,) = what_binds([plan])
     steps = {effect.knob: effect.becomes for effect in binding.effects}
     assert steps["arithmetic"] == steps["bandwidth"] == max(1.25, plan.answer / (plan.answer - 1))
@@ -158,5 +162,7 @@ def test_memory_is_not_varied_where_it_is_sought():
 
 
 def test_the_same_binds_in_any_number_of_processes():
-    found = [planned("rate", small(max_sequences=rows), Targets(ttft_s=0.5), tolerance=0.2) for rows in (2, 3)]
+    load = Load(trace="synthetic:poisson,rate=20,requests=8,prompt=40,output=12")
+    scenarios = [REPLACE(small(max_sequences=rows), load=load) for rows in (2, 3)]
+    found = [planned("rate", scenario, Targets(ttft_s=0.5), tolerance=0.5) for scenario in scenarios]
     assert what_binds(found, jobs=1) == what_binds(found, jobs=2)

@@ -14,6 +14,7 @@ TRACE = "synthetic:poisson,rate=20,requests=40,prompt=40,output_mean=12,output_s
 SLOW = ["--weights-ms", 20, "--context-us", 1, "--token-us", 200]
 SMALL = ["--block-size", 4, "--max-tokens-per-step", 64, "--max-sequences", 16, *SLOW]
 POOL = [*SMALL, "--blocks", 60, "--jobs", 1]
+ROUGHLY = ["--tolerance", 0.2]
 
 
 def test_the_json_has_the_answer_and_what_the_answer_simulated_again_says(document):
@@ -44,31 +45,22 @@ def test_what_nothing_meets_is_status_1_with_the_best_and_by_how_much_it_misses(
     # A request that never fits is said with what would do.
     path = trace_file("0,8,3", "1,999,9", "2,8,3")
     find = [*POOL, "--find", "rate", "--ttft", 10]
-    status, _, err = paged("plan", path, *find)
-    assert [status, *(words in err for words in ("1 request rejected", "60 blocks", "--context"))] == [
+    status, _, err = paged("plan", path, *find, "--no-explain")
+    assert (status, [words for words in ("1 request rejected", "60 blocks", "--context") if words not in err]) == (
         1,
-        True,
-        True,
-        True,
-    ]
-    assert paged("plan", path, *find, "--context", 200)[0] == 0
+        [],
+    )
+    assert paged("plan", path, *find, "--no-explain", "--context", 200)[0] == 0
 
 
 def test_what_binds_is_in_the_json_unless_nobody_asks(document):
-    rows = ["plan", TRACE, *POOL, "--max-sequences", 2, "--find", "rate", "--ttft", 0.5]
+    rows = ["plan", TRACE, *POOL, "--max-sequences", 2, "--find", "rate", "--ttft", 0.5, *ROUGHLY]
     (plan,) = document(*rows)
     binds = plan["binding"]["binds"]
     assert (binds["knob"], binds["was"], binds["becomes"]) == ("rows", 2, 4)
     assert binds["answer"] == pytest.approx(binds["gain"] * plan["answer"])
     assert plan["binding"]["tried_at"] == pytest.approx(1.1 * plan["answer"], rel=1e-5)
     assert document(*rows, "--no-explain")[0]["binding"] is None
-
-
-def test_the_search_begins_at_a_rate_in_requests_a_second(document):
-    find = ["plan", TRACE, *POOL, "--find", "devices", "--ttft", 0.3, "--no-explain"]
-    (plan,) = document(*find, "--rate", 40)
-    assert plan["load"]["per_s"] == pytest.approx(40)
-    assert document(*find, "--rate-scale", plan["rate_scale"])[0]["answer"] == plan["answer"]
 
 
 def test_rates_that_are_tried_have_traces_that_settle(document):
@@ -83,6 +75,7 @@ def test_a_price_gives_the_cost_of_the_answer(printed, document):
     by_devices = [*find, "--find", "devices", "--rate", 40]
     (devices,), (rate,) = document(*by_devices), document(*find, "--find", "rate")
     assert devices["answer"] > 1
+    assert devices["load"]["per_s"] == pytest.approx(40)
     assert (devices["cost_per_hour"], rate["cost_per_hour"]) == (3 * devices["answer"], 3)
     for plan, per_s in ((devices, 40), (rate, rate["requests_per_s"])):
         tokens_an_hour = 3600 * per_s * plan["load"]["outputs"]["mean"]
@@ -101,7 +94,7 @@ def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_said(paged, tr
 def test_a_plan_is_written_as_a_page_and_as_a_table(printed, document, tmp_path):
     pytest.importorskip("plotly")
     page, table = tmp_path / "plan.html", tmp_path / "plan.csv"
-    targets = ["--find", "rate", "--ttft", 0.5, "--gap", 0.5]
+    targets = ["--find", "rate", "--ttft", 0.5, "--gap", 0.5, *ROUGHLY]
     out = printed("plan", TRACE, *POOL, *targets, "--html", page, "--csv", table)
     text = page.read_text(encoding="utf-8")
     for line in out.splitlines():
@@ -135,6 +128,6 @@ def test_who_waits_at_a_terminal_sees_which_value_is_being_tried(printed, monkey
             self.refresh()
 
     monkeypatch.setattr("paged.cli.plan.progress_bar", lambda *_: Eager(column, console=terminal, auto_refresh=False))
-    printed("plan", TRACE, *POOL, "--find", "rate", "--ttft", 0.2)
+    printed("plan", TRACE, *POOL, "--find", "rate", "--ttft", 0.2, *ROUGHLY, "--no-explain")
     assert "paged: trying 1" in screen.getvalue()
     assert "paged: trying 0.5, 1 misses" in screen.getvalue()

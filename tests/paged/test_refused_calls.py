@@ -42,9 +42,21 @@ from paged.study.hardware import (
 )
 from paged.study.hardware.link import Link, link_of
 from paged.study.profiling import designed
-from paged.study.simulator import Device, Load, Scenario, Simulation, StepTime, Targets, engine_named, plans
+from paged.study.simulator import (
+    Device,
+    Load,
+    Routing,
+    Scenario,
+    SessionRun,
+    Simulation,
+    StepTime,
+    Targets,
+    Tiers,
+    engine_named,
+    plans,
+)
 from paged.study.simulator.stretch import skip, steady_steps
-from paged.study.traces import LogNormal, Trace, open_trace, superposed, synthetic
+from paged.study.traces import Begun, LogNormal, Trace, open_sessions, open_trace, superposed, synthetic
 from paged.testing.snapshots import snapshot
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
@@ -124,6 +136,14 @@ def skipped(tokens, **options):
 def steps(count):
     """So many steps of a token each."""
     return StepWork(computed_tokens=np.ones(count))
+
+
+NINE = Tiers(device_blocks=9)
+
+
+def played(tiers=NINE, begun=None, **options):
+    """A run of a session that ships."""
+    return SessionRun([Begun(open_sessions("agents")[0], 0)] if begun is None else begun, tiers, None, **options)
 
 
 FORMULA = Device()

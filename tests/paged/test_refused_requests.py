@@ -39,9 +39,13 @@ def sampled(logits=None, **wrong):
     return sample(torch.zeros(3, 5) if logits is None else logits, **columns | wrong)
 
 
+@pytest.fixture(scope="module")
+def llms(model):
+    return {"tiny": LLM(tiny_model(), num_blocks=8), "shipped": LLM(model)}
+
+
 @pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_requests.txt", ">>>"))
-def test_what_cannot_be_answered_is_refused_and_leaves_nothing(model, call, shown):
-    tiny, shipped = LLM(tiny_model(), num_blocks=8), LLM(model)
-    assert_refused(call, shown, globals() | {"tiny": tiny, "shipped": shipped}, PagedError)
-    for llm in (tiny, shipped):
+def test_what_cannot_be_answered_is_refused_and_leaves_nothing(llms, call, shown):
+    assert_refused(call, shown, globals() | llms, PagedError)
+    for llm in llms.values():
         assert not llm.engine.has_unfinished and not llm.engine.scheduler.has_unfinished

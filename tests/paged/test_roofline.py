@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from paged import Costs
 from paged.errors import BudgetTooSmall
@@ -122,6 +122,7 @@ def test_a_latent_is_attended_to_in_the_cheaper_of_two_ways():
 
 
 @pytest.mark.parametrize("step", ROOFLINES, ids=lambda step: f"{step.model.name}-{step.device.name}")
+@settings(max_examples=10)
 @given(steps=st.lists(works(), min_size=1, max_size=5))
 def test_many_steps_at_once_take_what_each_takes(step, steps):
     columns = {name: np.array([getattr(work, name) for work in steps], np.float64) for name in AMOUNTS}
@@ -131,6 +132,7 @@ def test_many_steps_at_once_take_what_each_takes(step, steps):
 
 
 @pytest.mark.parametrize("step", ROOFLINES, ids=lambda step: f"{step.model.name}-{step.device.name}")
+@settings(max_examples=20)
 @given(work=works(), amount=st.sampled_from(AMOUNTS), more=st.integers(1, 10_000))
 def test_no_amount_makes_a_step_shorter(step, work, amount, more):
     larger = msgspec.structs.replace(work, **{amount: getattr(work, amount) + more})

@@ -31,12 +31,7 @@ BEAMS = [
     {"beam_width": 2, "early_stopping": True, "n": 2},
 ]
 # More worlds, with a tiny model: tests/properties/test_wishes.py.
-WORLDS = [
-    {},
-    {"num_blocks": 13, "block_size": 4, "host_blocks": 10},
-    {"num_blocks": 40, "block_size": 4, "max_tokens_per_step": 6},
-    {"num_blocks": 40, "block_size": 4, "speculate": "lookup"},
-]
+WORLDS = [{}, {"num_blocks": 13, "block_size": 4, "host_blocks": 10, "speculate": "lookup"}]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +173,7 @@ def test_a_prompt_that_leaves_no_room_for_candidates_is_refused_and_one_token_le
 
 
 @pytest.mark.parametrize(("end", "reason"), [("abort", "abort"), ("finish", "stop")])
-@pytest.mark.parametrize("after", [0, 1, 3, 6])
+@pytest.mark.parametrize("after", [0, 1, 4])
 def test_a_search_may_be_ended_at_any_time(model, after, end, reason):
     engine = Engine(model, block_size=4, num_blocks=40)
     engine.add_request(PROMPTS[0], params(BEAMS[2]), id="a")

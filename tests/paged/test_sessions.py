@@ -250,33 +250,6 @@ def test_sessions_that_ship_break_no_rule_in_three_tiers(keeps):
     assert 0 < found.hit <= found.kept
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"tiers": Tiers(device_blocks=1)}, "device_blocks is 1; at least 2 is needed"),
-        ({"tiers": Tiers(device_blocks=9, disk_blocks=-1)}, "disk_blocks is -1; at least 0 is needed"),
-        (
-            {"tiers": Tiers(device_blocks=9, disk_bytes_per_s=0)},
-            "disk_bytes_per_s is 0; it must be a finite number above 0",
-        ),
-        (
-            {"tiers": Tiers(device_blocks=9, host_latency_s=-1)},
-            "host_latency_s is -1; it must be a finite number, 0 or more",
-        ),
-        ({"keeps": "all"}, "keeps is 'all'; known are lru, sessions, hints"),
-        ({"longest_pause_s": float("nan")}, "longest_pause_s is nan; it must be 0 or more"),
-        ({"until_s": 0.0}, r"until_s is 0\.0; it must be above 0"),
-        ({"begun": []}, "no session was given"),
-    ],
-)
-def test_a_run_that_cannot_be_is_refused(begun_of, fields, problem):
-    usual = {"begun": begun_of({0: turns_at(0)}), "tiers": Tiers(device_blocks=9)}
-    begun, tiers, *_ = (usual | fields).values()
-    more = {name: value for name, value in fields.items() if name not in usual}
-    with pytest.raises(InvalidConfig, match=problem):
-        SessionRun(begun, tiers, None, **more)
-
-
 def test_the_page_of_a_run_draws_what_hit_and_when_the_first_tokens_came(begun_of, tmp_path):
     pytest.importorskip("plotly")
     begun, names = begun_of({0: turns_at(0, 9)}), {}

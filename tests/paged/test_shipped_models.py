@@ -10,16 +10,11 @@ pytest.importorskip("transformers")
 from paged import LLM, Engine, Policy, SamplingParams  # noqa: E402
 from paged.errors import CheckpointNotFound  # noqa: E402
 from paged.model.checkpoint import NAMES, checkpoint_path, hybrid_path, is_shipped, named_or_shipped  # noqa: E402
-from paged.model.loading import load_model  # noqa: E402
 
 MOST_BYTES = 2_000_000
 OPENING = "The with statement is used to wrap the execution of a block with methods defined by a context manager."
+TEXT = f"{OPENING} "
 PROMPTS = [f"{OPENING} {end}" for end in ("The", "If a", "When the", "For", "A class", "It is", "Return the", "Note")]
-
-
-@pytest.fixture(scope="module")
-def hybrid():
-    return load_model("hybrid")
 
 
 def test_both_names_are_folders_and_nothing_else_is_a_name(tmp_path):
@@ -83,3 +78,28 @@ def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid, ki
     # A prompt that begins as an earlier one did goes on from a state that was kept.
     assert max(found.values()) >= 8
     assert all(first % 8 == 0 for first in found.values())
+
+
+def answered(engine, prompts):
+    """Tokens and logits of each prompt, one after the other, and the first token of each step that a row wrote K and V of."""
+    logits, found, firsts = [], [], []
+    engine.on_logits = lambda id, place, row: logits.append(row.clone())
+    begin = engine.worker.begin
+    engine.worker.begin = lambda step: (firsts.append(step.written_from), begin(step))
+    for prompt in prompts:
+        request = engine.live_request(engine.add_request(prompt, SamplingParams(max_tokens=8)))
+        while engine.has_unfinished:
+            engine.step()
+            assert engine.check() == []
+        found.append(request.completion().outputs[0].token_ids)
+    return found, torch.stack(logits), [each for each in firsts if each is not None]
+
+
+@pytest.mark.parametrize("max_tokens_per_step", [11, 64])
+def test_bits_are_those_of_a_prompt_that_is_computed_once(hybrid, max_tokens_per_step):
+    prompts = [TEXT * 2, TEXT * 2 + "So be it.", TEXT + TEXT[:60] + "what?", TEXT * 2]
+    options = {"num_blocks": 400, "block_size": 8, "max_tokens_per_step": max_tokens_per_step}
+    tokens, logits, firsts = answered(Engine(hybrid, **options), prompts)
+    expected, their_logits, nothing = answered(Engine(hybrid, **options, prefix_caching=False), prompts)
+    assert tokens == expected and torch.equal(logits, their_logits)
+    assert len(firsts) > 0 and not nothing

@@ -38,9 +38,13 @@ def tool():
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="sessions are looked up in /proc")
 @pytest.mark.parametrize(
-    ("number", "after_s"), [(signal.SIGINT, 1.5), (signal.SIGTERM, 0.3)], ids=["ctrl-c at work", "sigterm at its start"]
-)
-@pytest.mark.parametrize("name", ["simulate", "plan", "generate one", "bench"])
+    ("name", "number", "after_s"),
+    # At work, and at its start.
+    [
+        ("simulate", signal.SIGINT, 1.5), ("plan", signal.SIGTERM, 0.3), ("generate one", signal.SIGINT, 1.5),
+        ("bench", signal.SIGTERM, 0.3),
+    ],
+)  # fmt: skip
 def test_a_command_is_gone_and_leaves_nothing_half_done(tmp_path, name, number, after_s):
     try_signals = tool()
     command = try_signals.COMMANDS[name]

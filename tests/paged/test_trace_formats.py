@@ -1,14 +1,17 @@
 """Reading traces: what each format's columns become, and what a damaged file is told."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from paged.study.traces import EXCERPTS, excerpt_path, read_trace
+from paged.errors import InvalidConfig
+from paged.study.traces import EXCERPTS, Trace, excerpt_path, read_trace, save_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 9]}\n'
+ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
 PLAIN = "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n"
 
 
@@ -20,6 +23,10 @@ def trace_of(tmp_path):
         return read_trace(path, **options)
 
     return read
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +71,8 @@ def test_equal_hash_ids_are_equal_tokens_wherever_they_stand_and_however_long_th
 
 
 def test_different_hash_ids_differ_in_their_very_first_token(trace_of):
-    lines = [
-        json.dumps({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [h]}) for h in (0, 1, 2**30 - 1)
-    ]
-    trace = trace_of("\n".join(lines))
+    one = {"timestamp": 0, "input_length": 1, "output_length": 1}
+    trace = trace_of(lines(*(one | {"hash_ids": [id]} for id in (0, 1, 2**30 - 1))))
     assert len({int(trace.prompt(i)[0]) for i in range(3)}) == 3
 
 
@@ -101,3 +106,36 @@ def test_every_excerpt_is_small_and_can_be_read(name):
     path = excerpt_path(name)
     assert path.stat().st_size < 100_000
     assert len(read_trace(path)) >= 300
+
+
+def test_segments_with_one_id_are_the_same_tokens_wherever_they_stand(trace_of):
+    trace = trace_of(lines(ROW, ROW | {"segments": [[3, 5], [7, 9]]}))
+    assert trace.prompt_tokens.tolist() == [8, 14]
+    assert np.array_equal(trace.prompt(0)[:6], trace.prompt(1)[5:11])
+    assert not (trace.prompt(0)[6:] == trace.prompt(1)[11:13]).all()
+
+
+def test_what_is_declared_is_read_and_what_is_not_said_is_nothing(trace_of):
+    trace = trace_of(lines(ROW | {"max_tokens": 9, "priority": -2, "tenant": " acme ", "output_id": 5}, ROW))
+    assert (trace.max_tokens.tolist(), trace.priority.tolist()) == ([9, 0], [-2, 0])
+    assert (trace.tenant.tolist(), trace.output_ids.tolist()) == (["acme", ""], [5, -1])
+
+
+def test_csv_has_the_same_columns_but_segments(trace_of):
+    trace = trace_of("arrival_s,prompt_tokens,output_tokens,max_tokens,priority,tenant\n0,5,4,9,1,acme\n1,5,4,,,\n")
+    assert (trace.max_tokens.tolist(), trace.priority.tolist()) == ([9, 0], [1, 0])
+    assert trace.tenant.tolist() == ["acme", ""]
+
+
+def test_a_request_that_says_nothing_special_is_a_short_line(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    save_trace(Trace.from_lengths([0.0, 1.5], [3, 4], [5, 6]), path)
+    assert json.loads(path.read_text().splitlines()[1]) == {"arrival_s": 1.5, "prompt_tokens": 4, "output_tokens": 6}
+
+
+def test_a_tenant_that_would_not_come_back_is_refused_before_anything_is_written(tmp_path):
+    trace = replace(Trace.from_lengths([0], [3], [5]), tenant=np.array([" "]))
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(InvalidConfig, match=r"tenant ' ' is no name"):
+        save_trace(trace, path)
+    assert not path.exists()
