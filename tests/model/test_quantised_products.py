@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from paged.errors import InvalidConfig, UnsupportedModel
 from paged.model.native.coded import PackedCodes, QuantisedEmbedding, QuantisedLinear, coded_library, replace_linears
 from paged.model.native.packed import padded
-from paged.model.quantised.at_load import check_layers, check_quantization
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
 BITS = st.sampled_from([8, 4])
@@ -183,36 +181,3 @@ def test_layers_are_replaced_by_name_and_an_embedding_that_shares_one_reads_its_
     assert isinstance(module["up"], QuantisedLinear) and torch.equal(module["up"].bias, bias)
     assert module["embed"].packed is module["head"].packed
     assert torch.equal(module["embed"](torch.arange(40)), module["head"].weight)
-
-
-def test_what_cannot_be_quantised_is_refused_by_name():
-    class Model(nn.Module):
-        def __init__(self, **parts):
-            super().__init__()
-            for name, part in parts.items():
-                self.add_module(name, part)
-
-        def get_output_embeddings(self):
-            return self.head
-
-    class SomeExperts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weights = nn.Parameter(torch.ones(2, 32, 32))
-
-    narrow = Model(up=nn.Linear(48, 8), head=nn.Linear(5, 5))
-    check_layers(narrow, "int8", "m")
-    with pytest.raises(
-        UnsupportedModel,
-        match='m: quantization="int4" has groups of 32 inputs, which do not divide the 48 of up; "int8" has none',
-    ):
-        check_layers(narrow, "int4", "m")
-    with pytest.raises(
-        UnsupportedModel,
-        match=r'm: quantization="int8" has no place for the experts of experts \(SomeExperts\), which C does not compute: they would',
-    ):
-        check_layers(Model(experts=SomeExperts(), head=nn.Linear(5, 5)), "int8", "m")
-    with pytest.raises(UnsupportedModel, match='quantization="int8" is computed on a CPU; device is "cuda"'):
-        check_quantization("int8", torch.device("cuda"))
-    with pytest.raises(InvalidConfig, match='quantization has to be "int8" or "int4"; got "awq"'):
-        check_quantization("awq", torch.device("cpu"))
