@@ -93,7 +93,7 @@ pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minu
 
 architectures: $(STAMP) ## try a small model of every family of decoders in transformers against its generate, short of memory, too (twenty minutes on two cores)
 	@PYTHONPATH=. $(BIN)/python -m conformance.architectures --out benchmarks/results/architectures
-	@PAGED_ALL_FAMILIES=1 $(BIN)/python -m pytest tests/model/test_groups.py tests/model/test_swap_of_groups.py
+	@PAGED_ALL_FAMILIES=1 $(BIN)/python -m pytest tests/model/test_groups.py
 
 sanitize: $(STAMP) ## run the native code's tests under the address and undefined-behaviour sanitizers
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \

@@ -13,13 +13,14 @@ def example(repository):
 
 
 @pytest.fixture
-def said(run_python, repository):
-    """said(name): the lines that the example prints; it ends with status 0 and warns of nothing."""
+def said(repository, capsys, monkeypatch):
+    """said(name): the lines that the example prints when it is run as a program; it warns of nothing."""
+    monkeypatch.syspath_prepend(str(repository / "examples"))
 
     def lines(name):
-        result = run_python(str(repository / "examples" / f"{name}.py"))
-        assert result.returncode == 0, result.stderr
-        assert result.stderr == ""
-        return result.stdout.splitlines()
+        runpy.run_path(str(repository / "examples" / f"{name}.py"), run_name="__main__")
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out.splitlines()
 
     return lines

@@ -16,27 +16,15 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "test_your_own.py"
 TESTING = EXAMPLE.parents[1] / "docs" / "testing.md"
 
 
-@pytest.fixture
-def run_example(tmp_path):
-    """The example as somebody has it who installed `paged[testing]` and nothing else: in a folder of its own, without our settings."""
+def test_the_mended_manager_passes_and_the_bug_is_expected_and_reported_by_its_rule_and_a_short_program(tmp_path):
+    # As a user has it who installed `paged[testing]` and nothing else: in a folder of its own, without our settings.
     shutil.copy(EXAMPLE, tmp_path)
-
-    def run(*options):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_your_own.py", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-
-    return run
-
-
-def test_the_bug_is_expected_and_the_mended_manager_passes(run_example):
-    done = run_example("--paged-examples", "40")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_your_own.py", "--xfail-tb"]
+    done = subprocess.run(
+        [*command, "--paged-examples", "40"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 xfailed" in done.stdout
-
-
-def test_the_report_names_the_rule_and_a_short_program(run_example):
-    done = run_example("-k", "not mended", "--runxfail")
-    assert done.returncode == 1
     lines = [line.removeprefix("E").strip() for line in done.stdout.splitlines() if line.startswith("E ")]
     report = "\n".join(lines).split("Violation: ", 1)[1].strip()
     said, _, program = report.partition("The program:")

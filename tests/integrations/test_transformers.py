@@ -37,8 +37,10 @@ def all_equal_alone(stepped, num_tokens=8):
         assert output.generated_tokens == alone(tuple(output.prompt_ids), num_tokens)
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if POLICIES[name].layout != "region"])
-@pytest.mark.parametrize("num_blocks", [200, 7])
+@pytest.mark.parametrize(
+    ("policy", "num_blocks"),
+    [("paged", 200), *((name, 7) for name in POLICIES if POLICIES[name].layout != "region")],
+)
 def test_answers_are_those_of_generate(stepped, policy, num_blocks):
     run = run_all(stepped(policy=policy, num_blocks=num_blocks), PROMPTS)
     assert len(run.ended) == len(PROMPTS)

@@ -1,7 +1,7 @@
 """Random clients of transformers' continuous batching on tiny pools: every answer is what `generate` gives to its prompt alone, whoever else
 came, shared, was preempted or left; and then every block is free again."""
 
-from hypothesis import event, given, strategies as st
+from hypothesis import event, given, settings, strategies as st
 from integrations.batching import Stepped, alone
 
 from paged import Costs
@@ -29,6 +29,7 @@ sizes = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=max(1, settings().max_examples // 2))
 @given(sizes, st.lists(st.one_of(adds, adds, adds, steps, cancels), min_size=8, max_size=24))
 def test_answers_do_not_depend_on_company(given_sizes, program):
     run = Stepped(costs=Costs(seconds_per_swapped_block=1e-9), **given_sizes)

@@ -34,19 +34,6 @@ class Queue:
         return output, self.end() if len(self.out) == 2 else {}
 
 
-def test_a_step_counts_the_token_that_the_one_before_it_samples_and_what_goes_beyond_the_end_is_not_scheduled():
-    queue = Queue(request("a", [1, 2], most=2))
-    queue.step()
-    output, made = queue.step()
-    told = output.scheduled_cached_reqs
-    assert (told.req_ids, told.num_computed_tokens, told.num_output_tokens) == (["a"], [2], [1])
-    assert told.all_token_ids == {}, "the runner has it on its device"
-    assert made["a"].new_token_ids == [5]
-    output, made = queue.step()
-    assert output.num_scheduled_tokens == {} and reasons(made) == {"a": "LENGTH"}
-    assert queue.core.get_num_unfinished_requests() == 0
-
-
 def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():
     queue = Queue(request("a", [1, 2]))
     queue.schedule()

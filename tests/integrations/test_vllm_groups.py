@@ -70,11 +70,6 @@ def test_tokens_that_drafts_may_need_again_lengthen_a_window():
 @pytest.mark.parametrize(
     ("specs", "words"),
     [
-        ([full(), spec("MambaSpec", 2, mamba_cache_mode="align")], "mamba_cache_mode is align"),
-        (
-            [full(), SimpleNamespace(block_size=2)],
-            "found: SimpleNamespace; groups of ChunkedLocalAttentionSpec, FullAtt",
-        ),
         ([], "no group at all"),
         ([spec(FULL, 2, non_causal=True)], "found: FullAttentionSpec that looks ahead"),
         (
@@ -306,15 +301,22 @@ def run_at_random(specs, seed, num_drafts=0):
     return hits, preempted
 
 
+def assert_found_and_preempted(model, num_drafts=0):
+    hits = preempted = 0
+    for seed in range(6):
+        found, gave_way = run_at_random(MODELS[model], seed, num_drafts)
+        hits, preempted = hits + found, preempted + gave_way
+        # By either policy. States alone never grow.
+        if seed and hits and (preempted or model == "state alone"):
+            return
+    pytest.fail(f"{hits} tokens found, {preempted} preemptions")
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_token_attends_to_what_it_should_and_finds_its_state(model):
-    hits, preempted = map(sum, zip(*(run_at_random(MODELS[model], seed) for seed in range(4))))
-    assert hits
-    # States alone never grow.
-    assert preempted or model == "state alone"
+    assert_found_and_preempted(model)
 
 
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in ("full and state", "state alone", "all")])
 def test_drafts_that_were_wrong_leave_nothing_behind(model):
-    hits, preempted = map(sum, zip(*(run_at_random(MODELS[model], seed, num_drafts=3) for seed in range(4))))
-    assert hits and preempted
+    assert_found_and_preempted(model, num_drafts=3)

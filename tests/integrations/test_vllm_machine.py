@@ -17,7 +17,7 @@ from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.strategies import layer_worlds, where
 from paged.testing.world import World
 
-SOAK = int(os.environ.get("PAGED_SOAK", "200"))
+SOAK = int(os.environ.get("PAGED_SOAK", "100"))
 
 
 class PluggedRig(OneBatchRig):
@@ -100,7 +100,7 @@ class ClientsAhead(VllmClients):
 
 @pytest.mark.parametrize("machine", [PluggedMachine, AheadMachine, LayeredMachine, LayeredAheadMachine])
 def test_the_machine_finds_nothing_in_the_plug_in(machine):
-    run_state_machine_as_test(machine, settings=settings_for(12))
+    run_state_machine_as_test(machine, settings=settings_for(6))
 
 
 @pytest.mark.soak

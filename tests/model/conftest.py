@@ -47,6 +47,21 @@ def _quiet_and_on_one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def on_any_threads() -> Callable[[Callable[[], list[torch.Tensor]]], bool]:
+    """on_any_threads(call): whether tensors are the same bits on one, two and three threads."""
+
+    def are_the_same(call: Callable[[], list[torch.Tensor]]) -> bool:
+        before, found = torch.get_num_threads(), []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(call())
+        torch.set_num_threads(before)
+        return all(map(torch.equal, found[1], found[0])) and all(map(torch.equal, found[2], found[0]))
+
+    return are_the_same
+
+
+@pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """saved(config, spread, seed=0): a folder with a model of random weights, large enough that greedy text wanders."""
 

@@ -1,4 +1,4 @@
-"""The table of architectures: six of its rows as `make architectures` tries them, and what its tool finds if something is wrong."""
+"""The table of architectures: three of its rows as `make architectures` tries them, and what its tool finds if something is wrong."""
 
 import re
 from importlib import import_module
@@ -11,9 +11,9 @@ from paged.attention import LayerOptions
 from paged.model import hook, load_check
 from paged.model.runner import Runner
 
-# Full, window and full in turn, states, experts, positions that are learned. Windows alone, caps and sinks: test_matches_transformers.py;
-# latents and others: test_families.py; all of them: `make architectures`.
-SIX = ["llama", "qwen3 windows", "lfm2", "gpt2 scaled", "granitemoe", "modernbert-decoder"]
+# Full, window and full in turn, states. Windows alone, caps, sinks, experts and learned positions: test_matches_transformers.py; latents and
+# others: test_families.py; all of them: `make architectures`.
+SOME = ["llama", "qwen3 windows", "lfm2"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def tool(one):
     return import_module("conformance.architectures")
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", SOME)
 def test_a_family_answers_as_generate_does_and_with_too_little_memory_bit_by_bit(one, name):
     verdict = one.verdict_of(one.families()[name])
     assert (verdict.outcome, verdict.why) == ("equal", "")

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from paged.attention import StepTokens
-from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
 from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
 from paged.model.hook import _mask, under_way
@@ -19,8 +18,6 @@ from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
 from paged.model.states.plan import check_plan
-from paged.model.step_input import PageChanges, StepInput
-from paged.model.worker import Worker
 
 ARCHITECTURES = [
     "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
@@ -157,23 +154,46 @@ def generated(checkpoint, generate):
 
 
 # All of them: `make architectures`.
+ALL = bool(os.environ.get("PAGED_ALL_FAMILIES"))
 IN_CI = ("deepseek_v3", "gemma3_text", "gemma3n_text", "llama4_text", "mimo_v2_flash")
-CHOSEN = ARCHITECTURES if os.environ.get("PAGED_ALL_FAMILIES") else IN_CI
+CHOSEN = ARCHITECTURES if ALL else IN_CI
 CASES = [
     *((each, backend) for each in CHOSEN for backend in ("torch_gather", "native")),
-    *((each, "reference") for each in ("gemma3_text", "llama4_text")),
     # Their states are read and written by one code.
-    *((each, "torch_gather") for each in (WITH_STATES if os.environ.get("PAGED_ALL_FAMILIES") else STATES_IN_CI)),
+    *((each, "torch_gather") for each in (WITH_STATES if ALL else STATES_IN_CI)),
 ]
+PACKED = CASES if ALL else [("gemma3_text", "native"), ("llama4_text", "torch_gather"), ("jamba", "torch_gather")]
+REFERENCE = [("gemma3_text", "reference"), ("llama4_text", "reference")]
 
 
-@pytest.mark.parametrize("batch_invariant", [True, False], ids=["invariant", "packed"])
-@pytest.mark.parametrize(("architecture", "backend"), CASES)
-def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
-    model = loaded(architecture)
-    found = run(model, chunks=(5, 1, 8, 3), backend=backend, batch_invariant=batch_invariant)
+def assert_is_that_of_generate(found, architecture, generated):
     assert found.texts == generated(architecture)
     assert sum(len(set(text)) for text in found.texts) >= 4 * len(found.texts)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "backend", "batch_invariant"),
+    [*((*each, False) for each in PACKED + REFERENCE), *((*each, True) for each in REFERENCE)],
+)
+def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
+    found = run(loaded(architecture), chunks=(5, 1, 8, 3), backend=backend, batch_invariant=batch_invariant)
+    assert_is_that_of_generate(found, architecture, generated)
+
+
+@pytest.mark.parametrize(("architecture", "backend"), CASES)
+def test_the_text_is_that_of_generate_and_bits_depend_neither_on_chunks_nor_on_pages(
+    architecture, backend, loaded, generated
+):
+    model = loaded(architecture)
+    some = run(model, chunks=(5, 1, 8, 3), backend=backend)
+    assert_is_that_of_generate(some, architecture, generated)
+    known = [each[:-1] for each in some.known]
+    other = run(model, chunks=(64, 7), backend=backend, seed=1, texts=known)
+    for row in range(len(known)):
+        assert torch.equal(some.logits[row], other.logits[row]), row
+    # The longest alone.
+    alone = run(model, chunks=(1000,), backend=backend, seed=2, texts=known[-1:])
+    assert torch.equal(some.logits[-1], alone.logits[0])
 
 
 @pytest.mark.parametrize("architecture", [*CHOSEN, *WITH_STATES])
@@ -228,46 +248,3 @@ def test_blocks_of_all_layers_are_refused_where_layers_are_not_alike(architectur
             UnsupportedModel, match="its layers keep states, K and V of several shapes, or attend through"
         ):
             ask(loaded(architecture))
-
-
-def test_a_batch_brings_tables_and_states_by_group(loaded):
-    model = loaded("lfm2")
-    memory = Memory(model)
-    runner = runner_for(model, memory.pool, backend="torch_gather")
-    step = memory.step({0: 5, 1: 3})
-    tables = list(step.tables)
-    tables[memory.pool.state_group] = step.states[1][:, None]
-    changes = []
-    for each in tables:
-        rows, columns = np.indices(each.shape[:2]).reshape(2, -1)
-        changes.append(PageChanges(rows, columns, each[rows, columns]))
-    sent = StepInput(
-        number=1,
-        oldest=1,
-        rows=np.arange(2),
-        num_tokens=np.array([5, 3]),
-        seq_lens=step.seq_lens,
-        num_drafts=np.zeros(2, np.int64),
-        samples=np.array([True, False]),
-        token_ids=np.arange(3, 11, dtype=np.int32),
-        sources=np.zeros((0, 3), np.int64),
-        tables=tuple(changes),
-        moves=Moves(),
-        reads=step.states[0],
-    )
-    worker = Worker(runner)
-    worker.begin(sent)
-    every = runner.forward(step, sent.token_ids, np.ones(8, np.bool_))
-    assert torch.equal(worker.logits(worker.ready(sent)), every[4:5])
-
-
-@pytest.mark.parametrize(("architecture", "backend"), [each for each in CASES if each[1] != "reference"])
-def test_bits_depend_neither_on_chunks_nor_on_pages(architecture, backend, loaded):
-    model = loaded(architecture)
-    some = run(model, chunks=(5, 1, 8, 3), backend=backend)
-    known = [each[:-1] for each in some.known]
-    other = run(model, chunks=(64, 7), backend=backend, seed=1, texts=known)
-    alone = [run(model, chunks=(1000,), backend=backend, seed=2, texts=[text]).logits[0] for text in known]
-    for row in range(len(known)):
-        assert torch.equal(some.logits[row], other.logits[row]), row
-        assert torch.equal(some.logits[row], alone[row]), row

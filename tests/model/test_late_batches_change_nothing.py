@@ -162,8 +162,8 @@ def serve(engine, requests, chance, answers, events, fail, most_steps=2000):
 
 KINDS = {"scheduler": scheduler_ahead, "engine": engine_ahead, "thread": engine_threaded}
 
-# A world costs as much as five examples of the other tests.
-FEW = settings(max_examples=max(1, settings().max_examples // 5))
+# A world costs as much as ten examples of the other tests.
+FEW = settings(max_examples=max(1, settings().max_examples // 10))
 
 
 @pytest.mark.parametrize("kind", KINDS)

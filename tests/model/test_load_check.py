@@ -1,5 +1,6 @@
 """At load, a small random model of the configuration is held against transformers: faults in what we do are found, and what passed is remembered."""
 
+import json
 import warnings
 from pathlib import Path
 
@@ -69,28 +70,15 @@ def test_what_passed_is_remembered_by_its_configuration(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize(
-    ("model_type", "fields", "kinds"),
-    [
-        ("jamba", {}, {"linear_attention", "full_attention"}),
-        ("kimi_linear", {}, {"linear_attention", "full_attention"}),
-        ("bamba", {"attn_layer_indices": [9, 18, 27]}, {"linear_attention", "full_attention"}),
-        ("mamba2", {}, {"linear_attention"}),
-        ("rwkv", {}, {"full_attention"}),
-        ("falcon_h1", {"head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128}, {"hybrid"}),
-        (
-            "nemotron_h",
-            {"layers_block_type": ["linear_attention", "mlp", "full_attention"] * 4},
-            {"linear_attention", "full_attention", "dummy"},
-        ),
-        ("zamba", {}, {"linear_attention", "hybrid"}),
-        ("zamba2", {"num_attention_heads": 32, "num_key_value_heads": 32}, {"linear_attention", "hybrid"}),
-    ],
-    ids=lambda each: each if isinstance(each, str) else "",
-)
-def test_a_model_with_states_is_made_small_with_every_kind_of_its_layers(model_type, fields, kinds):
-    small = shrunk(AutoConfig.for_model(model_type, **fields)).config
-    assert set(get_layer_types_and_kwargs(small)[0]) == kinds
+# By family: fields of its configuration, and the kinds of its layers.
+SMALL = json.loads(Path(__file__).with_name("states_made_small.json").read_text())
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_a_model_with_states_is_made_small_with_every_kind_of_its_layers(family):
+    fields, kinds = SMALL[family]
+    small = shrunk(AutoConfig.for_model(family, **fields)).config
+    assert set(get_layer_types_and_kwargs(small)[0]) == set(kinds)
     model = AutoModelForCausalLM.from_config(small).eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

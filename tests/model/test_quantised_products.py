@@ -9,14 +9,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from paged.errors import InvalidConfig, UnsupportedModel
 from paged.model.native.coded import PackedCodes, QuantisedEmbedding, QuantisedLinear, coded_library, replace_linears
 from paged.model.native.packed import padded
-from paged.model.quantised.at_load import check_layers, check_quantization
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
 BITS = st.sampled_from([8, 4])
-ROWS = st.integers(1, 14) | st.sampled_from([95, 96, 97, 200])
+ROWS = st.integers(1, 36) | st.sampled_from([95, 96, 97, 200])
 OUTS = st.integers(1, 20) | st.sampled_from([63, 64, 65, 128, 200])
 # Around a filling of 8, a tile of 64 inputs and a piece of 128.
 GROUPS = st.integers(1, 20) | st.sampled_from([31, 32, 33, 45, 64, 127, 128, 136, 192, 320, 640])
@@ -99,23 +97,9 @@ def test_a_rows_result_does_not_depend_on_the_others(rows, outs, size, bits, dty
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("size", [32, 128, 96, 192])
-def test_every_number_of_rows_gives_the_bits_of_each_row_alone(bits, size):
-    weight, x = packed(random_weight(130, 3, size, bits)), numbers(97, 3 * size)
-    alone = torch.cat([weight.multiply(row[None], None) for row in x])
-    for rows in [*range(1, 36), 97]:
-        assert torch.equal(weight.multiply(x[:rows], None), alone[:rows])
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_the_number_of_threads_changes_nothing(bits):
-    weight, x, before = packed(random_weight(300, 8, 64, bits)), numbers(200, 512), torch.get_num_threads()
-    found = []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        found.append(weight.multiply(x, None))
-    torch.set_num_threads(before)
-    assert torch.equal(found[1], found[0]) and torch.equal(found[2], found[0])
+def test_the_number_of_threads_changes_nothing(bits, on_any_threads):
+    weight, x = packed(random_weight(300, 8, 64, bits)), numbers(200, 512)
+    assert on_any_threads(lambda: [weight.multiply(x, None)])
 
 
 @pytest.mark.skipif(
@@ -197,36 +181,3 @@ def test_layers_are_replaced_by_name_and_an_embedding_that_shares_one_reads_its_
     assert isinstance(module["up"], QuantisedLinear) and torch.equal(module["up"].bias, bias)
     assert module["embed"].packed is module["head"].packed
     assert torch.equal(module["embed"](torch.arange(40)), module["head"].weight)
-
-
-def test_what_cannot_be_quantised_is_refused_by_name():
-    class Model(nn.Module):
-        def __init__(self, **parts):
-            super().__init__()
-            for name, part in parts.items():
-                self.add_module(name, part)
-
-        def get_output_embeddings(self):
-            return self.head
-
-    class SomeExperts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weights = nn.Parameter(torch.ones(2, 32, 32))
-
-    narrow = Model(up=nn.Linear(48, 8), head=nn.Linear(5, 5))
-    check_layers(narrow, "int8", "m")
-    with pytest.raises(
-        UnsupportedModel,
-        match='m: quantization="int4" has groups of 32 inputs, which do not divide the 48 of up; "int8" has none',
-    ):
-        check_layers(narrow, "int4", "m")
-    with pytest.raises(
-        UnsupportedModel,
-        match=r'm: quantization="int8" has no place for the experts of experts \(SomeExperts\), which C does not compute: they would',
-    ):
-        check_layers(Model(experts=SomeExperts(), head=nn.Linear(5, 5)), "int8", "m")
-    with pytest.raises(UnsupportedModel, match='quantization="int8" is computed on a CPU; device is "cuda"'):
-        check_quantization("int8", torch.device("cuda"))
-    with pytest.raises(InvalidConfig, match='quantization has to be "int8" or "int4"; got "awq"'):
-        check_quantization("awq", torch.device("cpu"))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from paged import LLM, Engine, SamplingParams
+from paged import Engine
 from paged.errors import BuildFailed, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.model_shape import ModelShape
@@ -64,8 +64,9 @@ def memory(short_memory):
     return short_memory(max_tokens=24)
 
 
-@each_quantization
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "quantization"), [*((name, "int8") for name in MODELS), ("llama", "int4"), ("falcon_h1", "int4")]
+)
 def test_answers_under_pressure_are_those_of_the_request_alone(name, quantization, quantised, memory):
     model = quantised(name, quantization)
     assert (fused_decoder(model.module) is not None) == (name in FUSED)
@@ -118,26 +119,6 @@ def same_codes(packed, weight):
     return 1
 
 
-@each_quantization
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "mixtral"])
-@torch.inference_mode()
-def test_logits_are_near_those_of_the_numbers_that_codes_stand_for(checkpoint, quantised, name, quantization):
-    architecture, changes = MODELS[name]
-    model, plain = quantised(name, quantization), load_model(checkpoint(architecture, **changes))
-    for path, each in plain.module.named_modules():
-        if isinstance(each, PackedLinear) and path != "lm_head":
-            each.packed.copy_(repacked(model.module.get_submodule(path).weight, each))
-    (found,), (expected,) = (logits_of(each) for each in (model, plain))
-    # Rows are rounded to 8 bits, which random weights as large as these make more of from layer to layer. Wrong weights differ by 1.4 times.
-    assert (found - expected).square().mean().sqrt() < 0.25 * expected.std()
-
-
-def repacked(weight, layer):
-    columns = layer.packed.shape[2]
-    filled = nn.functional.pad(weight, (0, 0, 0, -len(weight) % columns))
-    return filled.view(-1, columns, layer.in_features).transpose(1, 2)
-
-
 def logits_of(model):
     """Those after the first sequence's prompt."""
     answers = Answers()
@@ -146,9 +127,10 @@ def logits_of(model):
     return [torch.as_tensor(np.array(rows)).float() for rows in answers.logits.values()]
 
 
-@each_quantization
-@pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize(
+    ("name", "is_tied", "quantization"),
+    [("llama", True, "int8"), ("llama", False, "int4"), ("lfm2", True, "int4"), ("lfm2", False, "int8")],
+)
 @torch.inference_mode()
 def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoint, name, is_tied, quantization, memory):
     architecture, changes = MODELS[name]
@@ -183,15 +165,6 @@ def test_a_shape_has_random_weights_in_codes_and_as_many_parameters(quantization
     shape = ModelShape(name="s", **sizes, max_length=64, tied_embeddings=True)
     plain, model = random_model(shape), random_model(shape, quantization=quantization)
     assert num_parameters(model) == num_parameters(plain) == shape.parameters
-
-
-@each_quantization
-def test_an_option_says_it_and_the_answer_differs(checkpoint, quantization):
-    folder = checkpoint("llama", **WIDE)
-    params = SamplingParams(max_tokens=4, temperature=0)
-    llm = LLM(folder, quantization=quantization)
-    assert llm.engine.model.quantization == quantization
-    assert len(llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids) == 4
 
 
 def test_without_a_compiler_quantising_is_refused_before_weights_are_read(checkpoint, monkeypatch):

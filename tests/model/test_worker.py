@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -109,7 +108,7 @@ def check_against(view, found, engine):
 
 def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(tmp_path):
     files, least = [], []
-    for name, steps_ahead in product(TIGHT, (0, 1)):
+    for name, steps_ahead in (("embedded", 0), ("hybrid", 1)):
         engine = Engine(load_model(name), **TIGHT[name], steps_ahead=steps_ahead, max_tokens_per_step=48)
         files.append(tmp_path / f"{name}-{steps_ahead}.msgpack")
         files[-1].write_bytes(msgspec.msgpack.encode(recorded(name, engine)))

@@ -1,8 +1,14 @@
 """Servers that many tests ask, since each start takes some seconds; and programs without some library."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from .serving_process import served  # noqa: TID252
+
+if not all(map(find_spec, ("torch", "fastapi", "uvicorn", "zmq", "prometheus_client"))):
+    # The extra `serve` brings them.
+    collect_ignore_glob = ["test_*.py"]
 
 WITHOUT = """
 import sys
@@ -41,6 +47,21 @@ def odd_server():
         yield found
 
 
+TENANTS = """
+api_keys = ["right"]
+tenants = [{name = "a", keys = ["key-a"]}, {name = "b", keys = ["key-b"]}]
+"""
+
+
+@pytest.fixture(scope="session")
+def tenants_server(tmp_path_factory):
+    """One with a key of its own and two tenants, with little memory, and without a key of an admin."""
+    config = tmp_path_factory.mktemp("tenants") / "serve.toml"
+    config.write_text(TENANTS)
+    with served(config=config, blocks=80, max_pinned=40) as found:
+        yield found
+
+
 @pytest.fixture
 def run_without(run_python, repository):
     """Run a program as if these modules were not installed."""
@@ -56,9 +77,8 @@ def run_without(run_python, repository):
 @pytest.fixture
 def settings_of(monkeypatch, capsys):
     """The settings of a server with these arguments, which the command takes, without beginning one."""
-    pytest.importorskip("uvicorn")
-    serving = pytest.importorskip("paged.serving.server")
     from paged.cli import app
+    from paged.serving import server as serving
 
     def call(*arguments):
         found = []

@@ -73,6 +73,10 @@ class Heard:
         return [at for at, piece in self.pieces if piece.get("choices")]
 
 
+def key(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"authorization": f"Bearer {name}"}
+
+
 async def ask(
     port: int,
     path: str,

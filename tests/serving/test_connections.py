@@ -14,8 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
 from paged.errors import EngineAway, ServerFailed
 from paged.serving import server as serving
 from paged.serving.settings import Settings

@@ -1,12 +1,9 @@
 """The page in headless Chromium, of a server that stands still while one looks: who waits, one request's life, keys, sizes and colours."""
 
 import re
-from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-
-if find_spec("torch") is None:
-    pytest.skip("needs the extra engine", allow_module_level=True)
 
 from .browser import Browser, programs  # noqa: TID252
 from .watched import Load, WatchedServer, with_sessions  # noqa: TID252
@@ -18,6 +15,7 @@ ESCAPE, ENTER, RIGHT = "\ue00c", "\ue007", "\ue014"
 SIZES = [(360, 740), (768, 1024), (1600, 1000)]
 LOAD = {"seed": 3, "num_blocks": 128, "num_clients": 24, "longest": 160, "host_blocks": 16}
 IS_LIVE = "document.body.dataset.is === 'live'"
+CONTRAST = Path(__file__).with_name("contrast.js")
 HAS_STORY = "document.querySelectorAll('.timeline li').length > 1"
 
 
@@ -143,26 +141,9 @@ def test_the_dark_has_another_ground_and_every_text_stands_out(page):
         shown.click("#rows button")
         shown.wait_for(HAS_STORY)
         grounds[scheme] = shown.js("return getComputedStyle(document.body).backgroundColor")
-        assert shown.js(CONTRAST) == []
+        assert shown.js(CONTRAST.read_text()) == []
         shown.press(ESCAPE)
     assert grounds["light"] != grounds["dark"]
-
-
-CONTRAST = """
-const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-const light = (colour) => { const [r, g, b] = parts(colour).map((v) => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
-  return .2126 * r + .7152 * g + .0722 * b; };
-const behind = (element) => { for (; element; element = element.parentElement) {
-  const colour = getComputedStyle(element).backgroundColor, [, , , alpha = 1] = parts(colour); if (alpha > .99) return colour; } return 'rgb(255, 255, 255)'; };
-const weak = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const element = walker.currentNode.parentElement;
-  if (!walker.currentNode.textContent.trim() || !element.getClientRects().length || element.closest('script, style, .skip')) continue;
-  const [a, b] = [light(getComputedStyle(element).color), light(behind(element))].sort((x, y) => y - x);
-  if ((a + .05) / (b + .05) < 4.5) weak.push([element.className, walker.currentNode.textContent.trim().slice(0, 40), (a + .05) / (b + .05)]);
-}
-return weak;
-"""
 
 
 def test_the_map_tells_its_counts_to_who_cannot_see_it(page, load):

@@ -6,13 +6,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("uvicorn")
-pytest.importorskip("fastapi")
-pytest.importorskip("zmq")
-
 from .http_client import CHAT, ask, got, run  # noqa: TID252
 from .serving_process import END_S, flags, started  # noqa: TID252
 

@@ -9,18 +9,17 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
-zmq = pytest.importorskip("zmq")
+from paged import BlockManager
+from paged.errors import PublisherFailed, UnusableEndpoint
+from paged.serving.kv_config import KvEventsConfig
+from paged.serving.kv_events import KvEventPublisher, bound_to, configured_publisher, of_rank
+from paged.serving.kv_index import KvIndex
+from paged.serving.kv_subscriber import KvSubscriber
+from paged.serving.kv_wire import decoded
 
-from paged import BlockManager  # noqa: E402
-from paged.errors import PublisherFailed, UnusableEndpoint  # noqa: E402
-from paged.serving.kv_config import KvEventsConfig  # noqa: E402
-from paged.serving.kv_events import KvEventPublisher, bound_to, configured_publisher, of_rank  # noqa: E402
-from paged.serving.kv_index import KvIndex  # noqa: E402
-from paged.serving.kv_subscriber import KvSubscriber  # noqa: E402
-from paged.serving.kv_wire import decoded  # noqa: E402
-
-from .tiny_engine import TinyEngine, shown  # noqa: E402, TID252
+from .tiny_engine import TinyEngine, shown  # noqa: TID252
 
 ANY_PORT = "tcp://127.0.0.1:*"
 END = b"\xff" * 8

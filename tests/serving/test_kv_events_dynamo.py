@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 dynamo = pytest.importorskip("dynamo._core", reason="ai-dynamo-runtime is not installed; `make dynamo` installs it")
-pytest.importorskip("zmq")
 
 from .http_client import ask  # noqa: E402, TID252
 from .serving_process import free_port, served  # noqa: E402, TID252

@@ -1,14 +1,15 @@
 """KvHintsEnvelope: what each action becomes here, and what is refused before anything is done."""
 
+import json
+
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
 from pydantic import ValidationError
 
 from paged import Hint, HintOutcome
 from paged.serving.errors import ApiError
 from paged.serving.kv_hints import MAX_DIRECTIVES, Asked, KvHintsEnvelope, Planned, actions_of, level_of, scoped
+
+from ..shown import shown_in  # noqa: TID252
 
 OF_REQUEST = Asked("research", "cmpl-1-0", prompt_len=100)
 OF_TURN = Asked("research", "cmpl-1-0", "agent", 100)
@@ -46,25 +47,12 @@ def test_vllms_directives_become_retentions_of_prefixes_when_the_request_has_fin
     assert (whole.hint.request, whole.hint.priority, whole.at_end, prefix.prefix) == ("cmpl-1-0", 2, False, 32)
 
 
-@pytest.mark.parametrize(
-    ("payload", "why"),
-    [
-        ({"directives": [{"start": 16, "end": 32, "priority": 50}]}, "Tokens 0 to 16 are kept with those behind them."),
-        ({"directives": [{"covers_output": True, "priority": 50}]}, "Tokens 0 to 100 are kept with those behind them."),
-        ({"directives": [{"start": 0, "end": 120, "priority": 50}]}, "that ends at 120 the 100 tokens of the prompt"),
-        ({"directives": [{"start": 0, "priority": 0}]}, "Priority 0, or a duration of 0, retains nothing"),
-        ({"directives": [{"start": 0, "priority": 9, "duration": 0}]}, "Priority 0, or a duration of 0, retains nothing"),
-        ({"scope": "alice", "directives": [{"priority": 50}]}, "Scope is not used"),
-        ({"directives": [{"priority": 50}], "waits_for": "tool"}, "waits_for is of a session"),
-        ({"priority": 3, "block_hashes": ["11"], "include_current_request": True}, "Blocks are not looked up"),
-        ({"priority": 0, "include_current_request": True}, "Priority 0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("payload", "why"), shown_in("serving/clipped_payloads.txt", "kv.retain"))
 def test_a_part_that_cannot_be_done_is_clipped_and_said(payload, why):
-    found = one(OF_REQUEST, "kv.retain", payload)
+    found = one(OF_REQUEST, "kv.retain", json.loads(payload))
     outcome = found.concluded([DONE for _ in found.hints], "research")
     assert outcome.status == "clipped"
-    assert why in outcome.reason
+    assert why.strip() in outcome.reason
 
 
 def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
@@ -122,38 +110,16 @@ def test_what_cannot_be_carried_out_is_rejected_by_name(asked, kind, payload, ve
     assert why in outcome.reason
 
 
-@pytest.mark.parametrize(
-    ("payload", "field"),
-    [
-        ({"directives": [{"start": 0, "end": 16}]}, "directives.0.priority"),
-        ({"directives": [{"start": 0, "end": 16, "priority": 101}]}, "directives.0.priority"),
-        ({"directives": [{"start": 0, "end": 16, "priority": -1}]}, "directives.0.priority"),
-        ({"directives": [{"start": 0, "end": 16, "priority": True}]}, "directives.0.priority"),
-        ({"directives": [{"start": -1, "end": 16, "priority": 1}]}, "directives.0.start"),
-        ({"directives": [{"start": 16, "end": 16, "priority": 1}]}, "directives.0.end"),
-        ({"directives": [{"priority": 1, "duration": -1.0}]}, "directives.0.duration"),
-        ({"directives": [{"priority": 1, "duration": float("inf")}]}, "directives.0.duration"),
-        ({"directives": [{"priority": 1, "duration": float("nan")}]}, "directives.0.duration"),
-        ({"directives": [{"priority": 1, "bogus": 1}]}, "directives.0.bogus"),
-        ({"directives": [{"priority": 1, "covers_output": "no"}]}, "directives.0.covers_output"),
-        ({"directives": [{"priority": 1, "covers_output": True, "end": 16}]}, "directives.0.covers_output"),
-        ({"directives": ["none"]}, "directives.0"),
-        ({"directives": {}}, "directives"),
-        ({"directives": [{"priority": 1}] * (MAX_DIRECTIVES + 1)}, "directives"),
-        ({"directives": [{"end": 16, "priority": 30}, {"start": 16, "priority": 80}]}, "directives"),
-        ({"directives": [{"end": 16, "priority": 30}, {"covers_output": True, "priority": 80}]}, "directives"),
-        ({"priority": 3, "ttl_seconds": 0}, "ttl_seconds"),
-        ({"priority": 3, "ttl_seconds": float("inf")}, "ttl_seconds"),
-        ({"priority": 3, "block_hashes": ["hex:00"]}, "block_hashes.0"),
-        ({"priority": 3, "execute_at": "now"}, "execute_at"),
-        ({"priority": 3, "session_id": "a\nb"}, "session_id"),
-        ({}, "priority"),
-    ],
-)  # fmt: skip
-def test_a_malformed_payload_is_refused_with_its_field(payload, field):
+@pytest.mark.parametrize(("payload", "shown"), shown_in("serving/refused_payloads.txt", "kv.retain"))
+def test_a_malformed_payload_is_refused_with_its_field(payload, shown):
     with pytest.raises(ApiError) as error:
-        one(OF_REQUEST, "kv.retain", payload)
-    assert (error.value.status, error.value.param) == (400, f"kv_hints.actions.0.payload.{field}")
+        one(OF_REQUEST, "kv.retain", json.loads(payload))
+    assert (error.value.status, f"{error.value.param}\n") == (400, f"kv_hints.actions.0.payload.{shown}")
+
+
+def test_there_is_a_most_of_directives():
+    with pytest.raises(ApiError, match="directives"):
+        one(OF_REQUEST, "kv.retain", {"directives": [{"priority": 1}] * (MAX_DIRECTIVES + 1)})
 
 
 def test_actions_of_one_envelope_may_not_contradict_each_other():

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("fastapi")
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed: the extra `ray` brings it", allow_module_level=True)
 

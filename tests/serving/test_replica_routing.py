@@ -12,9 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("fastapi")
-pytest.importorskip("zmq")
-
 from paged import LayerGroup
 from paged.cli import app
 from paged.engine.routing import ReplicaLoad

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
 from paged.serving.bodies import ChatRequest, CompletionRequest
 
 from ..shown import assert_shown, shown_in  # noqa: TID252

@@ -4,16 +4,9 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
-from .http_client import LONG, TEXT, USUAL, ask, asked, get, got, run  # noqa: TID252
-from .serving_process import served  # noqa: TID252
+from .http_client import LONG, TEXT, USUAL, ask, asked, get, got, key, run  # noqa: TID252
 
 NAMED = {"x-request-id": "mine"}
-
-
-def key(name):
-    return {} if name is None else {"authorization": f"Bearer {name}"}
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -42,16 +35,7 @@ def test_an_id_that_is_no_id_is_not_taken(usual_server):
     assert heard.headers["x-request-id"] != "a b"
 
 
-@pytest.fixture(scope="module")
-def server_without_admin(tmp_path_factory):
-    """One with a key of its own and two tenants."""
-    config = tmp_path_factory.mktemp("tenants") / "serve.toml"
-    config.write_text('tenants = [{name = "a", keys = ["key-a"]}, {name = "b", keys = ["key-b"]}]\n')
-    with served(config=config, api_key="right") as found:
-        yield found
-
-
-def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(server_without_admin):
+def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(tenants_server):
     async def go(server):
         body = LONG | {"max_tokens": 400}
         first = asyncio.create_task(ask(server.port, TEXT, body, headers=key("key-a") | NAMED))
@@ -69,7 +53,7 @@ def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(server_without_ad
         stories = [(await get(server.port, "/requests/mine", headers=shown)).status for shown in ({}, key("key-b"))]
         return await first, again, stories
 
-    first, again, stories = run(go(server_without_admin))
+    first, again, stories = run(go(tenants_server))
     assert first.is_whole and first.finish_reason == "length"
     assert again.is_whole
     # A tenant is no admin, and sees no request.
@@ -92,8 +76,8 @@ def test_keys_are_needed_where_there_are_any_and_an_admins_for_requests(odd_serv
     assert (refused.status, refused.body) == (wrong.status, wrong.body) and wrong.status == 401
 
 
-def test_with_keys_and_without_an_admins_the_servers_own_keys_see_its_requests(server_without_admin):
-    server = server_without_admin
+def test_with_keys_and_without_an_admins_the_servers_own_keys_see_its_requests(tenants_server):
+    server = tenants_server
     assert asked(server, headers=key("right") | {"x-request-id": "ours"}).status == 200
     assert [got(server, "/requests/ours", key(name)).status for name in (None, "wrong", "right")] == [401, 403, 200]
     server.wait_until(lambda: any(line.get("id") == "ours" for line in server.lines))

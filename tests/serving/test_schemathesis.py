@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-
 from .serving_process import served  # noqa: TID252
 
 EXAMPLES = os.environ.get("PAGED_EXAMPLES", "4")

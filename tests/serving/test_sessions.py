@@ -6,30 +6,13 @@ import json
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("uvicorn")
-pytest.importorskip("fastapi")
-pytest.importorskip("zmq")
-
-from .http_client import CHAT, LONG, TEXT, Heard, ask, asked, get, got, run  # noqa: TID252
+from ..shown import shown_in  # noqa: TID252
+from .http_client import CHAT, LONG, TEXT, Heard, ask, asked, get, got, key, run  # noqa: TID252
 from .serving_process import served  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when its body raises an exception. " * 6
 BODY = {"prompt": SAID, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 HINTS = "/v1/kv_hints"
-TENANTS = """
-api_keys = ["own"]
-[[tenants]]
-name = "research"
-keys = ["r"]
-[[tenants]]
-name = "product"
-keys = ["p"]
-"""
-
-
-def key(name):
-    return {"authorization": f"Bearer {name}"}
 
 
 def envelope(kind, payload, version="1.0"):
@@ -109,51 +92,11 @@ def test_a_prefetch_brings_content_to_the_device_while_no_request_runs(server):
     server.wait_until(lambda: asked(server, waits, "/explain").body["device_tokens"] == 48)
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"action": "retain"}, "session_id"),
-        ({"action": "warm", "session_id": "a"}, "action"),
-        ({"action": "pin", "session_id": "a", "prompt": "b"}, "prompt"),
-        ({"action": "pin", "session_id": "a", "lasts": -1}, "lasts"),
-        ({"action": "pin", "session_id": "a", "lasts": 0}, "lasts"),
-        (b'{"action": "pin", "session_id": "a", "lasts": Infinity}', "lasts"),
-        (b'{"action": "pin", "session_id": "a", "lasts": NaN}', "lasts"),
-        (b'{"action": "pin", "session_id": "a", "lasts": 1e999}', "lasts"),
-        ({"action": "unpin", "session_id": "a", "lasts": 1}, "lasts"),
-        ({"action": "pin", "session_id": "a", "priority": 2}, "priority"),
-        ({"action": "retain", "session_id": "a", "priority": 4}, "priority"),
-        ({"action": "retain", "prompt": "b", "waits_for": "tool"}, "waits_for"),
-        ({"action": "retain", "session_id": "a", "cache_salt": "b"}, "cache_salt"),
-        ({"action": "retain", "session_id": "a\nb"}, "session_id"),
-        ({"action": "end", "prompt": "b"}, "session_id"),
-        ({"protocol_version": "0.1", "message_id": "m", "actions": [{"action_id": "a"}]}, "actions.0.action_type"),
-        (envelope("kv.pin", {"ttl": 3}), "actions.0.payload.ttl"),
-        (envelope("kv.retain", {"session_id": "a", "priority": 1, "ttl_seconds": -1}), "actions.0.payload.ttl_seconds"),
-        ({"message_id": "m"}, "protocol_version"),
-        ([1], None),
-    ],
-)  # fmt: skip
-def test_a_wrong_hint_is_refused_by_its_field(server, body, param):
-    heard = asked(server, body if isinstance(body, bytes) else json.dumps(body).encode(), HINTS)
-    assert (heard.status, heard.error["param"]) == (400, param), heard.body
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"session_id": ""}, "session_id"),
-        ({"session_id": 7}, "session_id"),
-        ({"session_id": "a", "prompt": ["b", "c"]}, "session_id"),
-        ({"kv_hints": envelope("kv.pin", {}), "prompt": ["b", "c"]}, "kv_hints"),
-        ({"kv_hints": {"message_id": "m"}}, "kv_hints.protocol_version"),
-        ({"kv_hints": envelope("kv.pin", {"ttl_seconds": -3})}, "kv_hints.actions.0.payload.ttl_seconds"),
-        ({"kv_hints": envelope("kv.retain", {"directives": [{"priority": 200}]})}, "kv_hints.actions.0.payload.directives.0.priority"),
-    ],
-)  # fmt: skip
-def test_a_request_with_a_wrong_hint_is_not_begun(server, more, param):
-    heard = asked(server, BODY | more)
-    assert (heard.status, heard.error["param"]) == (400, param), heard.body
+@pytest.mark.parametrize(("wanted", "shown"), shown_in("serving/refused_hints.txt", "POST"))
+def test_a_wrong_hint_is_refused_by_its_field_and_its_request_is_not_begun(server, wanted, shown):
+    path, _, raw = wanted.partition(" ")
+    heard = asked(server, raw.encode() if path == HINTS else BODY | json.loads(raw), path)
+    assert f"{heard.status} at {heard.error['param']}\n" == shown
 
 
 @pytest.mark.parametrize(
@@ -237,21 +180,18 @@ def test_a_conversation_that_no_request_can_have_is_not_explained(server):
     assert (heard.status, heard.error["param"]) == (400, "messages")
 
 
-def test_tenants_see_pin_and_end_their_own_sessions_alone(tmp_path):
-    (tmp_path / "serve.toml").write_text(TENANTS)
-    with served(config=tmp_path / "serve.toml", max_sequences=4, blocks=64, max_pinned=40) as server:
-        for name in ("r", "p"):
-            assert asked(server, BODY | {"session_id": "same"}, headers=key(name)).status == 200
-        assert (
-            asked(server, {"action": "end", "session_id": "same"}, HINTS, headers=key("r")).body["status"] == "accepted"
-        )
-        assert got(server, "/sessions/same", key("r")).status == 404
-        assert got(server, "/sessions/same", key("p")).body["id"] == "same"
-        assert got(server, "/sessions", key("own")).body == {"sessions": []}
-        missing = asked(server, {"action": "pin", "session_id": "same"}, HINTS, headers=key("r")).body
-        assert missing["reason"] == 'no session "same" is known.'
-        # Why another's prompt is there would say that it is.
-        assert asked(server, {"prompt": SAID}, "/explain", headers=key("r")).status == 403
-        of_tenant = asked(server, {"prompt": SAID, "tenant": "product"}, "/explain", headers=key("own"))
-        assert of_tenant.body["device_tokens"] > 0
-        assert got(server, "/sessions").status == 401
+def test_tenants_see_pin_and_end_their_own_sessions_alone(tenants_server):
+    server, same = tenants_server, {"session_id": "same"}
+    for name in ("key-a", "key-b"):
+        assert asked(server, BODY | same, headers=key(name)).status == 200
+    assert asked(server, {"action": "end", **same}, HINTS, headers=key("key-a")).body["status"] == "accepted"
+    assert got(server, "/sessions/same", key("key-a")).status == 404
+    assert got(server, "/sessions/same", key("key-b")).body["id"] == "same"
+    assert got(server, "/sessions", key("right")).body == {"sessions": []}
+    missing = asked(server, {"action": "pin", **same}, HINTS, headers=key("key-a")).body
+    assert missing["reason"] == 'no session "same" is known.'
+    # Why another's prompt is there would say that it is.
+    assert asked(server, {"prompt": SAID}, "/explain", headers=key("key-a")).status == 403
+    of_tenant = asked(server, {"prompt": SAID, "tenant": "b"}, "/explain", headers=key("right"))
+    assert of_tenant.body["device_tokens"] > 0
+    assert got(server, "/sessions").status == 401

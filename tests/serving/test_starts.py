@@ -1,23 +1,20 @@
 """What a server says before its engine takes requests for the first time, and between two engines."""
 
-import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from paged.errors import NoFeed
 from paged.serving.feed import snapshots
 
-from .http_client import TEXT, USUAL, ask, asked, get, got  # noqa: TID252
+from .http_client import LONG, Heard, asked, got  # noqa: TID252
 from .serving_process import END_S, Served, free_port, imported_first  # noqa: TID252
 
 # What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
@@ -120,10 +117,10 @@ def test_the_first_page_leads_to_what_there_is(starting):
     assert [link for link in links if got(starting, f"/{link}").status == 404] == []
 
 
-def test_a_first_start_and_a_death_are_told_as_they_are_and_each_line_of_the_log_is_json(tmp_path):
-    """One server, for each costs two starts."""
+def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of_the_log_is_json(tmp_path):
+    """One server, since each costs two starts: its first one, a death, a restart, and a death too many."""
     go = tmp_path / "go"
-    with held(tmp_path, "--max-restarts", "1") as server:
+    with held(tmp_path, "--max-restarts", "1", "--max-sequences", "8") as server, ExitStack() as stack:
         begun = time.monotonic()
         time.sleep(1.5)
         go.touch()
@@ -132,16 +129,21 @@ def test_a_first_start_and_a_death_are_told_as_they_are_and_each_line_of_the_log
         assert asked(server).status == 200
         go.unlink()
 
-        async def killed():
-            long = USUAL | {"max_tokens": 900, "ignore_eos": True, "n": 8, "temperature": 1.0}
-            task = asyncio.create_task(ask(server.port, TEXT, long))
-            running = 'vllm:num_requests_running{engine="0",model_name="paged"} 1.0'
-            while running not in (await get(server.port, "/metrics")).body:
-                await asyncio.sleep(0.01)
-            os.kill(server.engine, signal.SIGKILL)
-            return await task
+        threads = stack.enter_context(ThreadPoolExecutor(12))
+        heard = [Heard() for _ in range(12)]
 
-        died = asyncio.run(killed())
+        def ask(number):
+            body = LONG | {"prompt": f"{number}", "stream": number > 0}
+            return threads.submit(asked, server, body, heard=heard[number])
+
+        tasks = [ask(0)]
+        running = 'vllm:num_requests_running{engine="0",model_name="paged"} 1.0'
+        server.wait_until(lambda: running in got(server, "/metrics").body)
+        tasks += [ask(number) for number in range(1, 12)]
+        # All eight seats are taken, and their first tokens have come.
+        server.wait_until(lambda: sum(bool(each.times) for each in heard) == 7)
+        os.kill(server.engine, signal.SIGKILL)
+        died = tasks[0].result()
         assert (died.status, died.error["code"]) == (503, "engine_died")
         # It takes as long as the first one took.
         assert float(died.headers["retry-after-ms"]) / 1000 >= took_at_least
@@ -154,6 +156,10 @@ def test_a_first_start_and_a_death_are_told_as_they_are_and_each_line_of_the_log
         go.touch()
         server.wait_until(lambda: status_of(server, "/ready") == 200)
         assert asked(server).status == 200
+        for task in tasks:
+            task.result()
+        assert [each.error["code"] for each in heard if each.error] == ["engine_died"] * 8
+        assert all(each.is_whole for each in heard if not each.error), "what waited"
         os.kill(server.engine, signal.SIGKILL)
         server.wait_until(lambda: status_of(server, "/health") == 503)
         gone = asked(server)

@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
 from .http_client import CHAT, TEXT, ask, asked, get, run  # noqa: TID252
-from .serving_process import imported_first, served  # noqa: TID252
+from .serving_process import END_S, imported_first, started  # noqa: TID252
 
 BODIES = {
     TEXT: {"prompt": "The with statement", "max_tokens": 60, "temperature": 0},
@@ -148,6 +147,7 @@ llguidance.LLMatcher = Slow()
 
 
 def test_others_are_answered_while_a_form_is_read_and_who_goes_meanwhile_is_not_begun(tmp_path):
+    """And a full disk under the log holds up none of them."""
     regex = {"prompt": "a", "max_tokens": 20, "structured_outputs": {"regex": "slow|slowly"}}
     usual = {"prompt": "The with statement", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True}
 
@@ -168,10 +168,15 @@ def test_others_are_answered_while_a_form_is_read_and_who_goes_meanwhile_is_not_
         assert not slow.done()
         (tmp_path / "go").touch()
         last = await ask(server.port, TEXT, regex | {"structured_outputs": {"regex": "slowest"}})
-        return streams, await slow, last, await get(server.port, "/requests/gone")
+        return streams, await slow, last, await get(server.port, "/requests/gone"), await get(server.port, "/metrics")
 
-    with served(log="off", env=imported_first(tmp_path, SLOW) | {"READING": str(tmp_path)}) as server:
-        streams, slow, last, gone = run(go(server))
+    env = imported_first(tmp_path, SLOW) | {"READING": str(tmp_path)}
+    with open("/dev/full", "w") as full, started(env=env, stderr=full) as server:
+        streams, slow, last, gone, metrics = run(go(server))
+        server.process.terminate()
+        assert server.process.wait(END_S) == 0
     assert all(each.is_whole and each.usage is None for each in streams)
     assert slow.text in ("slow", "slowly")
     assert (last.text, gone.status) == ("slowest", 404)
+    lost = next(line for line in metrics.body.splitlines() if line.startswith("paged:log_lines_lost_total"))
+    assert float(lost.rsplit(" ", 1)[1]) >= 1

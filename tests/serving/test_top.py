@@ -3,7 +3,6 @@
 import re
 import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from importlib.util import find_spec
 from threading import Thread
 
 import pytest
@@ -13,9 +12,6 @@ from paged.cli.app import run
 from paged.cli.top_view import draw
 from paged.errors import NoFeed
 from paged.serving.feed import snapshots
-
-if find_spec("torch") is None:
-    pytest.skip("needs the extra engine", allow_module_level=True)
 
 from .watched import Load, WatchedServer  # noqa: TID252
 
