@@ -106,10 +106,10 @@ class NaiveHints:
             return [
                 f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"
             ]
-        if session.left and view.device_blocks and not rig.world.groups:
-            # Where a block is, those before it are, too (5).
-            if not any(self._paths(turn, view.device_blocks)[-1] in here for turn in reversed(session.left)):
-                return [f"18: session {id} has {view.device_blocks} blocks on the device, it says; they are not there"]
+        is_asked = session.left and view.device_blocks and not rig.world.groups
+        # Where a block is, those before it are, too (5).
+        if is_asked and not any(self._paths(turn, view.device_blocks)[-1] in here for turn in reversed(session.left)):
+            return [f"18: session {id} has {view.device_blocks} blocks on the device, it says; they are not there"]
         return []
 
     def _paths(self, turn: Turn, num_blocks: int) -> list[Path]:

@@ -21,7 +21,7 @@ from paged.testing.conformance import held_to
 from paged.testing.content import POISON, typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.figures import Figures
-from paged.testing.flight import Flight, Key, Mirror, Path, Source
+from paged.testing.flight import Flight, Key, Mirror, Source
 from paged.testing.naive_hints import NaiveHints
 from paged.testing.naive_layers import has_states
 from paged.testing.shadow_groups import ShadowGroups, views_of
@@ -86,7 +86,7 @@ class SchedulerRig:
         self.decisions: list[Any] = []
         self.events: Counter[str] = Counter()
         # What tiers hold, from a look until the subject is called again.
-        self._contents: dict[str, set[Path]] = {}
+        self._contents: dict[str, set[Any]] = {}
         self._roots: dict[object, bytes] = {}
         self._namespaces: dict[bytes, object] = {}
 
@@ -133,7 +133,7 @@ class SchedulerRig:
         tokens: list[int | Source] = list(self.known(*key)[1])
         return tokens + [source for flight in self.flights for source in flight.sources(key)]
 
-    def contents(self, tier: str = "device") -> set[Path]:
+    def contents(self, tier: str = "device") -> set[Any]:
         """`cached_contents` of the manager, asked once between two calls that may change it; not to be changed."""
         if tier not in self._contents:
             self._contents[tier] = self.manager.cached_contents(*([tier] if tier == "host" else []))
