@@ -661,10 +661,9 @@ class SchedulerRig:
         self._wait_for_all()
         self._fail_on(life_oracles.at_rest(self))
 
-    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> bool:
+    def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
         """One whole step: batches begun until `ahead` are out beside the oldest (None: as many as the world says), which is ended. Before it
-        a patient engine has loaded all that is listed and fed all starving sequences; the other one lets them wait. Returns whether
-        anything was computed or reported: an engine without surprises need not come again before something else happens."""
+        a patient engine has loaded all that is listed and fed all starving sequences; the other one lets them wait."""
         if is_patient:
             self._wait_for_all()
         ahead = min(self.world.steps_ahead if ahead is None else ahead, self.world.max_outstanding - 1)
@@ -675,13 +674,16 @@ class SchedulerRig:
         self._is_between = False
         if self.flights:
             self.update(counts)
-            return True
+            return
+        if ahead:
+            self._is_between = True
+            batch = self.schedule()
+            self._is_between = False
         with self._blaming():
             outputs = list(self.scheduler.update(batch, np.empty(0, np.int32), None, now=self.now))
         self._contents.clear()
         self._receive(outputs, {})
         self._check()
-        return bool(outputs or batch.preempted)
 
     def _wait_for_all(self) -> None:
         for id in list(self.saving):
