@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     single tests take a quarter of a minute or more, begin the others: one that begins last leaves all other workers idle."""
     places = {f"tests/{name}": place for place, name in enumerate(LONG.split())}
     parts: list[list[pytest.Item]] = [[] for _ in range(max(2, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "2"))))]
-    rest = []
+    rest: list[pytest.Item] = []
     for item in items:
         place = next((place for name, place in places.items() if item.nodeid.startswith(name)), None)
         is_shared = item.nodeid.startswith(SHARED)
