@@ -49,10 +49,27 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+SHARED = ("tests/serving/", "tests/model/parallel/")
+LONG = """properties/test_state_machines properties/test_layer_groups properties/test_wishes faults/ storage/test_faults_of_disks paged/test_cli
+attention/test_xformers_splitk docs/test_simulator_page examples/ paged/test_doctor model/test_worker"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares servers or ranks, which take seconds to begin, comes first: who has no test left takes some from the end of another's,
-    and would begin a server of its own for them. The longest tests are among these, too."""
-    items.sort(key=lambda item: not item.nodeid.startswith(("tests/serving/", "tests/model/parallel/")))
+    """Let the run end evenly. With `--dist worksteal` each worker gets an equal part of the list, and one that has no test left takes the later
+    half of another's. What shares servers or ranks begins the first part, for another worker would begin its own; the files of LONG, in which
+    single tests take a quarter of a minute or more, begin the others: one that begins last leaves all other workers idle."""
+    places = {f"tests/{name}": place for place, name in enumerate(LONG.split())}
+    parts: list[list[pytest.Item]] = [[] for _ in range(max(2, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "2"))))]
+    rest: list[pytest.Item] = []
+    for item in items:
+        place = next((place for name, place in places.items() if item.nodeid.startswith(name)), None)
+        is_shared = item.nodeid.startswith(SHARED)
+        (parts[0] if is_shared else rest if place is None else parts[1 + place % (len(parts) - 1)]).append(item)
+    for number, part in enumerate(parts):
+        num = max(0, (len(items) + number) // len(parts) - len(part))
+        part += rest[:num]
+        rest = rest[num:]
+    items[:] = sum(parts, []) + rest  # noqa: RUF017
 
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,13 +34,21 @@ def sources(folder: Path) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The tree and all statements in it: no expression holds a class, or an assignment that counts, and most nodes are in expressions."""
+    yield tree
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for node in getattr(tree, part, ()):
+            yield from statements(node)
+
+
 def size_of(files: list[Path], budget: int) -> Size:
     """Count the files' lines, and find what is longest in them."""
     lines, functions, classes = 0, [("", 0)], [("", 0)]
     for file in files:
         text = file.read_text(encoding="utf-8")
         lines += len(text.splitlines())
-        for node in ast.walk(ast.parse(text)):
+        for node in statements(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions.append((f"{file.name}: {node.name}", (node.end_lineno or 0) - node.lineno + 1))
             elif isinstance(node, ast.ClassDef):
@@ -64,13 +73,13 @@ def coupling_of(files: list[Path]) -> Coupling:
     owners: defaultdict[str, set[Path]] = defaultdict(set)
     taken, foreign = Counter[str](), Counter[bool]()
     for file, tree in trees.items():
-        for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for kind in (node for node in statements(tree) if isinstance(node, ast.ClassDef)):
             for target, _ in _targets(kind):
                 if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
                     owners[target.attr].add(file)
             for field in (node.target for node in kind.body if isinstance(node, ast.AnnAssign)):
                 owners[ast.unparse(field)].add(file)
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if isinstance(node, ast.FunctionDef):
                 taken.update({ast.unparse(each.annotation) for each in node.args.args if each.annotation})
     for file, tree in trees.items():
@@ -85,7 +94,7 @@ def coupling_of(files: list[Path]) -> Coupling:
 def _targets(tree: ast.AST) -> list[tuple[ast.expr, bool]]:
     """What is assigned to or deleted in a tree; of an element, what it is an element of, and True."""
     found: list[ast.expr] = []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Assign | ast.Delete):
             found += node.targets
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):

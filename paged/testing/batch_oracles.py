@@ -363,10 +363,10 @@ def contents(rig: SchedulerRig) -> set[Path]:
     """Content that a row can begin behind, confirmed: on the device, and where the host keeps what leaves it, there, too."""
     if rig.world.groups:
         return set()
-    found = set(rig.manager.cached_contents())
+    found = rig.contents()
     # While copies of a cancelled batch are still to run, nothing else is copied.
     if rig.world.keeps_content_on_host and not rig.carries_moves:
-        found |= rig.manager.cached_contents("host")
+        return found | rig.contents("host")
     return found
 
 

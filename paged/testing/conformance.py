@@ -45,6 +45,8 @@ class _Held:
         self._promises = promises
         self._name = name
         self._there: set[str] = set()
+        # Members that have members, and what stands before each.
+        self._parts: dict[str, tuple[Any, Any]] = {}
         for member, promise in promises.items():
             if promise.is_required and not _has(subject, member):
                 raise BrokenPromise(self._missing(member, promise))
@@ -60,7 +62,9 @@ class _Held:
             return value
         self._there.add(name)
         if promise.parts is not None:
-            return _Held(value, self._protocol, promise.parts, f"{self._name}.{name}")
+            if name not in self._parts or self._parts[name][0] is not value:
+                self._parts[name] = value, _Held(value, self._protocol, promise.parts, f"{self._name}.{name}")
+            return self._parts[name][1]
         if not callable(value):
             self._look(name, promise, value)
             return value

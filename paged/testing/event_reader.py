@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ Path = tuple[bytes, ...]
 TIERS = ("device", "host")
 
 
+@lru_cache(1 << 16)
 def hash_of(path: Path) -> bytes:
     """The chained SHA-256 of content: its encoded namespace, then the token bytes of each block up to it."""
     digest = b""
@@ -98,11 +100,12 @@ class EventReader:
 class EventWatch:
     """Reads a manager's events every few looks, as one reader from the beginning and as another one that starts late."""
 
-    def __init__(self, manager: Any, stride: int) -> None:
-        """`stride`: looks from one reading to the next; 0: there is no reader."""
+    def __init__(self, manager: Any, stride: int, contents: Callable[[str], Iterable[Path]]) -> None:
+        """`stride`: looks from one reading to the next; 0: there is no reader. `contents`: what a tier holds now."""
         self._manager = manager
         self._wanted = {"restart_points": True} if isinstance(manager, BlockManager) else {}
         self._stride = stride
+        self._contents = contents
         self._num_looks = 0
         self._reader = EventReader()
         self._late: EventReader | None = None
@@ -124,5 +127,5 @@ class EventWatch:
             if reader is not None:
                 found += reader.apply(events) + ([] if paths is None else reader.restart_differences(paths))
                 for tier in TIERS:
-                    found += reader.differences(tier, self._manager.cached_contents(tier))
+                    found += reader.differences(tier, self._contents(tier))
         return found

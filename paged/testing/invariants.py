@@ -7,7 +7,7 @@ observer stands: in `manager_rig`, `batch_oracles` and `life_oracles`; `INVARIAN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -44,16 +44,25 @@ INVARIANTS: dict[int, tuple[str, str]] = {
 
 
 def memory_violations(
-    manager: Any, *, may_hold: bool = False, groups: Groups = (), held: Sequence[int] = ()
+    manager: Any,
+    *,
+    may_hold: bool = False,
+    groups: Groups = (),
+    held: Sequence[int] = (),
+    contents: Set[tuple[bytes, ...]] | None = None,
 ) -> list[str]:
     """Invariants 1, 2, 3, 5 and 6 of a manager, with layers of several kinds 17, too. `may_hold`: loads and copies may have references beyond
-    the tables. `held`: blocks that have one for each time they are listed."""
+    the tables. `held`: blocks that have one for each time they are listed. `contents`: of the device, where they are known already."""
     if groups:
         found = tiers_add_up(manager) + fronts(manager, groups)
         found += page_references(manager, groups, may_hold=may_hold)
         return found + table_lengths(manager)
     found = tiers_add_up(manager) + references(manager, may_hold=may_hold, held=held) + used_means_referenced(manager)
-    return found + table_lengths(manager) + parents_of_contents(manager)
+    return (
+        found
+        + table_lengths(manager)
+        + parents_of_contents(manager.cached_contents() if contents is None else contents)
+    )
 
 
 def tiers_add_up(manager: Any) -> list[str]:
@@ -177,9 +186,8 @@ def table_lengths(manager: Any) -> list[str]:
     return found
 
 
-def parents_of_contents(manager: Any) -> list[str]:
+def parents_of_contents(contents: Set[tuple[bytes, ...]]) -> list[str]:
     """5: content on the device hangs together, every node's parent is there, too."""
-    contents = manager.cached_contents()
     return [
         f"5: content {path} is there, its parent is not"
         for path in contents

@@ -44,7 +44,10 @@ def violations(rig: SchedulerRig) -> list[str]:
     # A state that a batch reads, and not in place, is held until it ends.
     moves |= (bool(rig.flights) and has_states(groups)) or rig.hints.may_hold
     held = [block for blocks, _ in rig.saving.values() for block in blocks]
-    found += invariants.memory_violations(rig.manager, may_hold=bool(moves), groups=groups, held=held)
+    contents = set() if groups else rig.contents()
+    found += invariants.memory_violations(
+        rig.manager, may_hold=bool(moves), groups=groups, held=held, contents=contents
+    )
     return found + states(rig) + rig.figures.violations(rig.scheduler)
 
 

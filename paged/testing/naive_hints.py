@@ -28,7 +28,6 @@ class Turn:
 
     namespace: object
     tokens: list[int]
-    request: Any
 
 
 @dataclass
@@ -81,11 +80,11 @@ class NaiveHints:
             for id in session.live - alive:
                 if id in rig.books and rig.scheduler.status(id) == "finished":
                     book = rig.books[id]
-                    session.left += [Turn(book.namespace, each.tokens, book.request) for each in book.sequences]
+                    session.left += [Turn(book.namespace, each.tokens) for each in book.sequences]
             session.live &= alive
         self.maybe_pinned |= {id: tenant for id, tenant in self.deferred.items() if id not in alive}
         self.deferred = {id: tenant for id, tenant in self.deferred.items() if id in alive}
-        here = rig.manager.cached_contents() if self.pins or self.sessions else set()
+        here = rig.contents() if self.pins or self.sessions else set()
         for key, pin in self.pins.items():
             if rig.now < pin.until and (lost := pin.paths - here):
                 found.append(
@@ -107,10 +106,10 @@ class NaiveHints:
             return [
                 f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"
             ]
-        if session.left and view.device_blocks and not rig.world.groups:
-            paths = [self._paths(turn, view.device_blocks) for turn in session.left]
-            if not any(set(each) <= here for each in paths):
-                return [f"18: session {id} has {view.device_blocks} blocks on the device, it says; they are not there"]
+        is_asked = session.left and view.device_blocks and not rig.world.groups
+        # Where a block is, those before it are, too (5).
+        if is_asked and not any(self._paths(turn, view.device_blocks)[-1] in here for turn in reversed(session.left)):
+            return [f"18: session {id} has {view.device_blocks} blocks on the device, it says; they are not there"]
         return []
 
     def _paths(self, turn: Turn, num_blocks: int) -> list[Path]:
@@ -133,7 +132,7 @@ class NaiveHints:
             return 0, 0, 0
         tokens = rig.books[hint.request].request.prompt if hint.tokens is None else hint.tokens
         paths = batch_oracles.paths(rig, self.namespace(hint), tokens, num := len(tokens) // size)
-        here, there = rig.manager.cached_contents(), rig.manager.cached_contents("host")
+        here, there = rig.contents(), rig.contents("host")
         device = next((at for at, path in enumerate(paths) if path not in here), num)
         both = next((at for at, path in enumerate(paths[device:]) if path not in there), num - device)
         return num, device, both

@@ -126,9 +126,7 @@ class SchedulerMachine(RigMachine):
     def go_ahead(self, ahead: int, steps: int, counts: tuple[int, ...], num_cancelled: int) -> None:
         """Steps with so many more batches out than the one that ends, the last of which may fail together: far ahead the newest after its
         moves, and so those before it, whatever is said of theirs."""
-        for number in range(steps):
-            if self.rig.has_work:
-                self.rig.step(() if number else counts, is_patient=False, ahead=ahead)
+        self._steps(steps, counts, is_patient=False, ahead=ahead)
         if self.capabilities.cancel:
             for number in range(num_cancelled):
                 self.rig.cancel(number == 0 and ahead > 1)
@@ -137,18 +135,20 @@ class SchedulerMachine(RigMachine):
     @rule(steps=st.integers(1, 8), counts=COUNTS)
     def serve(self, steps: int, counts: tuple[int, ...]) -> None:
         """A few whole steps, as an engine without surprises makes them."""
-        for _ in range(steps):
+        self._steps(steps, counts, counts)
+
+    def _steps(self, steps: int, first: tuple[int, ...], then: tuple[int, ...] = (), **how: Any) -> None:
+        """At most so many steps: the first with these counts, the others with those."""
+        for number in range(steps):
             if self.rig.has_work:
-                self.rig.step(counts)
+                self.rig.step(then if number else first, **how)
 
     @where(lambda self: self.rig.has_work)
     @rule(steps=st.integers(2, 12), counts=COUNTS)
     def go_on(self, steps: int, counts: tuple[int, ...]) -> None:
         """Steps of an engine that does not wait: loads stay outstanding, and what samples nothing in the first
         step gets no tokens while the others go on."""
-        for number in range(steps):
-            if self.rig.has_work:
-                self.rig.step(() if number else counts, is_patient=False)
+        self._steps(steps, counts, is_patient=False)
 
     @where(lambda self: self.rig.flights)
     @rule(pick=picks)

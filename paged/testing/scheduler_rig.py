@@ -51,7 +51,7 @@ class SchedulerRig:
         self.shadow: Any = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         if world.groups:
             self.shadow = ShadowGroups(world.groups, world.num_blocks, world.block_size, world.host_blocks)
-        self.events_read = EventWatch(self.manager, world.event_stride)
+        self.events_read = EventWatch(self.manager, world.event_stride, self.contents)
         self.books: dict[str, ExpectedRequest] = {}
         self.flights: list[Flight] = []
         self.loads: dict[str, Loading] = {}
@@ -87,6 +87,8 @@ class SchedulerRig:
         self.calls: list[Call] = []
         self.decisions: list[Any] = []
         self.events: Counter[str] = Counter()
+        # What tiers hold, from a look until the subject is called again.
+        self._contents: dict[str, set[Any]] = {}
         self._roots: dict[object, bytes] = {}
         self._namespaces: dict[bytes, object] = {}
 
@@ -132,6 +134,12 @@ class SchedulerRig:
         """All tokens of a sequence, and for those that batches which are out sample, which batch and at which place."""
         tokens: list[int | Source] = list(self.known(*key)[1])
         return tokens + [source for flight in self.flights for source in flight.sources(key)]
+
+    def contents(self, tier: str = "device") -> set[Any]:
+        """`cached_contents` of the manager, asked once between two calls that may change it; not to be changed."""
+        if tier not in self._contents:
+            self._contents[tier] = self.manager.cached_contents(*([tier] if tier == "host" else []))
+        return self._contents[tier]
 
     def is_undecided(self, key: Key) -> bool:
         """Whether a batch that is out has drafts of the sequence."""
@@ -194,8 +202,8 @@ class SchedulerRig:
         are out that one more has to be refused."""
         from paged.errors import TooManyOutstanding
 
-        self._note("schedule")
         before = batch_oracles.observe(self)
+        self._note("schedule")
         evicted = self._num_evicted()
         self.proposed = self._guesses() if self.world.drafts else {}
         drafts = {"drafts": self.proposed} if self.proposed else {}
@@ -203,6 +211,7 @@ class SchedulerRig:
         try:
             with self._blaming(TooManyOutstanding):
                 batch = self.scheduler.schedule(now=self.now, **drafts)
+            self._contents.clear()
             self.hints.expire(self.now)
         except TooManyOutstanding:
             self._fail_on([] if is_full else [f"{len(self.flights)} batches are out, and yet they are too many"])
@@ -493,6 +502,7 @@ class SchedulerRig:
         try:
             with self._blaming(UnknownRequest):
                 outcome = self.scheduler.hint(hint, now=self.now)
+                self._contents.clear()
         except UnknownRequest:
             self._fail_on([f"{hint.request} was submitted, and yet is unknown to hint"] if is_known else [])
         else:
@@ -655,27 +665,28 @@ class SchedulerRig:
         self._fail_on(life_oracles.at_rest(self))
 
     def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
-        """One whole step: a batch begun and one ended, with `ahead` more that are out meanwhile (None: as many as the world says). Before
-        it a patient engine has loaded all that is listed and fed all starving sequences; the other one lets them wait."""
+        """One whole step: batches begun until `ahead` are out beside the oldest (None: as many as the world says), which is ended. Before it
+        a patient engine has loaded all that is listed and fed all starving sequences; the other one lets them wait."""
         if is_patient:
             self._wait_for_all()
         ahead = min(self.world.steps_ahead if ahead is None else ahead, self.world.max_outstanding - 1)
-        if ahead:
-            while len(self.flights) <= ahead and not self.schedule().is_empty:
-                pass
+        batch: Any = None
+        self._is_between = True
+        while len(self.flights) <= ahead and (batch is None or not batch.is_empty):
+            batch = self.schedule()
+        self._is_between = False
         if self.flights:
             self.update(counts)
             return
-        self._is_between = True
-        batch = self.schedule()
-        self._is_between = False
-        if batch.is_empty:
-            with self._blaming():
-                outputs = list(self.scheduler.update(batch, np.empty(0, np.int32), None, now=self.now))
-            self._receive(outputs, {})
-            self._check()
-        else:
-            self.update(counts)
+        if ahead:
+            self._is_between = True
+            batch = self.schedule()
+            self._is_between = False
+        with self._blaming():
+            outputs = list(self.scheduler.update(batch, np.empty(0, np.int32), None, now=self.now))
+        self._contents.clear()
+        self._receive(outputs, {})
+        self._check()
 
     def _wait_for_all(self) -> None:
         for id in list(self.saving):
@@ -705,7 +716,7 @@ class SchedulerRig:
         found, paths = list[str](), list[tuple[bytes, ...]]()
         # Copies that are still to run bring content, too.
         has_run = not self.carries_moves and all(flight.has_run for flight in self.flights)
-        for path in self.manager.cached_contents():
+        for path in self.contents():
             tokens = np.frombuffer(b"".join(path[1:]), np.int32).tolist()
             namespace = self._namespaces[path[0]]
             if self.manager.lookup([*tokens, 0], content_namespace(namespace)).num_tokens == len(tokens):
@@ -859,6 +870,7 @@ class SchedulerRig:
         self.decisions.append(b"|".join(column.tobytes() for column in (*columns, *moves)))
 
     def _note(self, verb: str, *arguments: Any) -> None:
+        self._contents.clear()
         if verb != "add":
             # Requests that come in a row come at the same time: their number decides.
             self.now += 1.0
@@ -868,7 +880,7 @@ class SchedulerRig:
         with self._blaming(Violation):
             self._note_saving()
             if self._is_between:
-                # Half of a whole step, after which everything is looked at.
+                # A part of a whole step, after which everything is looked at.
                 self._fail_on(life_oracles.states(self))
                 return
             found = self.hints.look() + life_oracles.violations(self)

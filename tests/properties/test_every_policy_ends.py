@@ -106,7 +106,7 @@ RESERVES = {name for name, policy in POLICIES.items() if policy.reservation == "
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_under_every_named_policy_everything_ends(name):
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(pool=pools, limits=limits, trace=traces)
     def everything_ends(pool, limits, trace):
         scheduler = run(name, pool, limits, trace)
@@ -166,7 +166,7 @@ def test_the_strategies_that_are_combined_are_all_there_are():
     assert " ".join(sorted(STRATEGIES)) == "composition foresight layout order preemption reservation take victim"
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(policy=policies(), pool=pools, limits=limits, trace=traces)
 def test_under_any_combination_of_strategies_everything_ends(policy, pool, limits, trace):
     assert_all_is_over(run(policy, pool, limits, trace), trace)

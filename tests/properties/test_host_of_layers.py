@@ -67,7 +67,7 @@ class OneByOne:
 
 
 @given(data=st.data())
-@settings(settings_for(150), phases=[Phase.generate])
+@settings(settings_for(80), phases=[Phase.generate])
 def test_a_prompt_that_comes_alone_begins_where_cached_pages_of_both_tiers_let_it(data):
     groups, size = data.draw(layer_groups()), data.draw(st.integers(1, 3))
     need = pages_for(groups, LONGEST + 2, size) + spare_pages(groups, True)

@@ -10,6 +10,11 @@ def sizes(tool):
     return tool.sizes()
 
 
+@pytest.fixture(scope="module")
+def couplings(tool):
+    return tool.couplings()
+
+
 def test_no_folder_is_over_its_budget(sizes):
     over = {name: (size.lines, size.budget) for name, size in sizes.items() if size.lines > size.budget}
     assert over == {}
@@ -31,14 +36,14 @@ def test_no_function_of_the_core_has_more_than_70_lines(sizes):
 
 
 @pytest.mark.parametrize("room", ["block_manager", "scheduler"])
-def test_no_field_is_set_outside_its_owners_file_and_no_more_elements_than_were(tool, room):
-    coupling, limit = tool.couplings()[room]
+def test_no_field_is_set_outside_its_owners_file_and_no_more_elements_than_were(couplings, room):
+    coupling, limit = couplings[room]
     assert coupling.fields == 0
     assert coupling.elements == limit, "lower it in pyproject.toml where there are fewer; more are not wanted"
 
 
-def test_few_functions_of_the_scheduler_take_all_of_its_state(tool):
-    assert tool.couplings()["scheduler"][0].taken["State"] <= 60
+def test_few_functions_of_the_scheduler_take_all_of_its_state(couplings):
+    assert couplings["scheduler"][0].taken["State"] <= 60
 
 
 def test_a_field_that_is_set_elsewhere_is_counted(tool, tmp_path):
