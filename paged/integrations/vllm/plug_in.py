@@ -558,10 +558,10 @@ class Scheduler(SchedulerInterface):
 
 
 def _policy_of(options: Options, limits: Any, *, transfers: bool) -> Policy:
-    """The policy that was asked for, with vLLM's own words on order and on splitting prompts. `transfers`: a connector is asked anew of a
-    request that comes back, so a victim keeps nothing."""
-    order = "priority" if limits.policy == "priority" else "fcfs"
+    """The policy that was asked for, with vLLM's own words on order, where it has none but arrival and priority, and on splitting prompts.
+    `transfers`: a connector is asked anew of a request that comes back, so a victim keeps nothing."""
     policy = POLICIES[options.policy]
+    order = policy.order if policy.order == "cached" else "priority" if limits.policy == "priority" else "fcfs"
     if transfers:
         policy = msgspec.structs.replace(policy, take="whole", preemption="recompute")
     return msgspec.structs.replace(policy, order=order, chunked=policy.chunked and bool(limits.enable_chunked_prefill))
