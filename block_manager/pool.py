@@ -475,11 +475,8 @@ class Retentions:
         # ended before stays in the heap until half of it has.
         self._ends: list[tuple[float, int]] = []
         self._runs: dict[int, list[Run]] = {}
-
-    @property
-    def next_end(self) -> float:
-        """The first logical time at which a retention ends."""
-        return self._ends[0][0] if self._ends else np.inf
+        # The first logical time at which a retention ends; every step asks.
+        self.next_end = np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
@@ -494,7 +491,7 @@ class Retentions:
                 self._ends = [end for end in self._ends if end[1] in self._runs]
                 heapq.heapify(self._ends)
             heapq.heappush(self._ends, (until, number))
-            self._runs[number] = runs
+            self._runs[number], self.next_end = runs, self._ends[0][0]
         # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
             each.retain(number, last, level)
@@ -534,17 +531,20 @@ class Retentions:
         while self._ends and self._ends[0][0] <= self.now:
             _, number = heapq.heappop(self._ends)
             self.end((number, self._runs.get(number, [])))
+        self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:
         self._ends.clear()
         self._runs.clear()
+        self.next_end = np.inf
 
     def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: the level of each node's block in a place."""
         levels = run.levels_of(offsets)
         if self.host_gives_way and place % NUM_PLACES == HOST and len(offsets):
             is_here = run.blocks_in(place - HOST, 0, offsets.item(-1) + 1)[offsets] >= 0
-            levels[is_here | (run.row >= 0)] = DOUBLED
+            # Of an open run the device has the full blocks, in its row's table.
+            levels[is_here | (place == HOST and run.row >= 0)] = DOUBLED
         return levels
 
     def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:

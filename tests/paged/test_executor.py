@@ -1,9 +1,8 @@
 """An engine's model on a thread of its own: what is done at once, what waits, and that the thread ends."""
 
 import gc
-import os
 import threading
-from signal import SIGINT, default_int_handler, signal
+from signal import SIGINT, default_int_handler, pthread_kill, signal
 
 import pytest
 
@@ -147,7 +146,7 @@ def test_ctrl_c_while_a_step_is_waited_for_costs_no_token():
         def interrupts(step):
             if step.input.number == 2:
                 assert is_awaited.wait(SOON_S)
-                os.kill(os.getpid(), SIGINT)
+                pthread_kill(threading.main_thread().ident, SIGINT)
             return logits(step)
 
         engine.worker.logits, engine._steps._executor.result = interrupts, read
@@ -228,7 +227,7 @@ def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
         def begins(step):
             if step.number == 2:
                 assert is_awaited.wait(SOON_S)
-                os.kill(os.getpid(), SIGINT)
+                pthread_kill(threading.main_thread().ident, SIGINT)
                 assert is_taken_back.wait(SOON_S)
                 raise RuntimeError("the copy failed")
             return begin(step)
