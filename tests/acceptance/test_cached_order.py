@@ -121,14 +121,14 @@ def test_turns_that_go_on_in_turn_hit_where_arrival_order_evicts_all():
     assert hits(POLICIES["paged-cached"]) > 300
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_called_no_request_waits_for_ones_beyond_the_lead(seed, monkeypatch):
     policy = Policy(name="lead of 9", order="cached", max_lead=9.0, max_passes=4, take="tail")
     monkeypatch.setitem(POLICIES, policy.name, policy)
     world = World(num_blocks=12, block_size=2, host_blocks=6, max_sequences=3, policy=policy.name)
     rig = SchedulerRig(world)
     clients = RandomEngine(rig, random.Random(seed))
-    while rig.num_added < 60:
+    while rig.num_added < 40:
         clients.do()
     rig.drain()
 
