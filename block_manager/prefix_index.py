@@ -368,16 +368,16 @@ class PrefixIndex:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run, place)
         run.put(place, first, blocks)
-        if run.retained or self.retentions.host_gives_way:
+        if run.retained or (self.retentions.host_gives_way and place % NUM_PLACES == HOST):
             offsets = np.arange(first, first + len(blocks))
             self.pools[place].set_levels(blocks, self.retentions.levels_of(place, run, offsets))
-            self._set_host_levels(place, run)
+        self._set_host_levels(place, run)
         if self.changed is not None and not run.is_end:
             self.changed.add(run)
 
     def _set_host_levels(self, place: int, run: Run) -> None:
         """Set levels on the host after a change of what this place, if it is one of the device, has of the run."""
-        if place % NUM_PLACES == DEVICE and len(run.blocks[place + HOST]):
+        if self.retentions.host_gives_way and place % NUM_PLACES == DEVICE and len(run.blocks[place + HOST]):
             self.retentions.apply_to(run)
 
     def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
@@ -604,8 +604,7 @@ class PrefixIndex:
             if is_main:
                 self.lifetime_steps += (stop - first) * (self.batch - run.born)
             run.drop(place, first, stop)
-            if self.retentions.host_gives_way:
-                self._set_host_levels(place, run)
+            self._set_host_levels(place, run)
             if are_sides:
                 run.note_evicted(place - place % NUM_PLACES, first, stop)
             elif self.has_sides:

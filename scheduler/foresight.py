@@ -122,7 +122,7 @@ class Foresight:
         self._knows = policy.foresight == "expected"
         # The quantile where the waste is at its target, and by what share of the target the waste exceeds it.
         self._base, self._excess = policy.quantile, 0.0
-        # The step from which it is looked again who fits.
+        # The first step that looks again for requests that fit.
         self.next_look = 0
         self._moment: tuple[int, int, int, int, float] | None = None
         self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0

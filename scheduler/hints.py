@@ -222,10 +222,9 @@ class Hints:
             self._unpin(pin.target, pin.tenant)
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
-    def num_pinned(self, *sessions: str) -> int:
-        """Return the blocks that hints have pinned, or those of hints that name these sessions."""
-        wanted = [("session", each) for each in sessions]
-        return sum(len(pin.blocks) for pin in self.pins if not sessions or pin.target in wanted)
+    def num_pinned(self, session_id: str | None = None) -> int:
+        """Return the blocks that hints have pinned, or those of hints that name this session."""
+        return sum(len(pin.blocks) for pin in self.pins if session_id is None or pin.target == ("session", session_id))
 
     def _until(self, hint: Hint) -> float:
         return math.inf if hint.lasts is None else self.sessions.now() + hint.lasts

@@ -39,7 +39,7 @@ class Order:
         return (request.priority if self._by_priority else 0, arrival, number)
 
     def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
-        """Return an empty queue for waiting requests, given the `lengths` of ended outputs."""
+        """Return an empty queue for waiting requests, given the `lengths` of ended outputs, and the `memory` to ask."""
         return Queue()
 
 
